@@ -1,0 +1,212 @@
+"""The local launcher: starts the ranks on this host, shows what they print, and reports how they ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+from unidist.engine import Availability
+from unidist.launcher import Job, Launcher
+from unidist.local_processes import LocalProcesses, describe_exit, watch_exit
+from unidist_launch import failure
+from unidist_launch.failure import RankExit
+from unidist_launch.lines import Stream
+from unidist_launch.output import Output
+from unidist_launch.screen import is_broken_pipe
+from unidist_launch.signals import ForwardedSignals
+
+_EXIT_CHECK_SEC = 0.05
+_LAST_OUTPUT_SEC = 1.0
+_HOPELESS_SEC = 10.0
+_MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process that never stops is cut short
+
+
+class LocalLauncher(Launcher):
+    """Runs every rank of a job on this host."""
+
+    def availability(self) -> Availability:
+        """Usable on Linux, whose /proc, memfd and parent-death signal it relies on."""
+        if sys.platform.startswith("linux"):
+            return Availability(True, f"{len(os.sched_getaffinity(0))} cores")
+        return Availability(False, f"needs Linux, this is {sys.platform}")
+
+    def run(self, job: Job) -> int:
+        """Run the job; see `Launcher.run`. To be called from the main thread, for it handles signals.
+
+        Output files are `rank.R/stdout` and `rank.R/stderr` in `job.output_dir`, byte for byte. Rank 0
+        reads this process's standard input, the others nothing.
+        """
+        with ExitStack() as stack:
+            return _Run(job, stack).run()
+
+
+class _Pipe(NamedTuple):
+    rank: int
+    stream: Stream
+
+
+class _Run:
+    """One run of a job: a loop over pipes, exits and signals, without threads."""
+
+    def __init__(self, job: Job, stack: ExitStack) -> None:
+        self._job = job
+        self._stack = stack
+        self._exits: list[RankExit] = []
+        self._round = 0
+        self._first_failure_at: float | None = None
+        self._decide_at: float | None = None
+        self._kill_at: float | None = None
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._output = stack.enter_context(
+            Output(job.num_proc, output_dir=job.output_dir, quiet=job.quiet, give_up=self._is_overdue)
+        )
+        self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
+        self._signals = stack.enter_context(ForwardedSignals(self._on_signal))
+
+    def run(self) -> int:
+        self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        self._start()
+        while len(self._exits) < len(self._processes.processes) and not self._is_hopeless():
+            self._wait()
+            self._round += 1
+            self._collect_exits()
+            self._output.show(running=len(self._processes.processes) - len(self._exits))
+            self._end_if_due()
+            self._end_if_output_lost()
+        self._processes.close()  # also what ranks left in the background, which would keep the pipes open
+        self._read_to_end()
+        self._output.finish()
+        return self._conclude()
+
+    def _start(self) -> None:
+        for rank in range(self._job.num_proc):
+            if self._kill_at is not None:
+                return  # a signal came meanwhile
+            stdin = None if rank == 0 else subprocess.DEVNULL
+            process = self._processes.start(
+                self._job.command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
+                assert file is not None
+                self._stack.callback(file.close)
+                os.set_blocking(file.fileno(), False)
+                self._selector.register(file, selectors.EVENT_READ, _Pipe(rank, stream))
+            exit_fd = watch_exit(process)
+            if exit_fd is not None:
+                self._stack.callback(os.close, exit_fd)
+                # Stays readable once the process has ended: it has done its work when it has woken the loop.
+                self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._selector.unregister, exit_fd))
+            if self._job.verbose:
+                self._output.message(f"unidist: rank {rank} is process {process.pid}")
+
+    def _wait(self) -> None:
+        """Wait for the next event, and read what there is to read."""
+        now = time.monotonic()
+        due = [at for at in (self._decide_at, self._kill_at, self._output.deadline()) if at is not None and at > now]
+        for key, _ in self._selector.select(min([now + _EXIT_CHECK_SEC, *due]) - now):
+            if isinstance(key.data, _Pipe):
+                self._read(key.fd, key.data)
+            else:
+                key.data()
+
+    def _read(self, fd: int, pipe: _Pipe) -> bool:
+        """Read once from a rank's pipe; False when there is nothing more at the moment."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(fd)
+        self._output.feed(pipe.rank, pipe.stream, data)
+        return bool(data)
+
+    def _collect_exits(self) -> None:
+        seen = {end.rank for end in self._exits}
+        for rank, process in enumerate(self._processes.processes):
+            if rank in seen or process.poll() is None:
+                continue
+            for key in self._pipes(rank):
+                for _ in range(_MAX_READS):
+                    if not self._read(key.fd, key.data):
+                        break
+            tail = self._output.stderr_tail(rank)
+            end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._kill_at is not None)
+            self._exits.append(end)
+            if self._job.verbose:
+                self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
+
+    def _pipes(self, rank: int | None = None) -> list[selectors.SelectorKey]:
+        keys = self._selector.get_map().values()
+        return [key for key in keys if isinstance(key.data, _Pipe) and rank in (None, key.data.rank)]
+
+    def _read_to_end(self) -> None:
+        """Read what is left in the pipes; every process is gone, unless one has escaped to another user."""
+        deadline = time.monotonic() + _LAST_OUTPUT_SEC
+        while (pipes := self._pipes()) and time.monotonic() < deadline:
+            if not any([self._read(key.fd, key.data) for key in pipes]):
+                self._selector.select(_EXIT_CHECK_SEC)
+
+    def _end_if_due(self) -> None:
+        """End the other ranks once it is settled who failed; kill what does not end in time."""
+        now = time.monotonic()
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                self._processes.signal(signal.SIGKILL)
+            return
+        if failure.choose_culprit(self._exits) is None:
+            return
+        if self._first_failure_at is None:
+            self._first_failure_at = now
+        self._decide_at = self._first_failure_at + failure.settle_seconds(self._exits)
+        if now >= self._decide_at:
+            self._end_ranks(signal.SIGTERM)
+
+    def _end_if_output_lost(self) -> None:
+        lost = self._output.failures.get(Stream.STDOUT)
+        if lost is None or self._kill_at is not None:
+            return
+        if not is_broken_pipe(lost):
+            self._output.message(f"unidist: cannot write to standard output: {lost}. Ending the job.")
+        self._end_ranks(signal.SIGTERM)
+
+    def _end_ranks(self, number: int) -> None:
+        self._kill_at = time.monotonic() + self._job.grace_period.total_seconds()
+        self._processes.signal(number)
+
+    def _on_signal(self, number: int) -> None:
+        """Runs in the signal handler, so that ranks are told even while our own output blocks."""
+        if len(self._signals.received) > 1 and number == signal.SIGINT:
+            self._kill_at = time.monotonic()
+            self._processes.signal(signal.SIGKILL)
+        elif self._kill_at is None:
+            self._end_ranks(number)
+
+    def _is_overdue(self) -> bool:
+        return self._kill_at is not None and time.monotonic() >= self._kill_at
+
+    def _is_hopeless(self) -> bool:
+        """Say whether a rank hangs in the kernel, where even SIGKILL does not reach it."""
+        return self._kill_at is not None and time.monotonic() >= self._kill_at + _HOPELESS_SEC
+
+    def _conclude(self) -> int:
+        """Write the report and return the exit code."""
+        culprit = failure.choose_culprit(self._exits)
+        if culprit is not None:
+            self._output.message(failure.report(culprit, self._exits, socket.gethostname()))
+            return culprit.exit_code
+        if self._signals.received:
+            number = self._signals.received[0]
+            self._output.message(f"unidist: ended by {signal.Signals(number).name}")
+            return 128 + number
+        lost = self._output.failures.get(Stream.STDOUT)
+        if lost is not None:
+            return 128 + signal.SIGPIPE if is_broken_pipe(lost) else 1
+        return 0

@@ -1,0 +1,12 @@
+"""What the launch package registers, through the same entry point as everybody else."""
+
+from __future__ import annotations
+
+from unidist.plugins import hookimpl
+from unidist.registry import LauncherSpec, Registry
+
+
+@hookimpl
+def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
+    """Register `local`."""
+    registry.add(LauncherSpec("local", "unidist_launch.local:LocalLauncher", "all ranks on this host (the default)"))

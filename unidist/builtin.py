@@ -1,0 +1,26 @@
+"""The core's own plugin: what unidist registers of itself, through the same entry point as everybody else."""
+
+from __future__ import annotations
+
+from unidist.plugins import hookimpl
+from unidist.registry import EngineSpec, Registry, StrategyType
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `single` and `shm`."""
+    registry.add(
+        EngineSpec("single", "unidist.engines.single:SingleEngine", "one process, nothing to move", priority=100)
+    )
+    registry.add(
+        EngineSpec("shm", "unidist.engines.shm:ShmEngine", "shared memory, all ranks on one host", priority=50)
+    )
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+    """Register `data` and `identity`."""
+    registry.add(
+        StrategyType("data", "unidist.strategies.data:DataParallel", "average gradients by all-reduce (the default)")
+    )
+    registry.add(StrategyType("identity", "unidist.strategies.identity:Identity", "does nothing: a model for plugins"))

@@ -1,0 +1,251 @@
+"""The communicator: collectives and point-to-point messages on one group of ranks.
+
+The ordering rule, stated once for every method below: **every rank of the group issues the same
+collectives in the same order**, with equal counts, dtypes, reductions and roots. An engine that can see a
+violation raises `MismatchError` on every rank; one that cannot ends in `StalledError` at the timeout.
+Messages between two ranks arrive in the order in which they were sent.
+
+A rank here is an index into the group: `0 <= rank < size`. `members[rank]` is its rank in the world.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import UsageError
+
+
+class ReduceOp(StrEnum):
+    """How an element of all ranks becomes one. On bool, SUM and MAX are "or", PRODUCT and MIN are "and"."""
+
+    SUM = "sum"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do, declared; nothing is found out by trying.
+
+    Args:
+        memory_kinds: the kinds of memory that it moves: "host", "cuda".
+        dtypes: element types it reduces and moves.
+        point_to_point: send and recv work.
+        detects_mismatch: differing calls raise MismatchError on every rank.
+        negotiates: the engine matches operations by name itself (Horovod); ours is then passed by.
+        engine_memory: `allocate` returns memory that collectives use without a copy.
+        bucket_bytes: gradient bucket size at which this engine does well.
+    """
+
+    memory_kinds: frozenset[str] = frozenset((HOST,))
+    dtypes: frozenset[DType] = field(default_factory=lambda: frozenset(DType))
+    point_to_point: bool = True
+    detects_mismatch: bool = False
+    negotiates: bool = False
+    engine_memory: bool = False
+    bucket_bytes: int = 25 << 20
+
+
+class Work(ABC):
+    """An operation under way. Its buffers belong to the engine until `wait` returned or `done()` is True."""
+
+    @abstractmethod
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Return when the operation is complete on this rank: targets hold the result, sources may be reused.
+
+        Args:
+            timeout: longest wait; default is the communicator's own timeout. After it ran out the
+                communicator is aborted on this rank.
+
+        Raises:
+            MismatchError: the ranks did not call the same operation (engines with `detects_mismatch`).
+            PeerLostError: a peer died or the communicator was aborted.
+            StalledError: the timeout ran out; the message names operation and, where known, the ranks.
+        """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Say whether `wait` would return at once (or raise); never blocks, may move the operation forward."""
+
+
+class CompletedWork(Work):
+    """The trivial work: an operation that was complete when the call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Return at once."""
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+
+COMPLETED = CompletedWork()
+
+
+class Communicator(ABC):
+    """Collectives on one group of ranks; see the module's text for the ordering rule.
+
+    Thread use: one thread at a time issues operations; `abort` may be called from any thread at any time.
+
+    Attributes:
+        rank: this process's index in the group.
+        size: number of ranks in the group.
+        members: world rank of each member, by group rank.
+        timeout: how long an operation waits for its peers unless told otherwise.
+        capabilities: what the engine can do.
+        description: the engine's name and the group, for messages ("shm, ranks 0-3").
+    """
+
+    rank: int
+    size: int
+    members: tuple[int, ...]
+    timeout: timedelta
+    capabilities: Capabilities
+    description: str
+
+    @abstractmethod
+    def allreduce(
+        self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
+    ) -> Work:
+        """Reduce `source` of all ranks into `target` on each.
+
+        Args:
+            source: `(n,)` elements, the same n and dtype on every rank. Not changed unless it is the target.
+            target: `(n,)` elements; may be the same memory as `source` (in place), not overlap otherwise.
+            op: the reduction. 16-bit floats are added up in at least their own precision.
+            scale: the result is multiplied by this before it is stored (1/size gives the mean). On integers
+                the product is computed in float64 and truncated toward zero.
+        """
+
+    @abstractmethod
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """Concatenate the sources of all ranks, in rank order, into `target` on each.
+
+        Args:
+            source: `(counts[rank],)` elements.
+            target: `(sum(counts),)` elements.
+            counts: elements from each rank; default: all alike. Equal on every rank.
+        """
+
+    @abstractmethod
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """Copy `buffer` of rank `root` into `buffer` of every other rank. Equal sizes everywhere."""
+
+    @abstractmethod
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """Reduce `source` of all ranks and leave piece `rank` of the result in `target`.
+
+        Args:
+            source: `(sum(counts),)` elements, alike on every rank.
+            target: `(counts[rank],)` elements; may be this rank's own piece of `source`.
+            op: the reduction, see `allreduce`.
+            scale: factor, see `allreduce`.
+            counts: elements that each rank keeps; default: all alike. Equal on every rank.
+        """
+
+    @abstractmethod
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """Send piece i of `source` to rank i, and receive piece j of `target` from rank j.
+
+        Args:
+            source: `(sum(send_counts),)` elements.
+            target: `(sum(receive_counts),)` elements; does not overlap `source`.
+            send_counts: elements for each rank.
+            receive_counts: elements from each rank; rank i's `send_counts[j]` equals rank j's `receive_counts[i]`.
+        """
+
+    @abstractmethod
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """Send `buffer` to rank `to`. The call does not wait for the receiver; the returned work may."""
+
+    @abstractmethod
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """Receive the next message of rank `source`, which must have exactly the size of `buffer`."""
+
+    @abstractmethod
+    def barrier(self) -> Work:
+        """Complete once every rank of the group has called it."""
+
+    @abstractmethod
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """Divide the group: ranks that pass the same list form a new, independent communicator.
+
+        Collective over the whole group: every rank calls it and passes the group that it shall belong to,
+        itself included, or `()` to belong to none (it gets None). Lists of different groups do not overlap.
+        `split(range(size))` gives an independent communicator over the same ranks.
+
+        Args:
+            ranks: members by their rank in this group, in the order that they shall have in the new one.
+        """
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Return `(nbytes,)` uint8 of zeroed host memory that this engine moves without a copy, where it has such.
+
+        Not collective. The memory is given back when the last reference to the buffer's owner is gone.
+
+        Raises:
+            ConfigurationError: there is too little memory; the message says how much is needed.
+        """
+        return Buffer.allocate(nbytes, DType.UINT8)
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """End all pending and later operations of this communicator with PeerLostError, here and on its peers.
+
+        Callable from any thread, any number of times. `reason` becomes part of the peers' message where
+        the engine can carry it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back threads, files and memory. Not collective; pending work is undefined. Idempotent."""
+
+    # What follows is common to all engines.
+
+    def check_rank(self, rank: int, role: str) -> None:
+        """Raise UsageError unless `rank` is one of this group; `role` names the argument."""
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{role}={rank} is not a rank of this group; choices: 0 to {self.size - 1} ({self.description})")
+
+
+class ReportsArrivals(ABC):
+    """Power of a communicator: it can tell which ranks an operation still waits for. Asked for by isinstance."""
+
+    @abstractmethod
+    def waiting_for(self) -> Sequence[int]:
+        """Return the group ranks that have not come to the operation that this rank waits in.
+
+        Called from any thread at any time, also while the operation blocks another one. Empty when nothing
+        waits, everybody came, or it is not known.
+        """
+
+
+def equal_counts(total: int, size: int) -> list[int]:
+    """Return `size` equal pieces of `total`; raises UsageError unless it divides."""
+    if total % size:
+        raise UsageError(f"{total} elements do not divide over {size} ranks; pass counts")
+    return [total // size] * size
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks for a message: "0-3" or "0, 2, 5"."""
+    ordered = sorted(ranks)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]}-{ordered[-1]}"
+    return ", ".join(map(str, ordered))

@@ -1,0 +1,59 @@
+"""The engine: what moves bytes, and builds communicators over it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+
+from unidist.communicator import Communicator
+from unidist.rendezvous import Rendezvous
+from unidist.topology import Topology
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether something can be used on this machine, and why not.
+
+    Args:
+        usable: it can.
+        reason: one sentence: its version or substance where usable, else what is missing and how to get it.
+    """
+
+    usable: bool
+    reason: str = ""
+
+
+class Engine(ABC):
+    """Builds the world communicator of one job.
+
+    Made without arguments, after its plugin was asked for; creating one costs nothing. A trivial
+    implementation is `unidist.engines.single.SingleEngine`.
+    """
+
+    @abstractmethod
+    def availability(self) -> Availability:
+        """Say whether this engine can be used on this machine. Called by `unidist doctor` and `--engine auto`.
+
+        Must not start threads or open connections, nor import a framework that is not installed.
+        """
+
+    @abstractmethod
+    def supports(self, topology: Topology) -> Availability:
+        """Say whether it can connect these processes (for example: one host only). Pure."""
+
+    @abstractmethod
+    def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
+        """Return the communicator over all processes of the job.
+
+        Collective: every rank calls it once per `init()`, and may use `rendezvous` to exchange addresses.
+
+        Args:
+            topology: this process's place.
+            rendezvous: exchanges small messages between the ranks.
+            timeout: default timeout of the communicator's operations.
+
+        Raises:
+            ConfigurationError: the machine lacks something; says what.
+            StalledError: a rank did not come.
+        """

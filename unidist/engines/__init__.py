@@ -1,0 +1,1 @@
+"""The engines of the core: `single` for one process, `shm` for the processes of one host."""

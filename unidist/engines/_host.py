@@ -1,0 +1,104 @@
+"""What the ranks of one host share: everyone's engine memory, and a way to see that a rank is gone.
+
+Each rank keeps the write end of a pipe open and gives the read end to the others; the kernel closes it when
+the process ends, however it ends, and every read end reports a hang-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import weakref
+from datetime import timedelta
+
+from unidist.engines import _shm
+from unidist.engines._arena import Arena, default_capacity
+from unidist.errors import ConfigurationError
+from unidist.rendezvous import Rendezvous
+
+_GREETING = struct.Struct("!QII")  # capacity, process id, protocol version
+_PROTOCOL = 1
+
+
+class HostMemory:
+    """The mapped engine memory of all ranks of this host. Collective: every rank creates it at the same point.
+
+    Args:
+        rank: this process.
+        size: number of ranks; all on this host.
+        rendezvous: hands the descriptors around.
+        capacity: address space per rank; None takes `default_capacity`. May differ between ranks.
+        timeout: longest wait for the other ranks.
+
+    Attributes:
+        arena: this rank's own memory.
+        bases: address in this process of every rank's memory.
+        capacities: size of every rank's mapping.
+        liveness: descriptor per rank that hangs up when the rank ends.
+    """
+
+    def __init__(
+        self, rank: int, size: int, rendezvous: Rendezvous, *, capacity: int | None, timeout: timedelta
+    ) -> None:
+        self.rank = rank
+        self.arena = Arena(capacity or default_capacity(size))
+        self.bases: list[int] = []
+        self.capacities: list[int] = []
+        self.liveness: list[int] = []
+        self.pids: list[int] = []
+        read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        _open_hosts.add(self)
+        try:
+            greeting = _GREETING.pack(self.arena.capacity, os.getpid(), _PROTOCOL)
+            contributions = rendezvous.allgather(greeting, fds=(self.arena.fd, read_end), timeout=timeout)
+            for other, item in enumerate(contributions):
+                self._admit(other, item.payload, item.fds)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(read_end)
+
+    def _admit(self, other: int, payload: bytes, fds: tuple[int, ...]) -> None:
+        memory, pipe = fds
+        self.liveness.append(pipe)
+        capacity, pid, protocol = _GREETING.unpack(payload)
+        try:
+            if protocol != _PROTOCOL:
+                raise ConfigurationError(f"rank {other} runs another version of unidist's shm engine; install one version")
+            self.bases.append(self.arena.address if other == self.rank else _shm.map(memory, capacity))
+        except OSError as exc:
+            raise ConfigurationError(
+                f"shm: rank {self.rank} cannot map {capacity} bytes of address space of rank {other}: {exc}. "
+                "Set UNIDIST_SHM_CAPACITY_BYTES to what this process may use."
+            ) from exc
+        finally:
+            os.close(memory)
+        self.capacities.append(capacity)
+        self.pids.append(pid)
+
+    def close(self) -> None:
+        """Unmap the other ranks' memory and let them see that this rank is gone. Own allocations stay valid."""
+        _open_hosts.discard(self)
+        for other, (base, capacity) in enumerate(zip(self.bases, self.capacities, strict=False)):
+            if other != self.rank:
+                _shm.unmap(base, capacity)
+        for descriptor in (*self.liveness, self._write_end):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.bases, self.capacities, self.liveness, self._write_end = [], [], [], -1
+
+
+# A forked child (a DataLoader worker) would keep the pipe open and make a dead rank look alive.
+_open_hosts: weakref.WeakSet[HostMemory] = weakref.WeakSet()
+
+
+def _close_pipes_in_child() -> None:
+    for host in list(_open_hosts):
+        if host._write_end >= 0:
+            os.close(host._write_end)
+            host._write_end = -1
+
+
+os.register_at_fork(after_in_child=_close_pipes_in_child)

@@ -1,0 +1,388 @@
+/* The Python module `unidist.engines._shm`: thin, no logic of its own. Addresses travel as integers; everything
+ * that can wait or touch much memory runs without the interpreter lock. */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "group.h"
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef struct {
+    PyObject_HEAD
+    ud_group *group;
+} GroupObject;
+
+/* A status and the rank that it concerns, in one negative number: -(status + 8 * (rank + 1)). */
+static PyObject *outcome(int status, const ud_blame *blame, long long value) {
+    return PyLong_FromLongLong(status == UD_OK ? value : -(long long)(status + 8 * (blame->rank + 1)));
+}
+
+static int64_t deadline_after(long long timeout_ns) { return timeout_ns ? ud_now() + timeout_ns : 0; }
+
+/* Copies a tuple of integers; returns 0 and leaves `*out` NULL for None. */
+static int read_numbers(PyObject *tuple, int size, uint64_t **out) {
+    *out = NULL;
+    if (tuple == Py_None) return 0;
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != size) {
+        PyErr_SetString(PyExc_ValueError, "expected a tuple with one number per rank");
+        return -1;
+    }
+    uint64_t *numbers = malloc((size_t)size * sizeof *numbers);
+    if (!numbers) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < size; i++) {
+        numbers[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, i));
+        if (PyErr_Occurred()) {
+            free(numbers);
+            return -1;
+        }
+    }
+    *out = numbers;
+    return 0;
+}
+
+static void free_group(ud_group *group) {
+    if (!group) return;
+    ud_deactivate(group);
+    for (int i = 0; i < UD_RING; i++) ud_free_op(&group->ops[i]);
+    while (group->failures) {
+        ud_failure *next = group->failures->next;
+        free(group->failures);
+        group->failures = next;
+    }
+    free(group->slots);
+    free(group->bases);
+    free(group->capacities);
+    free(group->liveness);
+    pthread_mutex_destroy(&group->mutex);
+    free(group);
+}
+
+static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    int rank, size;
+    PyObject *slots, *bases, *capacities, *liveness;
+    Py_ssize_t small_bytes, window_bytes;
+    long long spin_ns;
+    static char *names[] = {"rank", "size", "slots", "bases", "capacities", "liveness",
+                            "small_bytes", "window_bytes", "spin_ns", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiOOOOnnL", names, &rank, &size, &slots, &bases, &capacities,
+                                     &liveness, &small_bytes, &window_bytes, &spin_ns))
+        return NULL;
+    if (size < 1 || rank < 0 || rank >= size) {
+        PyErr_SetString(PyExc_ValueError, "rank is outside of the group");
+        return NULL;
+    }
+    GroupObject *self = (GroupObject *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    ud_group *group = calloc(1, sizeof *group);
+    if (!self || !group) {
+        free(group);
+        Py_XDECREF((PyObject *)self);
+        return PyErr_NoMemory();
+    }
+    pthread_mutex_init(&group->mutex, NULL);
+    self->group = group;
+    group->rank = rank, group->size = size;
+    group->small_bytes = (size_t)small_bytes, group->window_bytes = (size_t)window_bytes, group->spin_ns = spin_ns;
+    uint64_t *fds = NULL;
+    group->liveness = malloc((size_t)size * sizeof *group->liveness);
+    if (!group->liveness || read_numbers(slots, size, (uint64_t **)&group->slots) ||
+        read_numbers(bases, size, (uint64_t **)&group->bases) || read_numbers(capacities, size, &group->capacities) ||
+        read_numbers(liveness, size, &fds)) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    for (int i = 0; i < size; i++) group->liveness[i] = i == rank ? -1 : (int)fds[i];
+    free(fds);
+    return (PyObject *)self;
+}
+
+static void group_dealloc(GroupObject *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    free_group(self->group);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *group_post(GroupObject *self, PyObject *args) {
+    int opcode, dtype, redop, root;
+    unsigned long long source, target, count;
+    double scale;
+    PyObject *counts, *counts2;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "iKKKiiidOOL", &opcode, &source, &target, &count, &dtype, &redop, &root, &scale, &counts,
+                          &counts2, &timeout_ns))
+        return NULL;
+    ud_group *group = self->group;
+    ud_op op = {.opcode = (uint8_t)opcode, .dtype = (uint8_t)dtype, .redop = (uint8_t)redop, .root = (uint32_t)root,
+                .count = count, .scale = scale, .source = (const char *)(uintptr_t)source,
+                .target = (char *)(uintptr_t)target};
+    if (read_numbers(counts, group->size, &op.counts) || read_numbers(counts2, group->size, &op.counts2)) {
+        ud_free_op(&op);
+        return NULL;
+    }
+    ud_blame blame = {-1};
+    int status;
+    long long number;
+    Py_BEGIN_ALLOW_THREADS;
+    pthread_mutex_lock(&group->mutex);
+    status = ud_post(group, &op, deadline_after(timeout_ns), &blame);
+    number = (long long)group->posted;
+    pthread_mutex_unlock(&group->mutex);
+    Py_END_ALLOW_THREADS;
+    if (status != UD_OK) ud_free_op(&op);
+    return outcome(status, &blame, number);
+}
+
+static PyObject *group_drive(GroupObject *self, PyObject *args) {
+    unsigned long long number;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "KL", &number, &timeout_ns)) return NULL;
+    ud_group *group = self->group;
+    ud_blame blame = {-1};
+    int status, idle;
+    Py_BEGIN_ALLOW_THREADS;
+    pthread_mutex_lock(&group->mutex);
+    status = ud_drive(group, number, deadline_after(timeout_ns), &blame);
+    idle = group->posted == group->completed;
+    pthread_mutex_unlock(&group->mutex);
+    if (idle) ud_deactivate(group);
+    Py_END_ALLOW_THREADS;
+    return outcome(status, &blame, 0);
+}
+
+static PyObject *group_failures(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_group *group = self->group;
+    if (!group->failures) return PyList_New(0);
+    pthread_mutex_lock(&group->mutex);
+    ud_failure *failures = group->failures;
+    group->failures = NULL;
+    pthread_mutex_unlock(&group->mutex);
+    PyObject *list = PyList_New(0);
+    while (failures) {
+        ud_failure *next = failures->next;
+        PyObject *item = list ? Py_BuildValue("(Ks)", (unsigned long long)failures->number, failures->text) : NULL;
+        if (!item || PyList_Append(list, item)) Py_CLEAR(list);
+        Py_XDECREF(item);
+        free(failures);
+        failures = next;
+    }
+    return list;
+}
+
+static PyObject *group_missing(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_group *group = self->group;
+    PyObject *list = PyList_New(0);
+    if (group->posted == group->completed) return list;
+    for (int m = 0; list && m < group->size; m++) {
+        if (ud_reached(ud_op_arrived(group, m), (uint32_t)group->completed + 1)) continue;
+        PyObject *number = PyLong_FromLong(m);
+        if (!number || PyList_Append(list, number)) Py_CLEAR(list);
+        Py_XDECREF(number);
+    }
+    return list;
+}
+
+static PyObject *group_send(GroupObject *self, PyObject *args) {
+    int to, dtype;
+    long long offset, timeout_ns;
+    unsigned long long nbytes;
+    if (!PyArg_ParseTuple(args, "iLKiL", &to, &offset, &nbytes, &dtype, &timeout_ns)) return NULL;
+    ud_blame blame = {-1};
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ud_send(self->group, to, offset, nbytes, dtype, deadline_after(timeout_ns), &blame);
+    Py_END_ALLOW_THREADS;
+    long long number = atomic_load(&ud_sent(self->group->slots[self->group->rank], to)->value);
+    return outcome(status, &blame, number);
+}
+
+static PyObject *group_wait_sent(GroupObject *self, PyObject *args) {
+    int to;
+    unsigned long number;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "ikL", &to, &number, &timeout_ns)) return NULL;
+    ud_blame blame = {-1};
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ud_wait(self->group, ud_received_by, to, (uint32_t)number, deadline_after(timeout_ns), &blame);
+    Py_END_ALLOW_THREADS;
+    return outcome(status, &blame, 0);
+}
+
+static PyObject *group_receive(GroupObject *self, PyObject *args) {
+    int from, dtype;
+    unsigned long long target, nbytes;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "iKKiL", &from, &target, &nbytes, &dtype, &timeout_ns)) return NULL;
+    ud_blame blame = {-1};
+    ud_message found = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ud_receive(self->group, from, (char *)(uintptr_t)target, nbytes, dtype, deadline_after(timeout_ns), &blame,
+                        &found);
+    Py_END_ALLOW_THREADS;
+    if (status == UD_MISMATCH) return Py_BuildValue("(Ks)", (unsigned long long)found.nbytes, ud_dtype_names[found.dtype]);
+    return outcome(status, &blame, 0);
+}
+
+static PyObject *group_offset(GroupObject *self, PyObject *args) {
+    unsigned long long address, nbytes;
+    if (!PyArg_ParseTuple(args, "KK", &address, &nbytes)) return NULL;
+    return PyLong_FromLongLong(ud_offset(self->group, (const void *)(uintptr_t)address, nbytes));
+}
+
+static PyObject *group_abort(GroupObject *self, PyObject *args) {
+    int rank;
+    const char *reason;
+    if (!PyArg_ParseTuple(args, "is", &rank, &reason)) return NULL;
+    ud_abort(self->group, rank, reason);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_aborted(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_slot *slot = self->group->slots[self->group->rank];
+    if (atomic_load(&slot->aborted) != 2) Py_RETURN_NONE;
+    return Py_BuildValue("(is)", (int)slot->abort_rank, slot->abort_reason);
+}
+
+/* Called before the memory may be unmapped: this rank looks at the slots no more, except for `all_closed`. */
+static PyObject *group_close(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_group *group = self->group;
+    ud_deactivate(group);
+    atomic_store(&group->slots[group->rank]->closed, 1);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_all_closed(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_group *group = self->group;
+    for (int m = 0; m < group->size; m++)
+        if (!atomic_load(&group->slots[m]->closed)) Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef group_methods[] = {
+    {"post", (PyCFunction)group_post, METH_VARARGS, "Post a collective; returns its number."},
+    {"drive", (PyCFunction)group_drive, METH_VARARGS, "Complete all collectives up to a number, or try to (timeout 0)."},
+    {"failures", (PyCFunction)group_failures, METH_NOARGS, "Take the (number, text) of collectives that did not agree."},
+    {"missing", (PyCFunction)group_missing, METH_NOARGS, "Ranks that have not come to the oldest pending collective."},
+    {"send", (PyCFunction)group_send, METH_VARARGS, "Post a message; returns its number."},
+    {"wait_sent", (PyCFunction)group_wait_sent, METH_VARARGS, "Wait until the receiver has taken a message."},
+    {"receive", (PyCFunction)group_receive, METH_VARARGS, "Receive a message; (nbytes, dtype) if it does not fit."},
+    {"offset", (PyCFunction)group_offset, METH_VARARGS, "Offset of an address in this rank's engine memory, or -1."},
+    {"abort", (PyCFunction)group_abort, METH_VARARGS, "Mark the group as aborted, for every member."},
+    {"aborted", (PyCFunction)group_aborted, METH_NOARGS, "(rank, reason) once the group was aborted, else None."},
+    {"close", (PyCFunction)group_close, METH_NOARGS, "Leave the list of groups that are moved by waits."},
+    {"all_closed", (PyCFunction)group_all_closed, METH_NOARGS, "Whether every member has closed the group."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot group_slots[] = {{Py_tp_new, (void *)group_new},
+                                    {Py_tp_dealloc, (void *)group_dealloc},
+                                    {Py_tp_methods, group_methods},
+                                    {Py_tp_doc, "One group of ranks over shared memory; see group.h."},
+                                    {0, NULL}};
+static PyType_Spec group_spec = {"unidist.engines._shm.Group", sizeof(GroupObject), 0, Py_TPFLAGS_DEFAULT, group_slots};
+
+static PyObject *module_reduce(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long target, count;
+    PyObject *sources;
+    int dtype, op;
+    double scale;
+    if (!PyArg_ParseTuple(args, "KOKiid", &target, &sources, &count, &dtype, &op, &scale)) return NULL;
+    Py_ssize_t n = PyTuple_Check(sources) ? PyTuple_Size(sources) : 0;
+    uint64_t *addresses;
+    if (n < 1 || n > 4096) {
+        PyErr_SetString(PyExc_ValueError, "sources is a tuple of 1 to 4096 addresses");
+        return NULL;
+    }
+    if (dtype < 0 || dtype >= UD_NUM_DTYPES || op < 0 || op >= UD_NUM_REDOPS) {
+        PyErr_SetString(PyExc_ValueError, "no such dtype or reduction");
+        return NULL;
+    }
+    if (read_numbers(sources, (int)n, &addresses)) return NULL;
+    char *out = (char *)(uintptr_t)target;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ud_reduce(&out, 1, (const char *const *)addresses, (int)n, count, dtype, op, scale);
+    Py_END_ALLOW_THREADS;
+    free(addresses);
+    if (status) {
+        PyErr_SetString(PyExc_ValueError, "complex numbers have no minimum or maximum");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *module_map(PyObject *module, PyObject *args) {
+    (void)module;
+    int fd;
+    unsigned long long nbytes;
+    if (!PyArg_ParseTuple(args, "iK", &fd, &nbytes)) return NULL;
+    void *address = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
+    madvise(address, nbytes, MADV_HUGEPAGE); /* fewer address translations, where the system allows it */
+    madvise(address, nbytes, MADV_DONTDUMP); /* a core dump need not hold every rank's memory */
+    return PyLong_FromUnsignedLongLong((uintptr_t)address);
+}
+
+static PyObject *module_unmap(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long address, nbytes;
+    if (!PyArg_ParseTuple(args, "KK", &address, &nbytes)) return NULL;
+    if (munmap((void *)(uintptr_t)address, nbytes)) return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyObject *module_slot_bytes(PyObject *module, PyObject *args) {
+    (void)module;
+    int size;
+    Py_ssize_t small_bytes, window_bytes;
+    if (!PyArg_ParseTuple(args, "inn", &size, &small_bytes, &window_bytes)) return NULL;
+    return PyLong_FromSize_t(ud_slot_bytes(size, (size_t)small_bytes, (size_t)window_bytes));
+}
+
+static PyMethodDef module_methods[] = {
+    {"reduce", module_reduce, METH_VARARGS,
+     "reduce(target, sources, count, dtype, op, scale): combine arrays at addresses element by element."},
+    {"map", module_map, METH_VARARGS, "map(fd, nbytes): map a file as shared memory; returns the address."},
+    {"unmap", module_unmap, METH_VARARGS, "unmap(address, nbytes)"},
+    {"slot_bytes", module_slot_bytes, METH_VARARGS, "slot_bytes(size, small_bytes, window_bytes): size of one slot."},
+    {NULL, NULL, 0, NULL}};
+
+static int add_names(PyObject *module, const char *attribute, const char *const *names, int count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (!name || PyTuple_SetItem(tuple, i, name)) Py_CLEAR(tuple);
+    }
+    if (!tuple) return -1;
+    int status = PyModule_AddObjectRef(module, attribute, tuple);
+    Py_DECREF(tuple);
+    return status;
+}
+
+static int module_exec(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&group_spec);
+    if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
+    Py_DECREF(type);
+    if (add_names(module, "DTYPES", ud_dtype_names, UD_NUM_DTYPES)) return -1;
+    if (add_names(module, "REDUCE_OPS", ud_redop_names, UD_NUM_REDOPS)) return -1;
+    return PyModule_AddIntConstant(module, "MAX_SIZE", 1024);
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_shm", "Kernels of the shm engine.", 0,
+                                        module_methods, module_slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__shm(void) { return PyModuleDef_Init(&module_def); }

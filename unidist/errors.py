@@ -1,0 +1,89 @@
+"""The exceptions of unidist: the class says who must act.
+
+A message answers four questions: what was asked, what was found, on which rank, what to do.
+Recovery code catches these types and never looks into a message.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnidistError(Exception):
+    """Base class of everything that unidist raises on purpose."""
+
+
+class UsageError(UnidistError):
+    """The script uses the library wrongly: fix the code."""
+
+
+class NotInitializedError(UsageError, ValueError):
+    """An operation was called before `init()` or after `shutdown()`.
+
+    Also a ValueError, because that is what Horovod's scripts catch.
+    """
+
+
+class MismatchError(UsageError, RuntimeError):
+    """The ranks called one operation with different shapes, dtypes, roots or reductions.
+
+    Raised on every rank of the group; the communicator stays usable.
+    """
+
+
+class ConfigurationError(UnidistError):
+    """The command line, the environment or the machine does not allow what was asked: fix the command."""
+
+
+class PluginError(UnidistError):
+    """A plugin failed; the message names its distribution and the hook."""
+
+
+class PeerLostError(UnidistError, RuntimeError):
+    """A peer died, left or aborted the communicator. Elastic training may recover from it.
+
+    Attributes:
+        ranks: the ranks (of the communicator that raised) known to be lost; empty when not known.
+    """
+
+    def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class StalledError(PeerLostError):
+    """Peers are alive but did not come to an operation within its timeout.
+
+    A PeerLostError too: for the ranks that waited, the communicator is unusable afterwards.
+    """
+
+
+class RemoteError(UnidistError, RuntimeError):
+    """A function that `unidist.run` started raised on another process.
+
+    Attributes:
+        rank: the rank on which it was raised.
+        remote_traceback: the text of the traceback there.
+    """
+
+    def __init__(self, message: str, *, rank: int, remote_traceback: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.remote_traceback = remote_traceback
+
+
+def unknown_choice(kind: str, asked: str, choices: Iterable[str], *, hint: str = "") -> ConfigurationError:
+    """Return the error for a name that is not among the choices; it lists them and suggests the nearest.
+
+    Args:
+        kind: what was asked for, in words ("strategy", "engine").
+        asked: the name that was given.
+        choices: every valid name.
+        hint: one more sentence that says what to do.
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(asked, names, n=1)
+    suggestion = f" Did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(names) if names else "(none)"
+    return ConfigurationError(f"unknown {kind} {asked!r}.{suggestion} Choices: {listed}.{' ' + hint if hint else ''}")

@@ -1,0 +1,252 @@
+"""The processes of one job on this host: started with the environment of a rank, and none left behind.
+
+Used by the local launcher and by `unidist.run`. Three nets catch what should not outlive its parent: a
+watchdog process (`unidist.process_sweep`), the parent-death signal, and the sweep in `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Self
+
+from unidist import process_sweep
+from unidist.errors import ConfigurationError
+
+Stream = int | IO[bytes] | None
+"""What `subprocess` takes for a standard stream: a descriptor, a file, PIPE or DEVNULL; None inherits."""
+
+_WATCHDOG_WAIT_SEC = 15.0
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_PR_SET_PDEATHSIG = 1
+
+
+class LocalProcesses:
+    """The ranks of one job, all on this host. A context manager; leaving it ends them.
+
+    Each rank is the leader of a session of its own, so a signal from the terminal reaches the parent
+    alone, and a signal to a rank's group reaches what it started.
+
+    Args:
+        num_proc: number of ranks.
+        env: variables for every rank, on top of this process's environment. They win over the defaults
+            (MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS), and may not name what tells a rank its place.
+        die_with_thread: also have the kernel kill each rank when the thread that started it ends, which
+            holds even if the watchdog is killed too. Forks, so only for a process without other threads.
+
+    Raises:
+        ConfigurationError: `num_proc` below 1, or `env` sets what only the launcher can know.
+    """
+
+    def __init__(
+        self, num_proc: int, *, env: Mapping[str, str] | None = None, die_with_thread: bool = False
+    ) -> None:
+        if num_proc < 1:
+            raise ConfigurationError(f"num_proc={num_proc}: a job has at least 1 process.")
+        self.num_proc = num_proc
+        self.job_id = secrets.token_hex(8)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._leaders: dict[int, int] = {}
+        self._before_exec = _parent_death_signal() if die_with_thread else None
+        self._closed = False
+        user = dict(env or {})
+        reserved = sorted(user.keys() & rank_variables(0, num_proc).keys() | user.keys() & {"UNIDIST_JOB_ID", "UNIDIST_SECRET_FD"})
+        if reserved:
+            raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
+        self._secret_fd = _sealed_secret()
+        self._env = {
+            # Inside a job of torchrun, these would send the script's own torch.distributed to that job's store.
+            **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")},
+            **_defaults(num_proc, user),
+            **user,
+            "UNIDIST_JOB_ID": self.job_id,
+            "UNIDIST_SECRET_FD": str(self._secret_fd),
+            "UNIDIST_LAUNCHER_PID": str(os.getpid()),
+        }
+        try:
+            self._watchdog = self._start_watchdog()
+        except OSError:
+            os.close(self._secret_fd)
+            raise
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start the next rank and return its process.
+
+        Args:
+            command: program and arguments.
+            stdin: standard input, as `subprocess` takes it; so are `stdout` and `stderr`.
+            stdout: standard output.
+            stderr: standard error.
+            pass_fds: descriptors that the rank inherits, under the same numbers.
+
+        Raises:
+            ConfigurationError: the program cannot be started. Ranks started before are still there: `close`.
+        """
+        rank = len(self.processes)
+        assert rank < self.num_proc, "all ranks are started"
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._env | rank_variables(rank, self.num_proc),
+                pass_fds=(self._secret_fd, *pass_fds),
+                start_new_session=True,
+                preexec_fn=self._before_exec,
+            )
+        except (OSError, subprocess.SubprocessError) as exc:
+            raise ConfigurationError(f"rank {rank} of {self.num_proc}: cannot start {command[0]!r}: {exc}") from exc
+        self.processes.append(process)
+        with contextlib.suppress(ProcessLookupError):
+            self._leaders[process.pid] = process_sweep.start_time(process.pid)
+            self._tell_watchdog(f"{process.pid} {self._leaders[process.pid]}\n")
+        return process
+
+    def signal(self, number: int, ranks: Iterable[int] | None = None) -> None:
+        """Send a signal to the process groups of `ranks` (default: all); those that have ended are passed over."""
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            process = self.processes[rank]
+            if process.poll() is None:  # not yet waited for, so its number cannot belong to anybody else
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+
+    def close(self) -> None:
+        """Kill every process of the job that is left, wait for it, and give back all descriptors. Idempotent.
+
+        Raises:
+            RuntimeError: a process could not be killed within seconds (it hangs in the kernel); names it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.signal(signal.SIGKILL)
+        assert self._watchdog.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._watchdog.stdin.close()
+        try:
+            swept = self._watchdog.wait(_WATCHDOG_WAIT_SEC) == 0
+        except subprocess.TimeoutExpired:
+            self._watchdog.kill()
+            self._watchdog.wait()
+            swept = False
+        if not swept and not process_sweep.kill_processes(self.job_id, self._leaders):
+            left = process_sweep.find_processes(self.job_id, self._leaders)
+            raise RuntimeError(f"processes {left} of this job do not die from SIGKILL; they hang in the kernel")
+        for process in self.processes:
+            process.wait()
+        os.close(self._secret_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _start_watchdog(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", process_sweep.__file__, str(os.getpid()), self.job_id]
+        # Without an outer job's id: when that job is swept, this watchdog must live on to end its own ranks.
+        env = {name: value for name, value in os.environ.items() if name != process_sweep.JOB_ID_VARIABLE}
+        null = subprocess.DEVNULL
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, cwd="/", env=env, start_new_session=True
+        )
+
+    def _tell_watchdog(self, text: str) -> None:
+        assert self._watchdog.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed; `close` then sweeps by itself
+            self._watchdog.stdin.write(text.encode())
+
+
+def rank_variables(rank: int, num_proc: int) -> dict[str, str]:
+    """Return the variables that tell a rank of a one-host job its place: ours, torchrun's and Horovod's."""
+    place = {"RANK": rank, "WORLD_SIZE": num_proc, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_proc}
+    horovod = {"RANK": rank, "SIZE": num_proc, "LOCAL_RANK": rank, "LOCAL_SIZE": num_proc, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    values = {
+        **{f"UNIDIST_{name}": value for name, value in place.items()},
+        "UNIDIST_NODE_RANK": 0,
+        "UNIDIST_NUM_NODES": 1,
+        **place,
+        **{f"HOROVOD_{name}": value for name, value in horovod.items()},
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def watch_exit(process: subprocess.Popen[bytes]) -> int | None:
+    """Return a descriptor that becomes readable when `process` ends; the caller closes it.
+
+    None on kernels and sandboxes without pidfd: there the caller learns of the end from `poll()` alone.
+    """
+    try:
+        return os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def describe_exit(returncode: int) -> str:
+    """Say how a process ended: "exit code 7", "killed by signal 9 (SIGKILL)"."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = f" ({signal.Signals(-returncode).name})"
+    except ValueError:
+        name = ""
+    return f"killed by signal {-returncode}{name}"
+
+
+def _defaults(num_proc: int, user: Mapping[str, str]) -> dict[str, str]:
+    """Return what a rank gets unless the user says otherwise."""
+    defaults = {"MASTER_ADDR": "127.0.0.1"}
+    if "MASTER_PORT" not in user:  # for the script's own torch.distributed; unidist uses no port
+        defaults["MASTER_PORT"] = str(_free_port())
+    if "OMP_NUM_THREADS" not in {**os.environ, **user}:
+        # As many threads as cores on every rank would make them compete; torchrun says 1, which leaves cores idle.
+        defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // num_proc))
+    return defaults
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _sealed_secret() -> int:
+    """Return a descriptor of 32 random bytes that nobody can change: on no command line, in no file, no variable."""
+    descriptor = os.memfd_create("unidist-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, secrets.token_bytes(32))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def _parent_death_signal() -> Callable[[], None]:
+    """Return a function for the forked child that has the kernel kill it when its parent dies."""
+    import ctypes
+
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,165 @@
+"""How ranks agree on an order without a coordinator: each keeps the same tables and applies the same updates.
+
+What rank r announces in cycle k reaches every rank in cycle k, so after it all ranks hold equal tables of who
+has submitted what, and see the same operations become ready in the same order. A name and signature that was
+agreed on once gets an id, which stands for it in later announcements; ids are given, and taken away, by
+rules that depend on these tables alone. Nothing here blocks, communicates or locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unidist.communicator import format_ranks
+from unidist.negotiation._wire import MAX_ID_COUNT, MAX_IDS, encode_block, encode_request
+from unidist.negotiation.request import Request, Signature, describe, match_key
+
+MAX_REQUEST_BYTES = 1 << 20
+"""Requests in full of one rank in one cycle; the rest waits for the next cycle."""
+
+
+class Ready(NamedTuple):
+    """An operation that every rank has submitted.
+
+    `signatures` by rank. `mismatch` is empty, or says what each rank asked when they do not go together.
+    """
+
+    name: str
+    signatures: tuple[Signature, ...]
+    mismatch: str = ""
+
+
+class Announcement(NamedTuple):
+    """What this rank sends in a cycle.
+
+    Args:
+        block: for the first exchange.
+        requests: in full, for the second exchange; empty when all were known.
+        count: how many of the submitted requests it holds; the others wait for the next cycle.
+        known: per request its operation, as all ranks remember it, when `requests` is empty.
+    """
+
+    block: bytes
+    requests: bytes
+    count: int
+    known: list[Ready]
+
+
+@dataclass(slots=True)
+class _Known:
+    """A name that was agreed on before, its id and what each rank asked for then."""
+
+    id: int
+    operation: Ready
+    own: Signature
+
+
+class Agreement:
+    """The tables of one rank; equal on all ranks after each `update`.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        capacity: how many names have an id at a time; the oldest id is reused. Equal on every rank.
+    """
+
+    def __init__(self, rank: int, size: int, *, capacity: int = 8192) -> None:
+        assert capacity <= MAX_ID_COUNT
+        self.waiting: dict[str, dict[int, Signature]] = {}
+        """Operations that some ranks have submitted, and what, by rank; in the order of their first announcement."""
+        self._rank, self._size, self._capacity = rank, size, capacity
+        self._known: dict[str, _Known] = {}
+        self._by_id: list[_Known] = []
+        self._next_id = 0
+
+    def knows(self, request: Request) -> bool:
+        """Say whether this very request was agreed on before, so that it need not be checked. From any thread."""
+        known = self._known.get(request.name)
+        return known is not None and known.own == request.signature
+
+    def announce(self, requests: Sequence[Request]) -> Announcement:
+        """Return the announcement of these newly submitted requests, or of as many as fit."""
+        ids: list[int] = []
+        operations: list[Ready] = []
+        full: list[bytes] = []
+        full_bytes = 0
+        count = 0
+        for request in requests:
+            known = self._known.get(request.name)
+            if known is not None and known.own == request.signature:
+                if len(ids) == MAX_IDS:
+                    break
+                ids.append(known.id)
+                operations.append(known.operation)
+            else:
+                encoded = encode_request(request.name, request.signature)
+                full_bytes += len(encoded) + 1
+                if full and full_bytes > MAX_REQUEST_BYTES:
+                    break
+                full.append(encoded)
+            count += 1
+        joined = b"\n".join(full)
+        return Announcement(encode_block(ids, len(joined)), joined, count, operations)
+
+    def update(
+        self, ids: Sequence[Sequence[int]], requests: Sequence[Sequence[tuple[str, Signature]]]
+    ) -> list[Ready]:
+        """Take in what every rank announced, by rank, and return what became ready, in the agreed order.
+
+        The order is that in which the last rank's announcement of each is found.
+        """
+        ready: list[Ready] = []
+        for rank in range(self._size):
+            for id_ in ids[rank]:
+                known = self._by_id[id_].operation
+                self._add(rank, known.name, known.signatures[rank], ready)
+            for name, signature in requests[rank]:
+                self._add(rank, name, signature, ready)
+        # Ids change after all announcements were read: those of this cycle were made with the ids before it.
+        for operation in ready:
+            if not operation.mismatch:
+                self._remember(operation)
+        return ready
+
+    def _add(self, rank: int, name: str, signature: Signature, ready: list[Ready]) -> None:
+        submitted = self.waiting.setdefault(name, {})
+        submitted[rank] = signature
+        if len(submitted) == self._size:
+            del self.waiting[name]
+            signatures = tuple(submitted[each] for each in range(self._size))
+            ready.append(Ready(name, signatures, _mismatch(name, signatures)))
+
+    def _remember(self, operation: Ready) -> None:
+        known = self._known.get(operation.name)
+        if known is not None:
+            known.operation, known.own = operation, operation.signatures[self._rank]
+            return
+        known = _Known(self._next_id, operation, operation.signatures[self._rank])
+        self._next_id = (self._next_id + 1) % self._capacity
+        if known.id < len(self._by_id):
+            del self._known[self._by_id[known.id].operation.name]
+            self._by_id[known.id] = known
+        else:
+            self._by_id.append(known)
+        self._known[operation.name] = known
+
+
+def _mismatch(name: str, signatures: Sequence[Signature]) -> str:
+    """Return "" when the ranks' requests go together, else what each asked."""
+    first = match_key(signatures[0])
+    if all(signature == signatures[0] or match_key(signature) == first for signature in signatures):
+        return ""
+    asked: dict[str, list[int]] = {}
+    for rank, signature in enumerate(signatures):
+        asked.setdefault(describe(signature), []).append(rank)
+    listed = "; ".join(f"{_ranks(ranks)} asked for {words}" for words, ranks in asked.items())
+    return (
+        f"the ranks do not agree on operation {name!r}: {listed}. "
+        "Submit the same operation, dtype, shape, reduction, root and scale under one name on every rank."
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"

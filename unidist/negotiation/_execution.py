@@ -1,0 +1,195 @@
+"""Runs operations that all ranks have agreed on, small all-reduces fused into one."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import Communicator
+from unidist.negotiation._agreement import Ready
+from unidist.negotiation.handle import Handle
+from unidist.negotiation.request import OperationKind, reducescatter_rows
+
+if TYPE_CHECKING:
+    from unidist.timeline import Timeline
+
+MAX_FUSED_BYTES = 1 << 20
+"""An all-reduce larger than this runs alone: two copies would cost more than a message saves."""
+
+Operation = tuple[Handle, Ready]
+
+
+class Execution:
+    """Runs agreed operations over a communicator; every rank is given the same ones in the same order.
+
+    Args:
+        communicator: carries them.
+        fusion_threshold_bytes: largest fused all-reduce; 0 fuses nothing.
+        timeline: takes events, or None.
+    """
+
+    def __init__(self, communicator: Communicator, *, fusion_threshold_bytes: int, timeline: Timeline | None) -> None:
+        self._communicator = communicator
+        self._fusion_threshold_bytes = fusion_threshold_bytes
+        self._timeline = timeline
+        self._fusion_buffer = Buffer(0, 0, DType.UINT8)
+        self._operations: dict[OperationKind, Callable[[Handle, Ready], None]] = {
+            OperationKind.ALLREDUCE: self._allreduce,
+            OperationKind.ALLGATHER: self._allgather,
+            OperationKind.BROADCAST: self._broadcast,
+            OperationKind.REDUCESCATTER: self._reducescatter,
+            OperationKind.ALLTOALL: self._alltoall,
+            OperationKind.BARRIER: self._barrier,
+        }
+
+    def run(self, operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+        """Run all of them, and yield those that are complete, a few at a time."""
+        if len(operations) == 1:
+            self._run_alone(*operations[0])
+            yield operations
+            return
+        start = 0
+        while start < len(operations):
+            stop = self._fusable_until(operations, start)
+            if stop - start > 1:
+                self._run_fused([handle for handle, _ in operations[start:stop]])
+            else:
+                self._run_alone(*operations[start])
+            yield operations[start:stop]
+            start = stop
+
+    def _run_alone(self, handle: Handle, agreed: Ready) -> None:
+        run = self._operations[handle.request.kind]
+        if self._timeline is None:
+            run(handle, agreed)
+            return
+        start = time.monotonic_ns()
+        run(handle, agreed)
+        self._timeline.record(handle.request.name, handle.request.kind.upper(), start, time.monotonic_ns())
+
+    # Fusion
+
+    def _fusable_until(self, operations: Sequence[Operation], start: int) -> int:
+        """Return the end of the longest run from `start` that fits one fused all-reduce; at least start + 1.
+
+        It looks only at what all ranks agreed on, so that all ranks fuse alike.
+        """
+        request = operations[start][0].request
+        nbytes = request.source.nbytes
+        if (
+            request.kind is not OperationKind.ALLREDUCE
+            or request.source.memory != HOST
+            or nbytes > min(MAX_FUSED_BYTES, self._fusion_threshold_bytes)
+        ):
+            return start + 1
+        dtype, op, scale = request.source.dtype, request.op, request.scale
+        stop = start + 1
+        while stop < len(operations):
+            other = operations[stop][0].request
+            source = other.source
+            nbytes += source.nbytes
+            if (
+                other.kind is not OperationKind.ALLREDUCE
+                or source.dtype is not dtype
+                or other.op is not op
+                or other.scale != scale
+                or source.memory != HOST
+                or source.nbytes > MAX_FUSED_BYTES
+                or nbytes > self._fusion_threshold_bytes
+            ):
+                break
+            stop += 1
+        return stop
+
+    def _run_fused(self, handles: Sequence[Handle]) -> None:
+        first = handles[0].request
+        dtype = first.source.dtype
+        fused = self._fusion_memory(sum(handle.request.source.nbytes for handle in handles)).cast(dtype)
+        times = [time.monotonic_ns()]
+        address = fused.address
+        for handle in handles:
+            source = handle.request.source
+            ctypes.memmove(address, source.address, source.nbytes)
+            address += source.nbytes
+        times.append(time.monotonic_ns())
+        self._communicator.allreduce(fused, fused, op=first.op, scale=first.scale).wait()
+        times.append(time.monotonic_ns())
+        address = fused.address
+        for handle in handles:
+            target = handle.request.target
+            ctypes.memmove(target.address, address, target.nbytes)
+            address += target.nbytes
+        times.append(time.monotonic_ns())
+        if self._timeline is not None:
+            for handle in handles:
+                for index, event in enumerate(("MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER")):
+                    self._timeline.record(handle.request.name, event, times[index], times[index + 1])
+
+    def _fusion_memory(self, nbytes: int) -> Buffer:
+        """Return `nbytes` of the fusion buffer, which is kept and grows by doubling."""
+        if self._fusion_buffer.count < nbytes:
+            self._fusion_buffer = self._communicator.allocate(1 << max(16, (nbytes - 1).bit_length()))
+        return self._fusion_buffer.slice(0, nbytes)
+
+    # One method for each kind. Rows are those of dim 0; counts are elements.
+
+    def _allreduce(self, handle: Handle, agreed: Ready) -> None:
+        request = handle.request
+        self._communicator.allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
+
+    def _broadcast(self, handle: Handle, agreed: Ready) -> None:
+        self._communicator.broadcast(handle.request.target, root=handle.request.root).wait()
+
+    def _barrier(self, handle: Handle, agreed: Ready) -> None:
+        self._communicator.barrier().wait()
+
+    def _reducescatter(self, handle: Handle, agreed: Ready) -> None:
+        request = handle.request
+        row = prod(request.shape[1:])
+        counts = [rows * row for rows in reducescatter_rows(request.shape[0], self._communicator.size)]
+        self._communicator.reducescatter(
+            request.source, request.target, op=request.op, scale=request.scale, counts=_uneven(counts)
+        ).wait()
+
+    def _allgather(self, handle: Handle, agreed: Ready) -> None:
+        request = handle.request
+        rows = tuple(signature[2][0] for signature in agreed.signatures)
+        row = prod(request.shape[1:])
+        output = self._output(handle, rows, row)
+        counts = [each * row for each in rows]
+        self._communicator.allgather(request.source, output, counts=_uneven(counts)).wait()
+        handle.succeed(output, rows)
+
+    def _alltoall(self, handle: Handle, agreed: Ready) -> None:
+        request = handle.request
+        rows = tuple(signature[7][self._communicator.rank] for signature in agreed.signatures)
+        row = prod(request.shape[1:])
+        output = self._output(handle, rows, row)
+        self._communicator.alltoall(
+            request.source,
+            output,
+            send_counts=[each * row for each in request.splits],
+            receive_counts=[each * row for each in rows],
+        ).wait()
+        handle.succeed(output, rows)
+
+    @staticmethod
+    def _output(handle: Handle, rows: tuple[int, ...], row: int) -> Buffer:
+        allocate = handle.request.allocate_output
+        assert allocate is not None, "Request.check demands it"
+        output = allocate(rows)
+        if output.count != sum(rows) * row or output.dtype is not handle.request.source.dtype:
+            raise handle.request.error(
+                f"allocate_output({rows}) returned {output.count} {output.dtype} elements, "
+                f"but {sum(rows) * row} {handle.request.source.dtype} are needed"
+            )
+        return output
+
+
+def _uneven(counts: Sequence[int]) -> Sequence[int] | None:
+    """Return None when all counts are alike, which engines may do faster."""
+    return None if counts.count(counts[0]) == len(counts) else counts

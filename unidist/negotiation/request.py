@@ -1,0 +1,154 @@
+"""What one rank asks for: an operation by name, with its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import ReduceOp
+from unidist.errors import UsageError
+
+
+class OperationKind(StrEnum):
+    """The operations that can be named."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    REDUCESCATTER = "reducescatter"
+    ALLTOALL = "alltoall"
+    BARRIER = "barrier"
+
+
+AllocateOutput = Callable[[tuple[int, ...]], Buffer]
+"""Makes the output of an all-gather or all-to-all when its size is known.
+
+Called with the rows (size of dim 0) that come from each rank, by rank, on the thread that runs the operation,
+which may be a background one; returns a buffer of `sum(rows)` rows. Where it raises, the peers are already
+waiting, so the error ends the negotiator on every rank.
+"""
+
+Signature = tuple[OperationKind, DType, tuple[int, ...], ReduceOp, int, float, str, tuple[int, ...]]
+"""Kind, dtype, shape, op, root, scale, memory kind, splits of one rank's request."""
+
+_NOTHING = Buffer(0, 0, DType.UINT8)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One rank's side of a named operation. Every rank submits one of the same name.
+
+    Kind, dtype, op, root, scale and memory kind are the same on every rank, and so is the shape, except for the
+    rows (dim 0) of an all-gather or all-to-all. The buffers belong to the negotiator until the handle is done.
+
+    Args:
+        name: what ranks match by; at most one operation of a name is under way on a rank.
+        kind: the operation.
+        source: `prod(shape)` elements; not given for broadcast and barrier.
+        target: allreduce: like `source`, may be `source`. Broadcast: data on the root, filled elsewhere.
+            Reducescatter: the rows that `reducescatter_rows` gives this rank. Others: not given.
+        shape: of this rank's tensor (`source`; for a broadcast `target`).
+        op: reduction of an allreduce or reducescatter.
+        root: rank whose data a broadcast copies.
+        scale: factor of a reduction's result (1/size gives the mean).
+        splits: all-to-all: rows for each rank, adding up to `shape[0]`.
+        allocate_output: all-gather and all-to-all: makes the output.
+
+    Raises:
+        UsageError: what is given does not go together.
+    """
+
+    name: str
+    kind: OperationKind
+    source: Buffer = _NOTHING
+    target: Buffer = _NOTHING
+    shape: tuple[int, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+    scale: float = 1.0
+    splits: tuple[int, ...] = ()
+    allocate_output: AllocateOutput | None = None
+    signature: Signature = field(init=False, compare=False)
+    """What the ranks compare; made once, so that a repeated request costs one comparison of tuples."""
+
+    def __post_init__(self) -> None:
+        data = self.target if self.kind is OperationKind.BROADCAST else self.source
+        object.__setattr__(
+            self,
+            "signature",
+            (self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
+        )
+
+    def check(self, size: int) -> None:
+        """Raise UsageError unless this request can run on a group of `size` ranks.
+
+        Looks at this rank's side only. Called for signatures that were not seen before.
+        """
+        kind, data = self.kind, self.target if self.kind is OperationKind.BROADCAST else self.source
+        if kind is OperationKind.BARRIER:
+            return
+        if data.count != prod(self.shape):
+            raise self.error(f"a buffer of {data.count} elements is not of shape {self.shape}")
+        if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
+            if data.dtype.is_complex and self.op in (ReduceOp.MIN, ReduceOp.MAX):
+                raise self.error(f"{self.op} of {data.dtype}: complex numbers have no order; use sum or product")
+        elif kind is OperationKind.BROADCAST and not 0 <= self.root < size:
+            raise self.error(f"root {self.root} is not a rank of this group; choices: 0 to {size - 1}")
+        if kind in (OperationKind.ALLGATHER, OperationKind.ALLTOALL):
+            if not self.shape:
+                raise self.error("a scalar has no rows; give it the shape (1,)")
+            if self.allocate_output is None:
+                raise self.error("its output size is known after the agreement only; give allocate_output")
+        if kind is OperationKind.ALLTOALL and (
+            len(self.splits) != size or min(self.splits) < 0 or sum(self.splits) != self.shape[0]
+        ):
+            raise self.error(
+                f"splits {list(self.splits)} must be {size} numbers of at least 0, one for each rank, "
+                f"that add up to the {self.shape[0]} rows"
+            )
+        if kind is OperationKind.REDUCESCATTER and not self.shape:
+            raise self.error("a scalar cannot be scattered by rows; give it the shape (1,)")
+
+    def check_target(self, expected: int) -> None:
+        """Raise UsageError unless `target` matches `source` and holds `expected` elements."""
+        source, target = self.source, self.target
+        if target.count != expected or target.dtype is not source.dtype or target.memory != source.memory:
+            raise self.error(
+                f"the target holds {target.count} {target.dtype} elements in {target.memory} memory, "
+                f"but {expected} {source.dtype} in {source.memory} memory are needed"
+            )
+
+    def error(self, problem: str) -> UsageError:
+        return UsageError(f"{self.kind} {self.name!r}: {problem}")
+
+
+def match_key(signature: Signature) -> tuple[object, ...]:
+    """Return the part of a signature that must be the same on every rank."""
+    kind, dtype, shape, op, root, scale, memory, _ = signature
+    if kind in (OperationKind.ALLGATHER, OperationKind.ALLTOALL):
+        shape = (-1, *shape[1:])
+    return kind, dtype, shape, op, root, scale, memory
+
+
+def describe(signature: Signature) -> str:
+    """Return a signature in words: "allreduce float32 (4, 3) sum"."""
+    kind, dtype, shape, op, root, scale, memory, _ = signature
+    words = [str(kind)]
+    if kind is not OperationKind.BARRIER:
+        words += [str(dtype), str(shape)]
+    if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
+        words += [str(op)] + ([f"scale {scale:g}"] if scale != 1.0 else [])
+    if kind is OperationKind.BROADCAST:
+        words.append(f"from root {root}")
+    if memory != HOST:
+        words.append(f"in {memory} memory")
+    return " ".join(words)
+
+
+def reducescatter_rows(rows: int, size: int) -> list[int]:
+    """Return how many rows of a reducescatter each rank keeps: as even as can be, lower ranks one more."""
+    small, larger = divmod(rows, size)
+    return [small + (rank < larger) for rank in range(size)]

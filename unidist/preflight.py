@@ -1,0 +1,50 @@
+"""What can be known to be wrong before any process starts: names, sizes, combinations.
+
+Runs in the launcher and in `unidist.run`; imports no framework.
+"""
+
+from __future__ import annotations
+
+from unidist.environment import Settings
+from unidist.errors import ConfigurationError, unknown_choice
+from unidist.plugins import PluginManager
+from unidist.strategy_spec import build, make_plan
+from unidist.topology import Topology
+
+AUTO = "auto"
+"""The engine name that leaves the choice to `init()`."""
+
+
+def check(settings: Settings, num_proc: int, manager: PluginManager) -> None:
+    """Check what the user chose for a job of `num_proc` processes on this host.
+
+    Args:
+        settings: engine, strategy and algorithm, as the ranks will read them.
+        num_proc: number of ranks.
+        manager: loaded plugins.
+
+    Raises:
+        ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
+            world, strategies that do not go together.
+    """
+    if settings.engine != AUTO:
+        _check_engine(settings.engine, num_proc, manager)
+    if settings.allreduce_algorithm is not None:
+        from unidist.algorithms import ALGORITHMS
+
+        if settings.allreduce_algorithm not in ALGORITHMS:
+            raise unknown_choice("all-reduce algorithm", settings.allreduce_algorithm, ALGORITHMS)
+    if settings.strategy:
+        strategies = build(settings.strategy, manager.strategies)
+        make_plan(strategies, num_proc, manager.strategies)
+
+
+def _check_engine(name: str, num_proc: int, manager: PluginManager) -> None:
+    spec = manager.engines.get(name, hint=f"{AUTO!r} chooses for you.")
+    if not spec.path.startswith("unidist."):
+        return  # loading it could import a framework, which takes seconds; its ranks will say
+    engine = spec.load()
+    topology = Topology(world_size=num_proc, local_size=num_proc)
+    for found, where in ((engine.availability(), "on this machine"), (engine.supports(topology), f"for {num_proc} processes")):
+        if not found.usable:
+            raise ConfigurationError(f"engine {name!r} cannot be used {where}: {found.reason}")

@@ -1,0 +1,169 @@
+"""What plugins register: named specs with lazy import paths, so that listing them imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from unidist.buffer import HOST
+from unidist.errors import PluginError, unknown_choice
+
+if TYPE_CHECKING:
+    from unidist.engine import Engine
+    from unidist.framework import Framework
+    from unidist.launcher import Launcher
+    from unidist.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine, not yet imported.
+
+    Args:
+        name: the word in `--engine`.
+        path: "module:Class" of an `unidist.engine.Engine`.
+        summary: one line for lists.
+        memory_kinds: kinds of memory that it moves ("host", "cuda"), known without importing it.
+        priority: `--engine auto` takes the usable engine with the highest; below 0 it is never taken unasked.
+    """
+
+    name: str
+    path: str
+    summary: str
+    memory_kinds: frozenset[str] = frozenset((HOST,))
+    priority: int = 0
+
+    def load(self) -> Engine:
+        """Import the class and return a new engine."""
+        engine: Engine = _load(self.path, f"engine {self.name!r}")()
+        return engine
+
+
+@dataclass(frozen=True)
+class FrameworkSpec:
+    """A framework adapter, not yet imported.
+
+    Args:
+        name: short name ("torch").
+        path: "module:Class" of an `unidist.framework.Framework`.
+        requires: the package that must be installed, by import name.
+        summary: one line for lists.
+    """
+
+    name: str
+    path: str
+    requires: str
+    summary: str
+
+    def load(self) -> Framework:
+        """Import the class and return a new adapter."""
+        framework: Framework = _load(self.path, f"framework {self.name!r}")()
+        return framework
+
+
+@dataclass(frozen=True)
+class StrategyType:
+    """A kind of strategy, not yet imported.
+
+    Args:
+        name: the word in `--strategy`.
+        path: "module:Class" of an `unidist.strategy.Strategy` dataclass.
+        summary: one line for lists.
+    """
+
+    name: str
+    path: str
+    summary: str
+
+    def load(self) -> type[Strategy]:
+        """Import and return the class."""
+        strategy: type[Strategy] = _load(self.path, f"strategy {self.name!r}")
+        return strategy
+
+
+@dataclass(frozen=True)
+class LauncherSpec:
+    """A launcher, not yet imported: `path` is "module:Class" of an `unidist.launcher.Launcher`."""
+
+    name: str
+    path: str
+    summary: str
+
+    def load(self) -> Launcher:
+        """Import the class and return a new launcher."""
+        launcher: Launcher = _load(self.path, f"launcher {self.name!r}")()
+        return launcher
+
+
+class Spec(Protocol):
+    """What a registry holds: anything with a name and a one-line summary."""
+
+    @property
+    def name(self) -> str:
+        """The word by which users ask for it."""
+
+    @property
+    def summary(self) -> str:
+        """One line for lists."""
+
+
+S = TypeVar("S", bound=Spec)
+
+
+class Registry(Generic[S]):
+    """The specs of one kind, by name.
+
+    Args:
+        kind: what is registered here, in words, for messages ("engine").
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._specs: dict[str, S] = {}
+        self._origins: dict[str, str] = {}
+        self.origin = "unknown"
+        """The plugin that is registering right now; set by the plugin manager around each hook call."""
+
+    def add(self, spec: S) -> None:
+        """Register `spec`.
+
+        Raises:
+            PluginError: the name is taken; names both plugins. The first one keeps it.
+        """
+        if spec.name in self._specs:
+            raise PluginError(
+                f"{self.kind} {spec.name!r} of plugin {self.origin} is already registered by plugin "
+                f"{self._origins[spec.name]}. Rename one, or switch one off with `-p no:PLUGIN`."
+            )
+        self._specs[spec.name] = spec
+        self._origins[spec.name] = self.origin
+
+    def get(self, name: str, *, hint: str = "") -> S:
+        """Return the spec called `name`, or raise ConfigurationError that lists the choices."""
+        if name not in self._specs:
+            raise unknown_choice(self.kind, name, self._specs, hint=hint)
+        return self._specs[name]
+
+    def origin_of(self, name: str) -> str:
+        """Return the name of the plugin that registered `name`."""
+        return self._origins[name]
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._specs.values())
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+
+def _load(path: str, what: str) -> type:
+    module_name, _, attribute = path.partition(":")
+    try:
+        loaded: type = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise PluginError(f"{what} cannot be loaded from {path!r}: {exc}. Reinstall the plugin, or fix its path.") from exc
+    return loaded

@@ -1,0 +1,55 @@
+"""The rendezvous: how the ranks of a job find each other before any communicator exists.
+
+One primitive, `allgather`: every rank gives a few bytes (and, on one host, open file descriptors) and gets
+those of all ranks. Engines exchange addresses and shared memory through it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank gave: `payload`, and `fds`, descriptors that now belong to the receiver."""
+
+    payload: bytes
+    fds: tuple[int, ...] = ()
+
+
+class Rendezvous(ABC):
+    """Exchanges small messages among all ranks of a job. Every rank makes the same calls in the same order."""
+
+    @abstractmethod
+    def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
+        """Return the contributions of all ranks, in rank order, this rank's own included.
+
+        Args:
+            payload: a few kilobytes at most.
+            fds: open descriptors to hand to every rank; the caller keeps its own. One host only.
+            timeout: longest wait for the other ranks.
+
+        Raises:
+            StalledError: a rank did not come; names the ranks that are missing, where known.
+            PeerLostError: a rank came and died.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back sockets. Idempotent."""
+
+
+class SingleRendezvous(Rendezvous):
+    """The trivial rendezvous of a job with one process."""
+
+    def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
+        """Return this rank's own contribution; its descriptors are duplicated."""
+        import os
+
+        return [Contribution(payload, tuple(os.dup(fd) for fd in fds))]
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,1 @@
+"""The strategies of the core: plain data parallelism, and one that does nothing."""

@@ -1,0 +1,112 @@
+"""The strategy: one way of spreading training over ranks.
+
+A strategy is a dataclass: its first field is the value of `--strategy NAME=VALUE`, the other fields
+are the options of `NAME=VALUE:OPTION=...`. What it can do beyond this interface is told by the small
+classes at the end of the module, which other code asks for by isinstance.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unidist.mesh import Mesh
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.gradients import GradientExchange
+    from unidist.update import ParameterInfo
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known of a run before any process starts.
+
+    Args:
+        strategies: every strategy of the run, in the order given, the default ones included.
+        mesh: how the ranks are arranged.
+    """
+
+    strategies: tuple[Strategy, ...]
+    mesh: Mesh
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.mesh.world_size
+
+
+class Strategy(ABC):
+    """One way of spreading training. A trivial implementation is `unidist.strategies.identity.Identity`.
+
+    Attributes:
+        name: the word in `--strategy`.
+        axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
+        axis_order: where the axis lies; smaller is further out (pipeline 0, data 50, tensor 100).
+            Innermost axes get ranks of one host.
+    """
+
+    name: ClassVar[str]
+    axis: ClassVar[str | None] = None
+    axis_order: ClassVar[int] = 75
+
+    @property
+    def axis_size(self) -> int | None:
+        """Ranks on the claimed axis; None leaves it to what the other axes leave over."""
+        return None
+
+    def validate(self, plan: Plan) -> None:  # noqa: B027 - having nothing to check is a valid strategy
+        """Check sizes and conflicts with the other strategies. Pure; runs in the launcher before any process starts.
+
+        Raises:
+            ConfigurationError: names this strategy, the other one or the size, and what to do.
+        """
+
+    def partition(self, model: Any, context: Context) -> Any:
+        """Return the model as this rank shall hold it. Called once by `distribute`, in the order of the strategies.
+
+        Every rank calls it alike. The default returns the model unchanged.
+        """
+        return model
+
+    def on_step(self, step: int) -> None:  # noqa: B027 - optional event
+        """Called on every rank after update number `step` (from 1) was applied."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must keep of this strategy; plain values only."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned, possibly at another world size.
+
+        Raises:
+            UsageError: there is something in it that this strategy does not know.
+        """
+        if state:
+            from unidist.errors import UsageError
+
+            raise UsageError(f"strategy {self.name!r} keeps no state, but was given {sorted(state)}")
+
+
+class GradientOwner(ABC):
+    """Power: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
+
+    @abstractmethod
+    def make_exchange(self, parameters: Sequence[ParameterInfo], context: Context) -> GradientExchange:
+        """Return the exchange for these parameters. Collective; every rank passes an equal list."""
+
+
+class UpdateGate(ABC):
+    """Power: decides how many backward passes make one update. A run has at most one gate."""
+
+    @property
+    @abstractmethod
+    def passes_per_update(self) -> int:
+        """Backward passes whose gradients are added up, without communication, before one update. At least 1."""
+
+    @property
+    @abstractmethod
+    def averages_passes(self) -> bool:
+        """True: the update uses the mean over the passes; False: their sum."""
