@@ -32,6 +32,13 @@ class MismatchError(UsageError, RuntimeError):
     """
 
 
+class DuplicateNameError(UsageError, ValueError):
+    """A named operation was submitted while one of the same name is under way on this rank.
+
+    Also a ValueError, because that is what Horovod's scripts catch.
+    """
+
+
 class ConfigurationError(UnidistError):
     """The command line, the environment or the machine does not allow what was asked: fix the command."""
 

@@ -44,6 +44,14 @@ class Framework(ABC):
         """Return a tensor of `shape` over the buffer's memory, without a copy; it keeps `buffer.owner` alive."""
 
     @abstractmethod
+    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
+        """Return `count` zeroed elements in memory of a kind that only the framework can give ("cuda:0")."""
+
+    @abstractmethod
+    def zero(self, buffer: Buffer) -> None:
+        """Set every element to zero."""
+
+    @abstractmethod
     def dtype(self, tensor: Tensor) -> DType:
         """Return the tensor's element type."""
 

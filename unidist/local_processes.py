@@ -45,9 +45,7 @@ class LocalProcesses:
         ConfigurationError: `num_proc` below 1, or `env` sets what only the launcher can know.
     """
 
-    def __init__(
-        self, num_proc: int, *, env: Mapping[str, str] | None = None, die_with_thread: bool = False
-    ) -> None:
+    def __init__(self, num_proc: int, *, env: Mapping[str, str] | None = None, die_with_thread: bool = False) -> None:
         if num_proc < 1:
             raise ConfigurationError(f"num_proc={num_proc}: a job has at least 1 process.")
         self.num_proc = num_proc
@@ -57,7 +55,9 @@ class LocalProcesses:
         self._before_exec = _parent_death_signal() if die_with_thread else None
         self._closed = False
         user = dict(env or {})
-        reserved = sorted(user.keys() & rank_variables(0, num_proc).keys() | user.keys() & {"UNIDIST_JOB_ID", "UNIDIST_SECRET_FD"})
+        reserved = sorted(
+            user.keys() & rank_variables(0, num_proc).keys() | user.keys() & {"UNIDIST_JOB_ID", "UNIDIST_SECRET_FD"}
+        )
         if reserved:
             raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
         self._secret_fd = _sealed_secret()
@@ -155,7 +155,9 @@ class LocalProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _start_watchdog(self) -> subprocess.Popen[bytes]:
@@ -164,7 +166,14 @@ class LocalProcesses:
         env = {name: value for name, value in os.environ.items() if name != process_sweep.JOB_ID_VARIABLE}
         null = subprocess.DEVNULL
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, cwd="/", env=env, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=null,
+            stderr=null,
+            bufsize=0,
+            cwd="/",
+            env=env,
+            start_new_session=True,
         )
 
     def _tell_watchdog(self, text: str) -> None:
@@ -176,7 +185,14 @@ class LocalProcesses:
 def rank_variables(rank: int, num_proc: int) -> dict[str, str]:
     """Return the variables that tell a rank of a one-host job its place: ours, torchrun's and Horovod's."""
     place = {"RANK": rank, "WORLD_SIZE": num_proc, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_proc}
-    horovod = {"RANK": rank, "SIZE": num_proc, "LOCAL_RANK": rank, "LOCAL_SIZE": num_proc, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    horovod = {
+        "RANK": rank,
+        "SIZE": num_proc,
+        "LOCAL_RANK": rank,
+        "LOCAL_SIZE": num_proc,
+        "CROSS_RANK": 0,
+        "CROSS_SIZE": 1,
+    }
     values = {
         **{f"UNIDIST_{name}": value for name, value in place.items()},
         "UNIDIST_NODE_RANK": 0,

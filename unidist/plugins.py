@@ -44,6 +44,11 @@ class PluginInfo:
     version: str
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def origin(self) -> str:
+        """The plugin and its distribution, as registries keep it with what it registers."""
+        return f"{self.name!r} ({self.distribution})"
+
 
 class PluginManager:
     """All plugins of this process. `load()` reads the entry points; registries fill when first asked for.
@@ -117,6 +122,12 @@ class PluginManager:
         """Say whether any plugin implements `hook`, so that a frequent event costs nothing when none does."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
+    def hooks_of(self, name: str) -> list[str]:
+        """Return the hooks that the plugin called `name` implements; none if it could not be imported."""
+        plugin = self._manager.get_plugin(name)
+        callers = (plugin is not None and self._manager.get_hookcallers(plugin)) or ()
+        return sorted(caller.name for caller in callers)
+
     def problems(self) -> list[str]:
         """Return every problem found so far, each with the plugin's and its distribution's name."""
         return [
@@ -137,7 +148,7 @@ class PluginManager:
 
     def _collect(self, registry: Registry[Any], hook: str) -> Registry[Any]:
         def arguments(info: PluginInfo) -> dict[str, Any]:
-            registry.origin = f"{info.name!r} ({info.distribution})"
+            registry.origin = info.origin
             return {"registry": registry}
 
         self._call_each(hook, arguments)

@@ -45,6 +45,9 @@ def _check_engine(name: str, num_proc: int, manager: PluginManager) -> None:
         return  # loading it could import a framework, which takes seconds; its ranks will say
     engine = spec.load()
     topology = Topology(world_size=num_proc, local_size=num_proc)
-    for found, where in ((engine.availability(), "on this machine"), (engine.supports(topology), f"for {num_proc} processes")):
+    for found, where in (
+        (engine.availability(), "on this machine"),
+        (engine.supports(topology), f"for {num_proc} processes"),
+    ):
         if not found.usable:
             raise ConfigurationError(f"engine {name!r} cannot be used {where}: {found.reason}")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unidist.mesh import Mesh
 
 if TYPE_CHECKING:
+    from unidist.buckets import ParameterInfo
     from unidist.context import Context
+    from unidist.framework import Framework
     from unidist.gradients import GradientExchange
-    from unidist.update import ParameterInfo
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class GradientOwner(ABC):
     """Power: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
 
     @abstractmethod
-    def make_exchange(self, parameters: Sequence[ParameterInfo], context: Context) -> GradientExchange:
+    def make_exchange(
+        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework
+    ) -> GradientExchange:
         """Return the exchange for these parameters. Collective; every rank passes an equal list."""
 
 

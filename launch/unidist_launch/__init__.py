@@ -1,0 +1,1 @@
+"""The `unidist` command: launches jobs, and shows what is installed."""

@@ -61,7 +61,7 @@ def _check_script(script: Path) -> None:
 def _check_module(name: str, environ: Mapping[str, str]) -> None:
     """Look for the outermost package only: finding what is inside would run its code here."""
     top = name.partition(".")[0]
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not all(part.isidentifier() for part in name.split(".")) or Path(name).is_file():
         raise ConfigurationError(f"-m {name!r}: not the name of a module; write package.module, without .py.")
     added = environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [os.getcwd(), *filter(None, added), *sys.path]

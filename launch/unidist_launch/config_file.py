@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from unidist.errors import ConfigurationError, unknown_choice
 
 
-def read(file: Path, options: Iterable[str]) -> dict[str, Any]:
-    """Return the options in a YAML or TOML file, by option name with dashes.
+class Kind(StrEnum):
+    """What an option takes, and so what its value in a file must be."""
 
-    Values are left as the file gives them. Names may be written with dashes or underscores.
+    TEXT = "a text or a number"
+    FLAG = "true or false"
+    LIST = "a list of texts"
+    ENVIRONMENT = "a table of names and values, or a list of KEY=VALUE"
+
+
+def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
+    """Return the options in a YAML or TOML file by option name, as the command line would give them.
+
+    Names may be written with dashes or underscores. Texts and numbers become str, flags bool, lists tuples.
 
     Args:
         file: ends in .yaml, .yml or .toml.
-        options: every name that is allowed.
+        options: what is allowed: kind by name, with dashes.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds an unknown or repeated option.
+        ConfigurationError: the file cannot be read; an option is unknown, repeated or of the wrong kind.
     """
-    known = set(options)
     found: dict[str, Any] = {}
     for key, value in _load(file).items():
         name = str(key).replace("_", "-")
-        if name not in known:
-            error = unknown_choice("option", str(key), known)
-            raise ConfigurationError(f"{file}: {error}")
+        if name not in options:
+            raise ConfigurationError(f"{file}: {unknown_choice('option', str(key), options)}")
         if name in found:
             raise ConfigurationError(f"{file}: option {name!r} is given twice, with dashes and with underscores.")
-        if isinstance(value, dict) and name != "env":
-            raise ConfigurationError(f"{file}: option {name!r} takes a value, not a table.")
-        found[name] = value
+        converted = _convert(value, options[name])
+        if converted is None:
+            raise ConfigurationError(f"{file}: option {name!r} is {options[name]}; found {value!r}.")
+        found[name] = converted
     return found
 
 
-def environment_items(value: object, file: Path) -> tuple[str, ...]:
-    """Return option `env` of a file as KEY=VALUE items: it may be a table or a list of such items."""
-    if isinstance(value, dict):
-        return tuple(f"{key}={_text(item)}" for key, item in value.items())
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    raise ConfigurationError(f"{file}: option 'env' is a table of names and values, or a list of KEY=VALUE; found {value!r}.")
+def _convert(value: Any, kind: Kind) -> Any:
+    """Return the value as the command line would give it; None if it is not of this kind."""
+    if kind is Kind.FLAG:
+        return value if isinstance(value, bool) else None
+    if kind is Kind.ENVIRONMENT and isinstance(value, dict):
+        return tuple(f"{key}={text}" for key, item in value.items() if (text := _text(item)) is not None)
+    if kind in (Kind.LIST, Kind.ENVIRONMENT):
+        items = value if isinstance(value, list) else [value]
+        return tuple(items) if all(isinstance(item, str) for item in items) else None
+    return _text(value)
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _load(file: Path) -> dict[Any, Any]:
@@ -72,6 +86,8 @@ def _load(file: Path) -> dict[Any, Any]:
         if content is None:
             return {}
         if not isinstance(content, dict):
-            raise ConfigurationError(f"{file} holds {type(content).__name__}; expected a table of option names and values.")
+            raise ConfigurationError(
+                f"{file} holds {type(content).__name__}; expected a table of option names and values."
+            )
         return content
     raise ConfigurationError(f"--config {str(file)!r}: the name must end in .yaml, .yml or .toml.")

@@ -94,7 +94,9 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
         cause = f"{culprit.exception_line} ({cause})"
     text = [f"unidist: rank {culprit.rank} failed first (host {host}, pid {culprit.pid}): {cause}"]
     if culprit.returncode == -signal.SIGKILL:
-        text.append("  SIGKILL comes from outside: an operator, a scheduler, or the kernel when memory runs out (`dmesg` tells).")
+        text.append(
+            "  SIGKILL comes from outside: an operator, a scheduler, or the kernel, out of memory (`dmesg` tells)."
+        )
     text += [f"  {line}" for line in _excerpt(culprit)]
     others = [end for end in exits if end is not culprit]
     ended = [end.rank for end in others if end.signalled]

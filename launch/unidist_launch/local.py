@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -34,9 +34,9 @@ class LocalLauncher(Launcher):
 
     def availability(self) -> Availability:
         """Usable on Linux, whose /proc, memfd and parent-death signal it relies on."""
-        if sys.platform.startswith("linux"):
+        if platform.system() == "Linux":
             return Availability(True, f"{len(os.sched_getaffinity(0))} cores")
-        return Availability(False, f"needs Linux, this is {sys.platform}")
+        return Availability(False, f"needs Linux, this is {platform.system()}")
 
     def run(self, job: Job) -> int:
         """Run the job; see `Launcher.run`. To be called from the main thread, for it handles signals.
@@ -138,7 +138,9 @@ class _Run:
                     if not self._read(key.fd, key.data):
                         break
             tail = self._output.stderr_tail(rank)
-            end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._kill_at is not None)
+            end = RankExit(
+                rank, process.pid, process.returncode, self._round, tail, signalled=self._kill_at is not None
+            )
             self._exits.append(end)
             if self._job.verbose:
                 self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
@@ -151,7 +153,8 @@ class _Run:
         """Read what is left in the pipes; every process is gone, unless one has escaped to another user."""
         deadline = time.monotonic() + _LAST_OUTPUT_SEC
         while (pipes := self._pipes()) and time.monotonic() < deadline:
-            if not any([self._read(key.fd, key.data) for key in pipes]):
+            read = [self._read(key.fd, key.data) for key in pipes]
+            if not any(read):
                 self._selector.select(_EXIT_CHECK_SEC)
 
     def _end_if_due(self) -> None:

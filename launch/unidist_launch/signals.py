@@ -38,7 +38,9 @@ class ForwardedSignals:
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         signal.set_wakeup_fd(self._previous_wakeup)

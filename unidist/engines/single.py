@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
-from unidist.algorithms import scale_in_place
+from unidist.algorithms._reduce import scale_in_place
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Capabilities, Communicator, ReduceOp, Work
 from unidist.engine import Availability, Engine

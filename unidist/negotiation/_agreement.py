@@ -103,9 +103,7 @@ class Agreement:
         joined = b"\n".join(full)
         return Announcement(encode_block(ids, len(joined)), joined, count, operations)
 
-    def update(
-        self, ids: Sequence[Sequence[int]], requests: Sequence[Sequence[tuple[str, Signature]]]
-    ) -> list[Ready]:
+    def update(self, ids: Sequence[Sequence[int]], requests: Sequence[Sequence[tuple[str, Signature]]]) -> list[Ready]:
         """Take in what every rank announced, by rank, and return what became ready, in the agreed order.
 
         The order is that in which the last rank's announcement of each is found.

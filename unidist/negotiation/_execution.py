@@ -157,7 +157,7 @@ class Execution:
 
     def _allgather(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        rows = tuple(signature[2][0] for signature in agreed.signatures)
+        rows = tuple(signature.shape[0] for signature in agreed.signatures)
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
         counts = [each * row for each in rows]
@@ -166,7 +166,7 @@ class Execution:
 
     def _alltoall(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        rows = tuple(signature[7][self._communicator.rank] for signature in agreed.signatures)
+        rows = tuple(signature.splits[self._communicator.rank] for signature in agreed.signatures)
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
         self._communicator.alltoall(

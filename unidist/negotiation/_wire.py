@@ -47,5 +47,7 @@ def decode_requests(data: bytes) -> list[tuple[str, Signature]]:
 
 def _decode_request(line: bytes) -> tuple[str, Signature]:
     name, kind, dtype, shape, op, root, scale, memory, splits = json.loads(line)
-    signature = (OperationKind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, scale, memory, tuple(splits))
+    signature = Signature(
+        OperationKind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, scale, memory, tuple(splits)
+    )
     return name, signature

@@ -21,14 +21,20 @@ class Handle:
         request: what was submitted.
         background: a background thread drives it; else it moves only while some thread waits.
         submitted: time of submission, of `time.monotonic`.
+        deadline: time at which the wait for the other ranks ends; for the negotiator.
+        reported: it was in a stall report; for the negotiator.
     """
 
-    __slots__ = ("_complete", "_error", "_negotiator", "_output", "_rows", "background", "request", "submitted")
+    __slots__ = (
+        "_complete", "_error", "_negotiator", "_output", "_rows", "background", "deadline", "reported", "request", "submitted",
+    )  # fmt: skip
 
-    def __init__(self, negotiator: Negotiator, request: Request, background: bool) -> None:
+    def __init__(self, negotiator: Negotiator, request: Request, *, background: bool, timeout_seconds: float) -> None:
         self.request = request
         self.background = background
         self.submitted = time.monotonic()
+        self.deadline = self.submitted + timeout_seconds
+        self.reported = False
         self._negotiator = negotiator
         self._complete = False
         self._error: BaseException | None = None
@@ -82,6 +88,8 @@ class Handle:
 
     def _check_ended(self) -> None:
         if not self._complete:
-            raise UsageError(f"{self.request.kind} {self.request.name!r} is under way; call wait() before reading its result")
+            raise UsageError(
+                f"{self.request.kind} {self.request.name!r} is under way; call wait() before reading its result"
+            )
         if self._error is not None:
             raise self._error

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
@@ -31,13 +32,24 @@ which may be a background one; returns a buffer of `sum(rows)` rows. Where it ra
 waiting, so the error ends the negotiator on every rank.
 """
 
-Signature = tuple[OperationKind, DType, tuple[int, ...], ReduceOp, int, float, str, tuple[int, ...]]
-"""Kind, dtype, shape, op, root, scale, memory kind, splits of one rank's request."""
+
+class Signature(NamedTuple):
+    """What one rank asks for under a name; the fields are those of `Request`, `memory` its buffers' memory kind."""
+
+    kind: OperationKind
+    dtype: DType
+    shape: tuple[int, ...]
+    op: ReduceOp
+    root: int
+    scale: float
+    memory: str
+    splits: tuple[int, ...]
+
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One rank's side of a named operation. Every rank submits one of the same name.
 
@@ -71,7 +83,7 @@ class Request:
     scale: float = 1.0
     splits: tuple[int, ...] = ()
     allocate_output: AllocateOutput | None = None
-    signature: Signature = field(init=False, compare=False)
+    signature: Signature = field(init=False, repr=False)
     """What the ranks compare; made once, so that a repeated request costs one comparison of tuples."""
 
     def __post_init__(self) -> None:
@@ -79,66 +91,78 @@ class Request:
         object.__setattr__(
             self,
             "signature",
-            (self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
+            Signature(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
         )
 
-    def check(self, size: int) -> None:
-        """Raise UsageError unless this request can run on a group of `size` ranks.
+    def check(self, rank: int, size: int) -> None:
+        """Raise UsageError unless this request can run on rank `rank` of a group of `size`.
 
         Looks at this rank's side only. Called for signatures that were not seen before.
         """
-        kind, data = self.kind, self.target if self.kind is OperationKind.BROADCAST else self.source
+        kind = self.kind
         if kind is OperationKind.BARRIER:
             return
+        data = self.target if kind is OperationKind.BROADCAST else self.source
         if data.count != prod(self.shape):
             raise self.error(f"a buffer of {data.count} elements is not of shape {self.shape}")
+        if kind is OperationKind.BROADCAST:
+            if not 0 <= self.root < size:
+                raise self.error(f"root {self.root} is not a rank of this group; choices: 0 to {size - 1}")
+            return
+        if kind is not OperationKind.ALLREDUCE and not self.shape:
+            raise self.error("a scalar has no rows to divide; give it the shape (1,)")
         if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
-            if data.dtype.is_complex and self.op in (ReduceOp.MIN, ReduceOp.MAX):
-                raise self.error(f"{self.op} of {data.dtype}: complex numbers have no order; use sum or product")
-        elif kind is OperationKind.BROADCAST and not 0 <= self.root < size:
-            raise self.error(f"root {self.root} is not a rank of this group; choices: 0 to {size - 1}")
-        if kind in (OperationKind.ALLGATHER, OperationKind.ALLTOALL):
-            if not self.shape:
-                raise self.error("a scalar has no rows; give it the shape (1,)")
-            if self.allocate_output is None:
-                raise self.error("its output size is known after the agreement only; give allocate_output")
-        if kind is OperationKind.ALLTOALL and (
-            len(self.splits) != size or min(self.splits) < 0 or sum(self.splits) != self.shape[0]
-        ):
-            raise self.error(
-                f"splits {list(self.splits)} must be {size} numbers of at least 0, one for each rank, "
-                f"that add up to the {self.shape[0]} rows"
-            )
-        if kind is OperationKind.REDUCESCATTER and not self.shape:
-            raise self.error("a scalar cannot be scattered by rows; give it the shape (1,)")
+            self._check_reduction(rank, size)
+        else:
+            self._check_exchange(size)
 
-    def check_target(self, expected: int) -> None:
-        """Raise UsageError unless `target` matches `source` and holds `expected` elements."""
+    def _check_reduction(self, rank: int, size: int) -> None:
         source, target = self.source, self.target
+        if source.dtype.is_complex and self.op in (ReduceOp.MIN, ReduceOp.MAX):
+            raise self.error(f"{self.op} of {source.dtype}: complex numbers have no order; use sum or product")
+        expected = source.count
+        if self.kind is OperationKind.REDUCESCATTER:
+            expected = reducescatter_rows(self.shape[0], size)[rank] * prod(self.shape[1:])
         if target.count != expected or target.dtype is not source.dtype or target.memory != source.memory:
             raise self.error(
                 f"the target holds {target.count} {target.dtype} elements in {target.memory} memory, "
                 f"but {expected} {source.dtype} in {source.memory} memory are needed"
             )
 
+    def _check_exchange(self, size: int) -> None:
+        if self.allocate_output is None:
+            raise self.error("its output size is known after the agreement only; give allocate_output")
+        if self.kind is OperationKind.ALLTOALL and (
+            len(self.splits) != size or min(self.splits) < 0 or sum(self.splits) != self.shape[0]
+        ):
+            raise self.error(
+                f"splits {list(self.splits)} must be {size} numbers of at least 0, one for each rank, "
+                f"that add up to the {self.shape[0]} rows"
+            )
+
     def error(self, problem: str) -> UsageError:
+        """Return an error that names this request."""
         return UsageError(f"{self.kind} {self.name!r}: {problem}")
 
 
 def match_key(signature: Signature) -> tuple[object, ...]:
-    """Return the part of a signature that must be the same on every rank."""
+    """Return what must be the same on every rank: of the fields of a request those that matter to its kind."""
     kind, dtype, shape, op, root, scale, memory, _ = signature
+    if kind is OperationKind.BARRIER:
+        return (kind,)
+    if kind is OperationKind.BROADCAST:
+        return kind, dtype, memory, shape, root
     if kind in (OperationKind.ALLGATHER, OperationKind.ALLTOALL):
-        shape = (-1, *shape[1:])
-    return kind, dtype, shape, op, root, scale, memory
+        return kind, dtype, memory, shape[1:]
+    return kind, dtype, memory, shape, op, scale
 
 
 def describe(signature: Signature) -> str:
     """Return a signature in words: "allreduce float32 (4, 3) sum"."""
     kind, dtype, shape, op, root, scale, memory, _ = signature
-    words = [str(kind)]
-    if kind is not OperationKind.BARRIER:
-        words += [str(dtype), str(shape)]
+    if kind is OperationKind.BARRIER:
+        return str(kind)
+    words = [str(kind), str(dtype), str(shape)]
     if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
         words += [str(op)] + ([f"scale {scale:g}"] if scale != 1.0 else [])
     if kind is OperationKind.BROADCAST:

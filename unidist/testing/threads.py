@@ -78,7 +78,9 @@ class ThreadWorld:
         if errors:
             raise errors[0]
         if late:
-            raise StalledError(f"ranks {format_ranks(late)} did not return within {timeout.total_seconds():g} s", ranks=late)
+            raise StalledError(
+                f"ranks {format_ranks(late)} did not return within {timeout.total_seconds():g} s", ranks=late
+            )
         return [results[rank] for rank in range(len(threads))]
 
     def abort(self, reason: str) -> None:
@@ -132,7 +134,9 @@ class ThreadCommunicator(PointToPointCommunicator):
         for rank in ranks:
             self.check_rank(rank, "ranks")
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise UsageError(f"split({list(ranks)}) on rank {self.rank}: give each member once, this rank included, or ()")
+            raise UsageError(
+                f"split({list(ranks)}) on rank {self.rank}: give each member once, this rank included, or ()"
+            )
         group = self._group.part(self._splits, tuple(ranks), self.rank)
         return ThreadCommunicator(group, list(ranks).index(self.rank), self.timeout)
 

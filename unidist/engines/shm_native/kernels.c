@@ -73,6 +73,9 @@ static inline uint16_t store_float16(float f) {
                                 int num_sources, size_t count, int op, double scale) {                   \
         ACC acc[BLOCK];                                                                                  \
         STORED out[BLOCK];                                                                               \
+        double divisor = rint(1.0 / scale);                                                              \
+        int exact = 1.0 / divisor == scale;                                                              \
+        (void)exact;                                                                                     \
         for (size_t start = 0; start < count; start += BLOCK) {                                          \
             size_t n = count - start < BLOCK ? count - start : BLOCK;                                    \
             const STORED *first = (const STORED *)sources[0] + start;                                    \
@@ -99,7 +102,8 @@ static inline uint16_t store_float16(float f) {
 #define STORE SAME
 
 #define FLOAT_SCALE ((ACC)(acc[i] * (ACC)scale))
-#define INTEGER_SCALE ((ACC)((double)acc[i] * scale))
+/* A mean must not lose a whole unit to rounding: 49 * (1.0 / 49) is below 1. Scales 1/n divide by n. */
+#define INTEGER_SCALE ((ACC)(exact ? (double)acc[i] / divisor : (double)acc[i] * scale))
 
 #define STORED float
 #define ACC float

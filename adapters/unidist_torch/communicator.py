@@ -1,0 +1,451 @@
+"""Communicators over torch.distributed's process groups (gloo, NCCL)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import (
+    COMPLETED,
+    Capabilities,
+    Communicator,
+    ReduceOp,
+    Work,
+    equal_counts,
+    format_ranks,
+)
+from unidist.errors import PeerLostError, StalledError, UsageError
+from unidist_torch.memory import buffer_of, tensor_of
+from unidist_torch.reduction import Reduction
+
+_OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+}
+
+
+class ProcessGroupCommunicator(Communicator):
+    """What gloo and NCCL have in common.
+
+    Args:
+        store: key-value store that all members reach.
+        name: of the group; distinct for every group on one store.
+        rank: of this process in the group.
+        members: world ranks.
+        timeout: of every operation.
+        device_index: GPU of this process.
+    """
+
+    backend: str
+
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        members: tuple[int, ...],
+        timeout: timedelta,
+        *,
+        device_index: int,
+    ) -> None:
+        self.rank = rank
+        self.size = len(members)
+        self.members = members
+        self.timeout = timeout
+        self.description = f"{self.backend}, ranks {format_ranks(members)}"
+        self._store = store
+        self._name = name
+        self._device_index = device_index
+        self._splits = itertools.count()
+        self._aborted = ""
+        self._closed = False
+        self._sent = [0] * self.size
+        self._received = [0] * self.size
+        self._lock = threading.Lock()
+        with self._translated("connect", timeout):
+            self._group: Any = self._make_group(dist.PrefixStore(f"unidist/{name}", store))
+
+    @abstractmethod
+    def _make_group(self, store: dist.Store) -> Any:
+        """Return the process group."""
+
+    @abstractmethod
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        """Return a flat tensor over the buffer, on a device that the group moves."""
+
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
+        """See `Communicator.allreduce`."""
+        _check_alike(source, target, source.count, "allreduce")
+        result, given = self._tensor(target), self._tensor(source)
+        if result.data_ptr() != given.data_ptr():
+            result.copy_(given)
+        reduction = Reduction(result, op, scale)
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPS[reduction.op]
+        return self._start(
+            f"allreduce of {source.dtype}[{source.count}]",
+            lambda: self._group.allreduce([reduction.carrier], options),
+            reduction.finish,
+        )
+
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """See `Communicator.allgather`."""
+        pieces = list(equal_counts(target.count, self.size) if counts is None else counts)
+        _check_alike(source, target, sum(pieces), "allgather")
+        if len(pieces) != self.size or source.count != pieces[self.rank]:
+            raise UsageError(f"allgather: counts={pieces} do not fit {source.count} elements of rank {self.rank}")
+        # Unequal pieces travel padded: neither backend gathers them.
+        largest = max(pieces)
+        given, result = _bytes(self._tensor(source)), _bytes(self._tensor(target))
+        item = source.dtype.itemsize
+        outputs = list(result.split([count * item for count in pieces]))
+        if len(set(pieces)) == 1:
+            padded, received = given, outputs
+        else:
+            padded = torch.zeros(largest * item, dtype=torch.uint8, device=given.device)
+            padded[: given.numel()] = given
+            received = [torch.empty_like(padded) for _ in pieces]
+
+        def unpack() -> None:
+            if received is not outputs:
+                for output, piece in zip(outputs, received, strict=True):
+                    output.copy_(piece[: output.numel()])
+
+        return self._start(
+            f"allgather of {source.dtype}{pieces}", lambda: self._group.allgather([received], [padded]), unpack
+        )
+
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """See `Communicator.broadcast`."""
+        self.check_rank(root, "root")
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        tensor = _bytes(self._tensor(buffer))
+        return self._start(
+            f"broadcast of {buffer.dtype}[{buffer.count}] from rank {root}",
+            lambda: self._group.broadcast([tensor], options),
+        )
+
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """See `Communicator.reducescatter`; each piece is reduced to its owner."""
+        pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
+        if len(pieces) != self.size or sum(pieces) != source.count:
+            raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
+        _check_alike(source, target, pieces[self.rank], "reducescatter")
+        result = self._tensor(target)
+        reductions = [
+            Reduction(piece.clone(), op, scale) for piece in self._tensor(source).split(pieces)
+        ]  # clones: reduce() uses its input as scratch memory
+
+        def start() -> list[Any]:
+            works = []
+            for root, reduction in enumerate(reductions):
+                if pieces[root]:
+                    options = dist.ReduceOptions()
+                    options.reduceOp = _OPS[reduction.op]
+                    options.rootRank = root
+                    works.append(self._group.reduce([reduction.carrier], options))
+            return works
+
+        def finish() -> None:
+            own = reductions[self.rank]
+            own.finish()
+            result.copy_(own.result)
+
+        return self._start(f"reducescatter of {source.dtype}{pieces}", start, finish)
+
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """See `Communicator.alltoall`."""
+        sent, received = list(send_counts), list(receive_counts)
+        if len(sent) != self.size or len(received) != self.size or sum(sent) != source.count:
+            raise UsageError(f"alltoall: send_counts={sent} do not fit {source.count} elements and {self.size} ranks")
+        _check_alike(source, target, sum(received), "alltoall")
+        item = source.dtype.itemsize
+        given, result = _bytes(self._tensor(source)), _bytes(self._tensor(target))
+        return self._start(
+            f"alltoall of {source.dtype}{sent}",
+            lambda: self._group.alltoall_base(
+                result, given, [count * item for count in received], [count * item for count in sent], dist.AllToAllOptions()
+            ),
+        )
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """See `Communicator.send`."""
+        self.check_rank(to, "to")
+        tensor = _bytes(self._tensor(buffer))
+        if to == self.rank:
+            raise UsageError(f"rank {to} cannot send to itself over {self.backend}; copy the tensor")
+        with self._lock:
+            self._sent[to] += 1
+            tag = self._sent[to] & 0x7FFFFFFF
+        return self._start(f"send to rank {to}", lambda: self._group.send([tensor], to, tag), peer=to)
+
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """See `Communicator.recv`."""
+        self.check_rank(source, "source")
+        tensor = _bytes(self._tensor(buffer))
+        if source == self.rank:
+            raise UsageError(f"rank {source} cannot receive from itself over {self.backend}")
+        with self._lock:
+            self._received[source] += 1
+            tag = self._received[source] & 0x7FFFFFFF
+        return self._start(f"recv from rank {source}", lambda: self._group.recv([tensor], source, tag), peer=source)
+
+    def barrier(self) -> Work:
+        """See `Communicator.barrier`."""
+        token = Buffer.allocate(1, DType.UINT8)
+        return self.allreduce(token, token)
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """See `Communicator.split`."""
+        chosen = tuple(ranks)
+        for rank in chosen:
+            self.check_rank(rank, "ranks")
+        if chosen and self.rank not in chosen:
+            raise UsageError(f"split: rank {self.rank} passed ranks {chosen}; pass a group that it belongs to, or ()")
+        number = next(self._splits)
+        if not chosen:
+            return None
+        # Members agree on the name; different groups of one split differ in their first member.
+        return type(self)(
+            self._store,
+            f"{self._name}/{number}.{min(chosen)}",
+            chosen.index(self.rank),
+            tuple(self.members[rank] for rank in chosen),
+            self.timeout,
+            device_index=self._device_index,
+        )
+
+    def abort(self, reason: str) -> None:
+        """See `Communicator.abort`; peers see a broken connection."""
+        self._aborted = self._aborted or reason or "no reason given"
+        if not self._closed:
+            self._group.abort()
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        if not self._closed:
+            self._closed = True
+            self._group = None
+
+    def _start(
+        self,
+        what: str,
+        start: Callable[[], Any],
+        finish: Callable[[], None] | None = None,
+        *,
+        peer: int | None = None,
+    ) -> Work:
+        if self._closed:
+            raise UsageError(f"this communicator is closed ({self.description})")
+        if self._aborted:
+            raise PeerLostError(f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}")
+        with self._translated(what, self.timeout):
+            works = start()
+        works = works if isinstance(works, list) else [works]
+        if not works and finish is None:
+            return COMPLETED
+        return _GroupWork(self, what, works, finish, peer)
+
+    def _translated(self, what: str, timeout: timedelta, peer: int | None = None) -> _Translation:
+        return _Translation(self, what, timeout, peer)
+
+
+class _Translation:
+    """Turns the RuntimeErrors of torch.distributed into PeerLostError or StalledError, told apart by the time waited."""
+
+    def __init__(
+        self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None
+    ) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._timeout = timeout
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        self._begin = time.monotonic()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, RuntimeError) or isinstance(error, UsageError | PeerLostError):
+            return
+        communicator = self._communicator
+        where = f"{self._what} on rank {communicator.rank} ({communicator.description})"
+        ranks = () if self._peer is None else (self._peer,)
+        reason = communicator._aborted
+        communicator._aborted = reason or f"after a failed {self._what}"
+        if reason:
+            raise PeerLostError(f"{where}: this communicator was aborted: {reason}", ranks=ranks) from error
+        if time.monotonic() - self._begin >= 0.95 * self._timeout.total_seconds():
+            who = f"rank {self._peer}" if self._peer is not None else "some of the ranks"
+            raise StalledError(
+                f"{where}: {who} did not come within {self._timeout.total_seconds():g} s. They are alive, but do "
+                "something else: look where they are.",
+                ranks=ranks,
+            ) from error
+        raise PeerLostError(f"{where}: a peer died, left or aborted: {error}", ranks=ranks) from error
+
+
+class _GroupWork(Work):
+    def __init__(
+        self,
+        communicator: ProcessGroupCommunicator,
+        what: str,
+        works: list[Any],
+        finish: Callable[[], None] | None,
+        peer: int | None,
+    ) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._works = works
+        self._finish = finish
+        self._peer = peer
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        limit = self._communicator.timeout if timeout is None else timeout
+        with self._communicator._translated(self._what, limit, self._peer):
+            while self._works:
+                self._works[0].wait(limit)
+                self._works.pop(0)
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+class GlooCommunicator(ProcessGroupCommunicator):
+    """gloo on the loopback interface; device tensors are staged through host memory."""
+
+    backend = "gloo"
+
+    def _make_group(self, store: dist.Store) -> Any:
+        self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = self.timeout
+        options._threads = 2
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        return tensor_of(buffer)
+
+    # gloo itself moves device tensors in some operations only: all of them go through host memory here.
+
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
+        """See `Communicator.allreduce`."""
+        return _on_host(super().allreduce, source, target, op=op, scale=scale)
+
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """See `Communicator.allgather`."""
+        return _on_host(super().allgather, source, target, counts=counts)
+
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """See `Communicator.broadcast`."""
+        return _on_host(super().broadcast, buffer, root=root)
+
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """See `Communicator.reducescatter`."""
+        return _on_host(super().reducescatter, source, target, op=op, scale=scale, counts=counts)
+
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """See `Communicator.alltoall`."""
+        return _on_host(super().alltoall, source, target, send_counts=send_counts, receive_counts=receive_counts)
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """See `Communicator.send`."""
+        return _on_host(super().send, buffer, to=to)
+
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """See `Communicator.recv`."""
+        return _on_host(super().recv, buffer, source=source)
+
+
+class NcclCommunicator(ProcessGroupCommunicator):
+    """NCCL; every rank uses the GPU of its local rank."""
+
+    backend = "nccl"
+
+    def _make_group(self, store: dist.Store) -> Any:
+        self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), bucket_bytes=25 << 20)
+        self._device = torch.device("cuda", self._device_index)
+        torch.cuda.set_device(self._device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.timeout
+        return dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        return tensor_of(buffer)
+
+    def barrier(self) -> Work:
+        """See `Communicator.barrier`."""
+        token = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        return self._start("barrier", lambda: self._group.allreduce([token]), torch.cuda.current_stream(self._device).synchronize)
+
+
+def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:
+    """Run an operation on host copies of device buffers; the last buffer is the one that receives the result."""
+    if all(buffer.memory == HOST for buffer in buffers):
+        return operation(*buffers, **arguments)
+    target = tensor_of(buffers[-1])
+    copies = [tensor_of(buffer).cpu() for buffer in buffers]
+    work = operation(*(buffer_of(copy) for copy in copies), **arguments)
+    return _StagedWork(work, lambda: target.copy_(copies[-1]))
+
+
+class _StagedWork(Work):
+    def __init__(self, inner: Work, copy_back: Callable[[], object]) -> None:
+        self._inner = inner
+        self._copy_back: Callable[[], object] | None = copy_back
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._inner.wait(timeout)
+        if self._copy_back is not None:
+            copy_back, self._copy_back = self._copy_back, None
+            copy_back()
+
+    def done(self) -> bool:
+        return self._inner.done()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
+def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
+    if source.dtype != target.dtype or target.count != count or source.memory != target.memory:
+        raise UsageError(
+            f"{what}: the target must be {source.dtype}[{count}] in {source.memory} memory, "
+            f"not {target.dtype}[{target.count}] in {target.memory} memory"
+        )

@@ -1,0 +1,84 @@
+"""The binding of unidist's framework interface to PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.framework import Framework
+
+if TYPE_CHECKING:
+    import torch
+
+    from unidist.update import Update
+
+
+class TorchFramework(Framework):
+    """See `unidist.framework.Framework`. torch is imported when a tensor is first handled."""
+
+    name = "torch"
+
+    def is_tensor(self, value: object) -> bool:
+        """See `Framework.is_tensor`."""
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(value, torch.Tensor)
+
+    def is_model(self, value: object) -> bool:
+        """See `Framework.is_model`."""
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(value, torch.nn.Module)
+
+    def buffer(self, tensor: torch.Tensor) -> Buffer:
+        """See `Framework.buffer`."""
+        from unidist_torch.memory import buffer_of
+
+        return buffer_of(tensor)
+
+    def tensor(self, buffer: Buffer, shape: Sequence[int]) -> torch.Tensor:
+        """See `Framework.tensor`."""
+        from unidist_torch.memory import tensor_of
+
+        return tensor_of(buffer, shape)
+
+    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
+        """See `Framework.allocate`."""
+        import torch
+
+        from unidist_torch.memory import TORCH_DTYPES, buffer_of
+
+        device = "cpu" if memory == HOST else memory
+        return buffer_of(torch.zeros(count, dtype=TORCH_DTYPES[dtype], device=device))
+
+    def zero(self, buffer: Buffer) -> None:
+        """See `Framework.zero`."""
+        if buffer.memory == HOST:
+            ctypes.memset(buffer.address, 0, buffer.nbytes)
+            return
+        from unidist_torch.memory import tensor_of
+
+        tensor_of(buffer).zero_()
+
+    def dtype(self, tensor: torch.Tensor) -> DType:
+        """See `Framework.dtype`."""
+        from unidist_torch.memory import dtype_of
+
+        return dtype_of(tensor)
+
+    def parameters(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+        """See `Framework.parameters`."""
+        return dict(model.named_parameters())
+
+    def model_state(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+        """See `Framework.model_state`."""
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def bind_update(
+        self, optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None
+    ) -> Any:
+        """See `Framework.bind_update`."""
+        from unidist_torch.optimizer import bind
+
+        return bind(optimizer, update, names=names)

@@ -1,0 +1,98 @@
+"""Objects, parameters and optimizer state from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from unidist import context, objects
+from unidist.errors import UsageError
+from unidist_torch.operations import broadcast_async_
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return rank `root_rank`'s object on every rank. It must be picklable (cloudpickle)."""
+    return objects.broadcast_object(context.current(), obj, root=root_rank, name=name or "broadcast_object")
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Return the objects of all ranks, in rank order. They must be picklable (cloudpickle)."""
+    return objects.allgather_object(context.current(), obj, name=name or "allgather_object")
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+) -> None:
+    """Copy tensors of rank `root_rank` into those of all other ranks, in place.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()`, or a list of pairs; the same names on every rank.
+            Values that are not tensors are left alone.
+        root_rank: whose tensors they are.
+    """
+    items = params.items() if isinstance(params, Mapping) else list(params)
+    handles = [
+        broadcast_async_(value, root_rank, f"broadcast_parameters.{name}", _background=False)
+        for name, value in items
+        if isinstance(value, torch.Tensor)
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give every rank the state and the options (learning rates, ...) of rank `root_rank`'s optimizer.
+
+    A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped.
+
+    Raises:
+        UsageError: an optimizer whose state is not per parameter (LBFGS).
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("the state of LBFGS cannot be broadcast: it belongs to no parameter; use broadcast_object")
+    runtime = context.current()
+    is_root = runtime.topology.rank == root_rank
+    state_dict = optimizer.state_dict()
+    outline = _outline(state_dict) if is_root else None
+    outline = objects.broadcast_object(runtime, outline, root=root_rank, name="broadcast_optimizer_state")
+    assert outline is not None
+    if not is_root:
+        state_dict = _filled(outline)
+    tensors = [
+        (f"{index}.{key}", value)
+        for index, entry in sorted(state_dict["state"].items(), key=lambda item: str(item[0]))
+        for key, value in sorted(entry.items())
+        if isinstance(value, torch.Tensor)
+    ]
+    # In host memory while they travel: the ranks' devices differ.
+    moved = [(name, tensor if tensor.device.type == "cpu" else tensor.cpu()) for name, tensor in tensors]
+    broadcast_parameters([(f"optimizer.{name}", tensor) for name, tensor in moved], root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state_dict)  # moves each tensor to its parameter's device
+
+
+
+
+def _outline(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with (shape, dtype) in place of every tensor."""
+    state = {
+        index: {
+            key: ("tensor", tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else ("value", value)
+            for key, value in entry.items()
+        }
+        for index, entry in state_dict["state"].items()
+    }
+    return {"state": state, "param_groups": state_dict["param_groups"]}
+
+
+def _filled(outline: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with empty tensors in place of every (shape, dtype)."""
+    state = {
+        index: {
+            key: torch.empty(item[1], dtype=item[2]) if item[0] == "tensor" else item[1] for key, item in entry.items()
+        }
+        for index, entry in outline["state"].items()
+    }
+    return {"state": state, "param_groups": outline["param_groups"]}

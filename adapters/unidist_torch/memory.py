@@ -1,0 +1,96 @@
+"""Tensors as buffers and buffers as tensors, without copies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import UsageError
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.bool: DType.BOOL,
+    torch.uint8: DType.UINT8,
+    torch.int8: DType.INT8,
+    torch.uint16: DType.UINT16,
+    torch.int16: DType.INT16,
+    torch.uint32: DType.UINT32,
+    torch.int32: DType.INT32,
+    torch.uint64: DType.UINT64,
+    torch.int64: DType.INT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.complex64: DType.COMPLEX64,
+    torch.complex128: DType.COMPLEX128,
+}
+TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+
+
+def memory_kind(tensor: torch.Tensor) -> str:
+    """Return "host" for CPU tensors, else the device's name with its index."""
+    return HOST if tensor.device.type == "cpu" else str(tensor.device)
+
+
+def dtype_of(tensor: torch.Tensor) -> DType:
+    """Return the element type, or raise UsageError for one that has no counterpart (quantized, float8)."""
+    try:
+        return DTYPES[tensor.dtype]
+    except KeyError:
+        raise UsageError(f"tensors of {tensor.dtype} cannot be exchanged; choices: {', '.join(DType)}") from None
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """Return the memory of a dense tensor that covers it without gaps, in memory order."""
+    dtype = DTYPES.get(tensor.dtype) or dtype_of(tensor)
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"a tensor of layout {tensor.layout} has no flat memory; exchange indices and values")
+    if not tensor.is_contiguous() and not is_dense(tensor):
+        raise UsageError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()")
+    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor, memory_kind(tensor))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Say whether the tensor covers its memory without gaps or overlap, in whatever order of dims (channels_last)."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def tensor_of(buffer: Buffer, shape: Sequence[int] | None = None) -> torch.Tensor:
+    """Return a tensor over the buffer's memory; it keeps the buffer's owner alive. Flat unless `shape` is given."""
+    dtype = TORCH_DTYPES[buffer.dtype]
+    if buffer.memory == HOST:
+        flat = _host_tensor(buffer, dtype)
+    else:
+        flat = _device_tensor(buffer, dtype)
+    return flat if shape is None else flat.view(tuple(shape))
+
+
+def _host_tensor(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
+    if not buffer.count:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
+    memory.unidist_owner = buffer.owner  # type: ignore[attr-defined]  # the tensor keeps `memory`, `memory` the owner
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def _device_tensor(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
+    """Find the tensor that owns device memory: only the framework can make a view of it."""
+    owner: Any = buffer
+    while isinstance(owner, Buffer):
+        owner = owner.owner
+    if not isinstance(owner, torch.Tensor):
+        raise UsageError(f"memory of kind {buffer.memory!r} that no tensor owns cannot be used by PyTorch")
+    flat = owner.detach().as_strided((owner.numel(),), (1,)).view(torch.uint8)
+    start = buffer.address - owner.data_ptr()
+    return flat[start : start + buffer.nbytes].view(dtype)

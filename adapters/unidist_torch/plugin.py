@@ -1,0 +1,35 @@
+"""What the PyTorch adapter registers. Imports no torch: specs only."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import EngineSpec, FrameworkSpec, Registry
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `gloo` and `nccl`."""
+    registry.add(
+        EngineSpec(
+            "gloo",
+            "unidist_torch.engines:GlooEngine",
+            "torch.distributed's gloo over TCP; carries CUDA tensors through host memory",
+            memory_kinds=frozenset(("host", "cuda")),
+            priority=20,
+        )
+    )
+    registry.add(
+        EngineSpec(
+            "nccl",
+            "unidist_torch.engines:NcclEngine",
+            "torch.distributed's NCCL, between GPUs",
+            memory_kinds=frozenset(("cuda",)),
+            priority=60,
+        )
+    )
+
+
+@hookimpl
+def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
+    """Register `torch`."""
+    registry.add(FrameworkSpec("torch", "unidist_torch.framework:TorchFramework", "torch", "PyTorch"))

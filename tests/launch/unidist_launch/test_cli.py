@@ -1,0 +1,90 @@
+"""The `unidist` command as a whole: start-up, its own errors, and that the docs name every option."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from unidist_launch.cli import cli
+
+from tests.launch.unidist_launch.conftest import Command
+from unidist.errors import PluginError
+
+DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
+
+
+def test_help_is_quick_and_imports_no_framework_nor_numpy() -> None:
+    code = """
+import sys
+from unidist_launch.cli import main
+try:
+    main(["launch", "--help"])
+finally:
+    heavy = {"torch", "tensorflow", "keras", "numpy", "jax"} & set(sys.modules)
+    print("heavy:", sorted(heavy), file=sys.stderr)
+"""
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        seconds.append(time.monotonic() - started)
+        assert done.returncode == 0
+        assert done.stderr == "heavy: []\n"
+        assert "--allreduce-algorithm" in done.stdout
+    assert min(seconds) < 0.25
+
+
+@pytest.mark.parallel
+def test_launching_imports_no_framework_nor_numpy(command: Command) -> None:
+    probe = "import sys, unidist_launch.cli as c\ntry: c.main(sys.argv[1:])\nfinally: print('numpy' in sys.modules, 'torch' in sys.modules)"
+    line = [sys.executable, "-c", probe, "launch", "-np", "1", "true"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "False False\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lunch",), "unknown command 'lunch'. Did you mean 'launch'?"),
+        (("launch", "-np", "0", "x.py"), "0 is not in the range"),
+        (("launch", "-np", "two", "x.py"), "'two' is not a valid integer"),
+        (("launch", "x.py"), "Missing option '-np'"),
+        (("launch", "-np", "2", "--engin", "shm", "x.py"), "No such option '--engin'"),
+        (("launch", "-np", "2", "none.py"), "script 'none.py' does not exist"),
+        (("launch", "-np", "2"), "nothing to run"),
+        (("launch", "-np", "1000000", "true"), "open files"),
+    ],
+)
+def test_a_wrong_command_is_one_clean_error_with_exit_code_2(
+    command: Command, arguments: tuple[str, ...], message: str
+) -> None:
+    done = command.run(*arguments)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("unidist: error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_plugins_cannot_take_a_command_of_the_house() -> None:
+    with pytest.raises(PluginError, match="'launch' exists already"):
+        cli.add_command(click.Command("launch"))
+
+
+def test_the_docs_name_every_command_and_every_option() -> None:
+    text = DOCS.read_text()
+    context = click.Context(cli)
+    names = ["launch", "doctor", "plugins"]
+    assert set(names) <= set(cli.list_commands(context))
+    missing = []
+    for name in names:
+        found = cli.get_command(context, name)
+        assert found is not None
+        options = [opt for item in found.params if isinstance(item, click.Option) for opt in item.opts]
+        missing += [item for item in (f"unidist {name}", *options) if item not in text]
+    assert missing == []

@@ -1,0 +1,78 @@
+"""Pickles a function so that another process can run it, also from `__main__`, a notebook or a test module."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]  # has no annotations
+
+from unidist.errors import UsageError
+
+# Which modules go by value is a setting of cloudpickle for the whole process.
+_by_value_lock = threading.Lock()
+
+
+def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Return the call as bytes; `pickle.loads` in a worker gives back the three.
+
+    Modules that a worker could not import are sent along by value: the function's own and, of its
+    top-level package, whatever else is loaded here.
+
+    Raises:
+        UsageError: something in the call cannot be pickled; says what pickle says.
+    """
+    with _by_value_lock, _sent_by_value(_module_of(function)):
+        try:
+            data: bytes = cloudpickle.dumps((function, args, kwargs))
+        except Exception as exc:  # whatever the __reduce__ of the user's objects raises
+            raise UsageError(f"cannot send {function!r} and its arguments to another process: {exc}") from exc
+        return data
+
+
+@contextmanager
+def _sent_by_value(module: ModuleType | None) -> Iterator[None]:
+    chosen = [] if module is None else [item for item in _package_mates(module) if not _is_importable(item)]
+    before = cloudpickle.list_registry_pickle_by_value()
+    chosen = [item for item in chosen if item.__name__ not in before]
+    for item in chosen:
+        cloudpickle.register_pickle_by_value(item)
+    try:
+        yield
+    finally:
+        for item in chosen:
+            cloudpickle.unregister_pickle_by_value(item)
+
+
+def _module_of(function: Any) -> ModuleType | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    name = getattr(function, "__module__", None) or type(function).__module__
+    return None if name == "__main__" else sys.modules.get(name)  # cloudpickle sends __main__ by value anyway
+
+
+def _package_mates(module: ModuleType) -> list[ModuleType]:
+    top = module.__name__.partition(".")[0]
+    named = [item for name, item in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
+    return [item for item in named if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item]
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """Say whether a fresh process with our `sys.path` would find this very file under this name."""
+    path: Any = sys.path
+    spec = None
+    parts = module.__name__.split(".")
+    for i in range(len(parts)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: i + 1]), path)
+        if spec is None:
+            return module.__name__ in sys.builtin_module_names
+        path = spec.submodule_search_locations or []
+    file = getattr(module, "__file__", None)
+    return spec is not None and (file is None or spec.origin == file)

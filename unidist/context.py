@@ -1,0 +1,256 @@
+"""The runtime of one process: made by `init()`, found by `current()`, ended by `shutdown()`.
+
+The context is the one global object. It knows the topology, the plan and the communicators, and owns
+whatever has to be given back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from unidist import engine_choice
+from unidist.communicator import Communicator
+from unidist.environment import Placement, Settings, configure_logging, read_placement
+from unidist.errors import NotInitializedError, UsageError
+from unidist.local_rendezvous import LocalRendezvous
+from unidist.mesh import DATA_AXIS
+from unidist.negotiation import Negotiator
+from unidist.plugins import PluginManager
+from unidist.rendezvous import Rendezvous, SingleRendezvous
+from unidist.strategy import GradientOwner, Plan, UpdateGate
+from unidist.strategy_spec import StrategyLike, build, make_plan
+from unidist.timeline import Timeline
+from unidist.topology import Topology
+
+_log = logging.getLogger("unidist")
+
+
+class Context:
+    """Everything that lives from `init()` to `shutdown()`. Created by `init()` only.
+
+    Attributes:
+        topology: this process's place.
+        settings: the user's choices.
+        plugins: the plugin manager.
+        plan: the strategies of the command line, checked, and the mesh.
+        world: communicator over all ranks, for host memory, for the script's own use.
+        negotiator: runs named operations, over a communicator of its own.
+        engine: which engine the world communicator uses, and why.
+    """
+
+    def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
+        self.topology: Topology = placement.topology
+        self.settings = settings
+        self.plugins = plugins
+        self.plan: Plan = make_plan(
+            build(settings.strategy, plugins.strategies), self.topology.world_size, plugins.strategies
+        )
+        self._closers: list[Callable[[], None]] = []
+        self._worlds: dict[str, Communicator] = {}
+        self._axes: dict[tuple[str, str], Communicator] = {}
+        self.timeline = self._open_timeline()
+        try:
+            self._rendezvous = self._meet(placement)
+            self._closers.append(self._rendezvous.close)
+            self.engine = engine_choice.choose(settings.engine, "host", self.topology, plugins.engines)
+            self.world = self._connect("host", self.engine)
+            duplicate = self.world.split(range(self.world.size))
+            assert duplicate is not None
+            self._closers.append(duplicate.close)
+            self.negotiator = Negotiator(
+                duplicate,
+                fusion_threshold_bytes=settings.fusion_threshold_bytes,
+                cycle_time=settings.cycle_time,
+                stall_check=settings.stall_check,
+                timeline=self.timeline,
+            )
+            self._closers.append(self.negotiator.close)
+        except BaseException:
+            self.close()
+            raise
+
+    def communicator(self, memory: str = "host") -> Communicator:
+        """Return the world communicator for a kind of memory ("host", "cuda"). Collective when first asked for."""
+        kind = memory.partition(":")[0]
+        if kind not in self._worlds:
+            choice = engine_choice.choose(self.settings.engine, kind, self.topology, self.plugins.engines)
+            self._connect(kind, choice)
+        return self._worlds[kind]
+
+    def axis(self, name: str, *, memory: str = "host") -> Communicator:
+        """Return the communicator along a mesh axis, for the script's and strategies' own use.
+
+        Collective when first asked for.
+        """
+        key = (name, memory.partition(":")[0])
+        if key not in self._axes:
+            self._axes[key] = self.new_communicator(name, memory=memory)
+        return self._axes[key]
+
+    def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
+        """Return another communicator along a mesh axis, independent of all others. Collective."""
+        world = self.communicator(memory)
+        made = world.split(self.plan.mesh.group(axis, rank=self.topology.rank))
+        assert made is not None
+        self._closers.append(made.close)
+        return made
+
+    def axis_size(self, name: str) -> int:
+        """Return the number of ranks along a mesh axis."""
+        return self.plan.mesh.size(name)
+
+    def plan_for(self, strategy: StrategyLike) -> Plan:
+        """Return the plan for `strategy=`; None means the command line's."""
+        if strategy is None:
+            return self.plan
+        registry = self.plugins.strategies
+        plan = make_plan(build(strategy, registry), self.topology.world_size, registry)
+        if plan.mesh.axes != self.plan.mesh.axes:
+            raise UsageError(
+                f"this strategy needs {plan.mesh}, but the job was launched with {self.plan.mesh}; "
+                "give strategies that claim mesh axes on the command line (--strategy)"
+            )
+        return plan
+
+    def step_applied(self, step: int) -> None:
+        """Tell strategies and plugins that an update was applied."""
+        for strategy in self.plan.strategies:
+            strategy.on_step(step)
+        if self.plugins.listens("unidist_step_applied"):
+            self.plugins.notify("unidist_step_applied", context=self, step=step)
+
+    def close(self) -> None:
+        """Give everything back, newest first. Idempotent."""
+        while self._closers:
+            self._closers.pop()()
+
+    def _meet(self, placement: Placement) -> Rendezvous:
+        if self.topology.world_size == 1:
+            return SingleRendezvous()
+        engine_choice.check_one_host(self.topology)
+        return LocalRendezvous(
+            rank=self.topology.rank,
+            world_size=self.topology.world_size,
+            key=f"{placement.job_key}/{next(_epochs)}",
+            secret=placement.secret,
+            timeout=self.settings.start_timeout,
+        )
+
+    def _connect(self, kind: str, choice: engine_choice.EngineChoice) -> Communicator:
+        engine_choice.check_same(choice, self._rendezvous, self.topology, self.settings.start_timeout)
+        if self.topology.rank == 0:
+            choice.tell()
+        engine = choice.spec.load()
+        world = engine.connect(self.topology, self._rendezvous, timeout=self.settings.timeout)
+        self._closers.append(world.close)
+        if self.settings.allreduce_algorithm is not None:
+            from unidist.algorithms import AlgorithmCommunicator
+
+            world = AlgorithmCommunicator(world, self.settings.allreduce_algorithm)
+        self._worlds[kind] = world
+        return world
+
+    def _open_timeline(self) -> Timeline | None:
+        if self.settings.timeline is None:
+            return None
+        timeline = Timeline(self.settings.timeline, rank=self.topology.rank)
+        self._closers.append(timeline.close)
+        return timeline
+
+
+def gradient_owner(plan: Plan) -> GradientOwner:
+    """Return the strategy that exchanges gradients."""
+    return next(item for item in plan.strategies if isinstance(item, GradientOwner))
+
+
+def update_gate(plan: Plan) -> UpdateGate | None:
+    """Return the strategy that decides when an update happens, if there is one."""
+    return next((item for item in plan.strategies if isinstance(item, UpdateGate)), None)
+
+
+_lock = threading.Lock()
+_current: Context | None = None
+_epochs = itertools.count()
+_managers: dict[tuple[str, ...], PluginManager] = {}
+
+
+def init(settings: Settings | None = None) -> Context:
+    """Start the runtime of this process, and return it. Collective: every rank of the job calls it.
+
+    Called again without `shutdown()` in between, it returns the running context (as Horovod does).
+
+    Args:
+        settings: the user's choices; default: from the environment.
+
+    Raises:
+        ConfigurationError: environment, strategies or engine do not fit.
+        StalledError: a rank did not come; names it.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            return _current
+        configure_logging()
+        chosen = Settings.read() if settings is None else settings
+        context = Context(read_placement(), chosen, _manager(chosen.disabled_plugins))
+        _current = context
+    context.plugins.notify("unidist_initialized", context=context)
+    return context
+
+
+def shutdown() -> None:
+    """End the runtime of this process: close communicators, threads and files. Without `init()` it does nothing.
+
+    Not collective: peers may already be gone. Memory from `empty()` stays valid.
+    """
+    global _current
+    with _lock:
+        context, _current = _current, None
+    if context is not None:
+        context.plugins.notify("unidist_shutdown", context=context)
+        context.close()
+
+
+def is_initialized() -> bool:
+    """Say whether the runtime is up."""
+    return _current is not None
+
+
+def current() -> Context:
+    """Return the running context.
+
+    Raises:
+        NotInitializedError: `init()` was not called, or `shutdown()` was.
+    """
+    if _current is None:
+        raise NotInitializedError("unidist is not initialized in this process; call init() first")
+    return _current
+
+
+def _manager(disabled: tuple[str, ...]) -> PluginManager:
+    """Return the plugin manager; entry points are read once per process."""
+    if disabled not in _managers:
+        _managers[disabled] = PluginManager(disabled).load()
+    return _managers[disabled]
+
+
+def _forget_in_child() -> None:
+    """A forked child (a DataLoader worker) is no rank: it starts without a runtime and closes nothing of its parent's."""
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _orphans.append(_current)  # kept, so that nothing is finalised in the child
+        _current = None
+
+
+_orphans: list[Any] = []
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(shutdown)
+
+__all__ = ["DATA_AXIS", "Context", "current", "gradient_owner", "init", "is_initialized", "shutdown", "update_gate"]

@@ -1,0 +1,228 @@
+"""Exchanging gradients: buckets are reduced as they become ready, always in the same order.
+
+Framework-free. A binding writes each gradient to `buffer(i)` and says so with `ready(i)`; `finish()` completes
+the round and tells which parameters have a gradient on any rank. A gradient that is missing on this rank
+counts as zeros; one that is missing on all ranks stays missing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from unidist.buckets import BucketLayout, ParameterInfo, plan_buckets
+from unidist.buffer import HOST, Buffer
+from unidist.communicator import Communicator, ReduceOp, Work
+from unidist.errors import UsageError
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What came out of a round.
+
+    Args:
+        present: per parameter, whether any rank had a gradient.
+        notice: the largest notice of any rank, see `GradientExchange.finish`.
+    """
+
+    present: tuple[bool, ...]
+    notice: int
+
+
+class GradientExchange(ABC):
+    """One optimizer's gradients. A round is: `ready` for some parameters, in any order, then `finish`.
+
+    Every rank of the data axis calls `finish` equally often. After it, the buffers hold the result until the
+    next round begins.
+
+    Attributes:
+        parameters: whose gradients these are.
+        scale: factor that is applied to every sum; set it before the first round.
+    """
+
+    parameters: tuple[ParameterInfo, ...]
+    scale: float = 1.0
+
+    @abstractmethod
+    def buffer(self, index: int) -> Buffer:
+        """Return the place for the gradient of parameter `index`; the same memory all the time."""
+
+    @abstractmethod
+    def ready(self, index: int) -> None:
+        """Say that this rank's gradient of parameter `index` is in its buffer; it may be exchanged from now on."""
+
+    @abstractmethod
+    def hold(self, index: int) -> None:
+        """Say that a gradient is in the buffer, but that more may be added to it before `finish`."""
+
+    @abstractmethod
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        """Complete the round: every buffer holds `scale` times the sum over all ranks.
+
+        Args:
+            scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
+            notice: 0 to 255; every rank learns the largest of all ranks.
+        """
+
+    @property
+    @abstractmethod
+    def in_round(self) -> bool:
+        """True between the first `ready` or `hold` and `finish`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back buffers and communicators. Idempotent."""
+
+
+@dataclass
+class _Bucket:
+    layout: BucketLayout
+    memory: Buffer
+    waiting: int  # gradients that are not ready yet
+    work: Work | None = None
+    missing: set[int] = field(default_factory=set)
+
+
+class AllReduceExchange(GradientExchange):
+    """Sums by all-reduce, bucket by bucket.
+
+    The last bucket waits for `finish`, together with one byte per parameter that says who has a gradient at all
+    (reduced by MAX): every rank so exchanges the same buckets in the same order, whatever was missing where.
+
+    Args:
+        parameters: in registration order, equal on every rank.
+        framework: gives device memory where a gradient is not in host memory.
+        host: communicator of its own for host memory; closed with this object.
+        device: the same for device memory, where needed.
+        bucket_bytes: see `plan_buckets`; default: what suits the engine.
+        overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        *,
+        framework: Framework,
+        host: Communicator,
+        device: Communicator | None = None,
+        bucket_bytes: int | None = None,
+        overlap: bool = True,
+    ) -> None:
+        self.parameters = tuple(parameters)
+        self._framework = framework
+        self._host = host
+        self._device = device
+        self._overlap = overlap
+        limit = bucket_bytes or (device or host).capabilities.bucket_bytes
+        self._buckets = [self._make_bucket(layout) for layout in plan_buckets(self.parameters, bucket_bytes=limit)]
+        self._place: dict[int, tuple[_Bucket, Buffer]] = {}
+        for bucket in self._buckets:
+            for slot in bucket.layout.slots:
+                self._place[slot.parameter] = (bucket, bucket.memory.slice(slot.offset, slot.count))
+        self._status = host.allocate(len(self.parameters) + 1)
+        self._status_bytes = self._status.bytes()
+        self._posted = 0
+        self._in_round = False
+        self._reset()
+
+    def buffer(self, index: int) -> Buffer:
+        """See `GradientExchange.buffer`."""
+        return self._place[index][1]
+
+    @property
+    def in_round(self) -> bool:
+        """See `GradientExchange.in_round`."""
+        return self._in_round
+
+    def hold(self, index: int) -> None:
+        """See `GradientExchange.hold`."""
+        self._in_round = True
+        self._status_bytes[index] = 1
+
+    def ready(self, index: int) -> None:
+        """See `GradientExchange.ready`."""
+        if not self._overlap:
+            self.hold(index)
+            return
+        bucket = self._place[index][0]
+        if index not in bucket.missing:
+            raise UsageError(
+                f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One backward pass "
+                "per step is exchanged; for several use the strategy accumulate=N (Horovod: backward_passes_per_step=N), "
+                "or data:overlap=false, which exchanges once, at the step."
+            )
+        self._in_round = True
+        self._status_bytes[index] = 1
+        bucket.missing.discard(index)
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
+                self._post(self._buckets[self._posted], self.scale)
+        elif self._posted:
+            work = self._buckets[self._posted - 1].work
+            if work is not None:
+                work.done()  # gives the engine a chance to move on
+
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        """See `GradientExchange.finish`."""
+        factor = self.scale if scale is None else scale
+        if self._posted and factor != self.scale:
+            raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
+        self._in_round = True
+        while self._posted < len(self._buckets):
+            self._post(self._buckets[self._posted], factor)
+        self._status_bytes[-1] = notice
+        status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+        status.wait()
+        values = self._status_bytes.tolist()
+        self._reset()
+        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        self._buckets.clear()
+        self._place.clear()
+        self._host.close()
+        if self._device is not None:
+            self._device.close()
+
+    def _make_bucket(self, layout: BucketLayout) -> _Bucket:
+        nbytes = layout.count * layout.dtype.itemsize
+        if layout.memory == HOST:
+            memory = self._host.allocate(nbytes).cast(layout.dtype)
+        else:
+            memory = self._framework.allocate(layout.count, layout.dtype, layout.memory)
+        return _Bucket(layout, memory, len(layout.slots))
+
+    def _communicator(self, bucket: _Bucket) -> Communicator:
+        if bucket.layout.memory == HOST:
+            return self._host
+        assert self._device is not None
+        return self._device
+
+    def _post(self, bucket: _Bucket, scale: float) -> None:
+        for index in bucket.missing:
+            if not self._status_bytes[index]:
+                self._framework.zero(self._place[index][1])
+        bucket.work = self._communicator(bucket).allreduce(bucket.memory, bucket.memory, scale=scale)
+        self._posted += 1
+
+    def _reset(self) -> None:
+        for bucket in self._buckets:
+            bucket.work = None
+            bucket.missing = {slot.parameter for slot in bucket.layout.slots}
+            bucket.waiting = len(bucket.missing)
+        for i in range(len(self._status_bytes)):
+            self._status_bytes[i] = 0
+        self._posted = 0
+        self._in_round = False
+
+

@@ -1,0 +1,79 @@
+"""The words of a stall report: which operations wait, and for which ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from unidist.communicator import format_ranks
+from unidist.negotiation.request import Request, describe
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What one rank knows of the operations under way.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        waiting: by name, what each rank has announced of operations that are not ready.
+        absent: ranks that have not come to the exchange or operation that this rank is in; empty when not known.
+        executing: names of the operations that are being run, in which this rank waits.
+    """
+
+    rank: int
+    size: int
+    waiting: Mapping[str, Collection[int]]
+    absent: frozenset[int] = frozenset()
+    executing: frozenset[str] = frozenset()
+
+    def missing(self, name: str) -> list[int]:
+        """Return the ranks that are not known to have submitted `name`."""
+        if name in self.executing:
+            return sorted(self.absent)
+        submitted = set(self.waiting.get(name, ())) | {self.rank}
+        return [rank for rank in range(self.size) if rank not in submitted]
+
+
+def stall_line(request: Request, seconds: float, situation: Situation) -> str:
+    """Return the sentence on one operation that this rank has submitted."""
+    head = f"{request.name!r} ({describe(request.signature)}) has waited {seconds:.3g} s on rank {situation.rank}: "
+    missing = situation.missing(request.name)
+    if request.name in situation.executing:
+        return head + (
+            f"all ranks have submitted it, but {_ranks(missing)} did not come to its execution"
+            if missing
+            else "all ranks have submitted it, and its execution does not end"
+        )
+    submitted = [rank for rank in range(situation.size) if rank not in missing]
+    line = f"{head}submitted by {_ranks(submitted)}, not by {_ranks(missing)}"
+    if request.name not in situation.waiting:  # announced in the exchange that is still open, or not yet
+        line += " as far as is known"
+    silent = sorted(situation.absent.intersection(missing))
+    return line + (f"; {_ranks(silent)} {_has(silent)} submitted nothing since" if silent else "")
+
+
+def wanted_lines(pending: Collection[str], situation: Situation) -> list[str]:
+    """Return a sentence for each operation that other ranks wait for this one to submit."""
+    return [
+        f"{name!r} is submitted by {_ranks(sorted(ranks))}, not by this rank"
+        for name, ranks in situation.waiting.items()
+        if name not in pending and situation.rank not in ranks
+    ]
+
+
+def stall_report(lines: Iterable[str], rank: int) -> str:
+    """Return the text of the error that ends the wait."""
+    return (
+        f"rank {rank} gave up waiting for other ranks: {'; '.join(lines)}. "
+        "Every rank must submit the same named operations; look for a branch that some ranks do not take, "
+        "or raise UNIDIST_TIMEOUT_SEC if they are only slow."
+    )
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {format_ranks(tuple(ranks))}"
+
+
+def _has(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"

@@ -1,0 +1,365 @@
+"""Drives the agreement and the execution of named operations on one rank.
+
+Who drives. The ranks work in cycles: each rank sends one block to all, applies what it got to its tables
+(`_agreement.py`), and runs what became ready. A rank takes part in cycles as long as an operation of its own
+is pending, and otherwise does nothing; a peer's cycle then waits for it inside the engine. Exactly one thread
+at a time drives: the thread that waits for an operation, so that a synchronous call never pays for a
+switch of threads, or, for operations submitted with `background=True`, a thread started when first needed.
+
+Locking, and why no wake-up is lost and nothing deadlocks:
+- One mutex guards all that several threads touch: `_pending`, `_new`, `_driving`, `_pausing`, `_failure`, and
+  the waiting table while it changes. It is never held during an exchange, an operation, a callback or a join.
+- `_driving` is a role, not a lock. It is taken and given back under the mutex; giving it back notifies
+  `_changed` on which all wait that want an operation to end or the role to be free. They test both under
+  the mutex, so a change comes before their test, or its notification comes after they went to sleep.
+- The thread that has the role drives until its own operation is done, then gives it back though others
+  may be pending: each of those has a waiter, or the background thread, which was notified, takes over. An
+  operation with neither (submitted in the foreground, not yet waited for) moves when somebody waits.
+- A driver pauses only after a cycle that brought nothing, on `_submitted`, after testing `_new` under the
+  mutex; `submit` adds to `_new` and notifies under the same mutex.
+- The first failure is stored under the mutex together with the end of every pending handle; later ones
+  change nothing. The communicator is aborted after that, which makes a driver blocked in it come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from unidist.communicator import Communicator, ReportsArrivals
+from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
+from unidist.negotiation._agreement import Agreement, Announcement
+from unidist.negotiation._execution import Execution, Operation
+from unidist.negotiation._stall import Situation, stall_line, stall_report, wanted_lines
+from unidist.negotiation._watchdog import Watchdog
+from unidist.negotiation._wire import BLOCK_BYTES, decode_block, decode_requests
+from unidist.negotiation.handle import Handle
+from unidist.negotiation.request import Request
+
+if TYPE_CHECKING:
+    from unidist.timeline import Timeline
+
+_log = logging.getLogger("unidist.negotiation")
+
+_SHORTEST_PAUSE_SECONDS = 50e-6
+
+
+class Negotiator:
+    """Matches named operations over the ranks of a communicator. Thread-safe.
+
+    Every rank creates one over the same group, with equal arguments.
+
+    Args:
+        communicator: used by this negotiator alone, and closed with it.
+        fusion_threshold_bytes: ready all-reduces are fused up to this size; 0 fuses none.
+        cycle_time: longest pause between two cycles while ranks have submitted different operations.
+        stall_check: an operation that waits longer is reported once, with the missing ranks; 0 reports none.
+        timeline: takes events, or None.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        fusion_threshold_bytes: int = 64 << 20,
+        cycle_time: timedelta = timedelta(milliseconds=1),
+        stall_check: timedelta = timedelta(seconds=60),
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.rank, self.size = communicator.rank, communicator.size
+        self._communicator = communicator
+        self._timeline = timeline
+        self._cycle_time_seconds = cycle_time.total_seconds()
+        self._stall_check_seconds = stall_check.total_seconds() or float("inf")
+        self._timeout_seconds = communicator.timeout.total_seconds()
+        blocks = communicator.allocate(BLOCK_BYTES * (1 + self.size))
+        self._own_block = blocks.slice(0, BLOCK_BYTES)
+        self._all_blocks = blocks.slice(BLOCK_BYTES, BLOCK_BYTES * self.size)
+        self._own_view, self._all_view = self._own_block.bytes(), self._all_blocks.bytes()
+
+        # Touched by the driver alone; `waiting` of the agreement changes under the mutex.
+        self._agreement = Agreement(self.rank, self.size)
+        self._execution = Execution(communicator, fusion_threshold_bytes=fusion_threshold_bytes, timeline=timeline)
+        self._executing: Sequence[Operation] = ()
+        self._pause_seconds = _SHORTEST_PAUSE_SECONDS
+
+        # Guarded by the mutex.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._submitted = threading.Condition(self._mutex)
+        self._pending: dict[str, Handle] = {}
+        self._new: list[Handle] = []
+        self._driving = False
+        self._pausing = False
+        self._num_background = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._watchdog: Watchdog | None = None
+
+    def submit(self, request: Request, *, background: bool = False) -> Handle:
+        """Submit an operation and return at once.
+
+        Args:
+            request: what to do; its buffers belong to the negotiator until the handle is done.
+            background: let a background thread bring it about; otherwise it moves while a thread waits for
+                it (or for another one), which is faster.
+
+        Raises:
+            DuplicateNameError: an operation of this name is under way on this rank.
+            UsageError: the request cannot be run, or the negotiator is closed.
+            PeerLostError: an earlier failure ended the negotiator; the same error again.
+        """
+        if not self._agreement.knows(request):
+            request.check(self.rank, self.size)
+        handle = Handle(self, request, background=background, timeout_seconds=self._timeout_seconds)
+        with self._mutex:
+            if self._failure is not None:
+                raise self._failure
+            if request.name in self._pending:
+                raise DuplicateNameError(
+                    f"{request.kind} {request.name!r} was submitted on rank {self.rank} while an operation of that name "
+                    "is under way. Wait for its handle first, or use another name."
+                )
+            self._pending[request.name] = handle
+            self._new.append(handle)
+            if self._pausing:
+                self._submitted.notify()
+            if self._watchdog is None:
+                self._watchdog = Watchdog(self._look_after)
+                self._watchdog.start()
+            if background:
+                self._num_background += 1
+                self._wake_background_thread()
+        return handle
+
+    def close(self) -> None:
+        """End the threads and close the communicator. Idempotent.
+
+        Operations under way end with PeerLostError, here and on the other ranks.
+        """
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            unfinished = ", ".join(map(repr, self._pending))
+            text = f"rank {self.rank} closed the negotiator while operations were under way: {unfinished}"
+            self._end_all(
+                PeerLostError(text) if unfinished else UsageError(f"the negotiator of rank {self.rank} is closed")
+            )
+        if unfinished:
+            self._communicator.abort(text)
+        if self._watchdog is not None:
+            self._watchdog.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+        with self._mutex:  # a driver that waits in the engine comes back soon: it was aborted
+            self._changed.wait_for(lambda: not self._driving, timeout=10)
+        self._communicator.close()
+
+    # Waiting and driving
+
+    def drive_until(self, handle: Handle, timeout: timedelta | None) -> None:
+        """Return when `handle` is done, driving cycles whenever no other thread does. For `Handle.wait`."""
+        if timeout is not None:
+            handle.deadline = min(handle.deadline, time.monotonic() + timeout.total_seconds())
+            assert self._watchdog is not None, "started by submit"
+            self._watchdog.wake_by(handle.deadline)
+        with self._mutex:
+            while self._driving and not handle.done():
+                # The watchdog ends the handle at its deadline and notifies; the limit here is for our own bugs.
+                self._changed.wait(self._timeout_seconds + 60)
+            if handle.done():
+                return
+            self._driving = True
+        self._drive(handle.done)
+
+    def _drive(self, ended: Callable[[], bool]) -> None:
+        """Run cycles until `ended`; the caller has taken the role, and it is given back here."""
+        try:
+            while not ended():
+                if not self._cycle():
+                    self._pause()
+        except StalledError as exc:
+            report, missing = self._describe_stall()
+            error = StalledError(f"{report} ({exc})", ranks=exc.ranks or missing)
+            error.__cause__ = exc
+            self._fail(error)
+        except Exception as exc:
+            self._fail(exc)
+        except BaseException as exc:  # an interrupt in the middle of a cycle: the peers cannot be left waiting
+            self._fail(PeerLostError(f"rank {self.rank} was interrupted by {type(exc).__name__} in an operation"))
+            raise
+        finally:
+            with self._mutex:
+                self._driving = False
+                self._changed.notify_all()
+
+    def _drive_in_background(self) -> None:
+        while True:
+            with self._mutex:
+                while self._failure is None and (self._driving or not self._num_background):
+                    self._changed.wait()  # idle, not waiting for a peer; `close` and every failure notify
+                if self._failure is not None:
+                    return
+                self._driving = True
+            self._drive(lambda: not self._num_background)
+
+    def _wake_background_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drive_in_background, name="unidist-negotiator", daemon=True)
+            self._thread.start()
+        else:
+            self._changed.notify_all()
+
+    def _pause(self) -> None:
+        """Wait a little, longer each time, or until something is submitted here: the ranks disagree on what is next."""
+        with self._mutex:
+            if not self._new and self._failure is None:
+                self._pausing = True
+                self._submitted.wait(min(self._pause_seconds, self._cycle_time_seconds))
+                self._pausing = False
+        self._pause_seconds = min(2 * self._pause_seconds, self._cycle_time_seconds)
+
+    # One cycle
+
+    def _cycle(self) -> bool:
+        """Take part in one cycle; return False if no rank had anything new to say."""
+        with self._mutex:
+            if self._failure is not None:
+                raise self._failure
+            new, self._new = self._new, []
+        announcement = self._agreement.announce([handle.request for handle in new])
+        if announcement.count < len(new):
+            with self._mutex:
+                self._new[:0] = new[announcement.count :]
+        self._own_view[:] = announcement.block
+        self._communicator.allgather(self._own_block, self._all_blocks).wait()
+        blocks = self._all_view.tobytes()
+        if blocks == announcement.block * self.size and not announcement.requests and not self._agreement.waiting:
+            # The steady state: every rank announced the same known operations, and nothing else is half agreed.
+            operations: list[Operation] = list(zip(new, announcement.known, strict=False))
+            progress = bool(operations)
+        else:
+            operations, progress = self._agree(blocks, announcement)
+        if operations:
+            self._run(operations)
+        if progress:
+            self._pause_seconds = _SHORTEST_PAUSE_SECONDS
+        return progress
+
+    def _agree(self, blocks: bytes, announcement: Announcement) -> tuple[list[Operation], bool]:
+        """Update the tables with what the ranks announced; return what became ready, and whether anything was new."""
+        decoded = [decode_block(blocks[start : start + BLOCK_BYTES]) for start in range(0, len(blocks), BLOCK_BYTES)]
+        ids = [each for each, _ in decoded]
+        sizes = [nbytes for _, nbytes in decoded]
+        requests = [decode_requests(data) for data in self._exchange_requests(announcement.requests, sizes)]
+        with self._mutex:
+            ready = self._agreement.update(ids, requests)
+            if self._failure is not None:
+                raise self._failure
+            operations = []
+            for operation in ready:
+                handle = self._pending[operation.name]
+                if operation.mismatch:
+                    self._finish(handle, MismatchError(operation.mismatch))
+                else:
+                    operations.append((handle, operation))
+        return operations, any(ids) or any(sizes)
+
+    def _exchange_requests(self, own: bytes, sizes: Sequence[int]) -> list[bytes]:
+        """Return the requests in full of every rank, of the given sizes in bytes. All ranks know the sizes."""
+        largest = max(sizes)
+        if not largest:
+            return [b""] * self.size
+        buffer = self._communicator.allocate(largest * (1 + self.size))
+        source, target = buffer.slice(0, largest), buffer.slice(largest, largest * self.size)
+        source.bytes()[: len(own)] = own
+        self._communicator.allgather(source, target).wait()
+        data = target.bytes().tobytes()
+        return [data[rank * largest : rank * largest + size] for rank, size in enumerate(sizes)]
+
+    def _run(self, operations: Sequence[Operation]) -> None:
+        if self._timeline is not None:
+            now = time.monotonic_ns()
+            for handle, _ in operations:
+                event = f"NEGOTIATE_{handle.request.kind.upper()}"
+                self._timeline.record(handle.request.name, event, int(handle.submitted * 1e9), now)
+        self._executing = operations
+        for completed in self._execution.run(operations):
+            with self._mutex:
+                for handle, _ in completed:
+                    if not handle.done():
+                        self._finish(handle)
+        self._executing = ()
+
+    def _finish(self, handle: Handle, error: BaseException | None = None) -> None:
+        """End a handle; the mutex is held. Its name is free before anybody can see that it is done."""
+        del self._pending[handle.request.name]
+        self._num_background -= handle.background
+        handle.finish(error)
+        self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """End every operation with `error` and abort the communicator, unless a failure came before."""
+        with self._mutex:
+            first = self._failure is None
+            self._end_all(error)
+        if first:
+            self._communicator.abort(str(error))
+
+    def _end_all(self, error: BaseException) -> None:
+        """End every pending operation, and all later ones, with the first error; the mutex is held."""
+        if self._failure is None:
+            self._failure = error
+            for handle in list(self._pending.values()):
+                self._finish(handle, error)
+            self._new.clear()
+            self._changed.notify_all()
+            self._submitted.notify_all()
+
+    # Stalls
+
+    def _look_after(self, now: float) -> float:
+        """Report operations that wait long, end those that wait too long; return when to look again. The watchdog's."""
+        with self._mutex:
+            handles = list(self._pending.values())
+        overdue = any(now >= handle.deadline for handle in handles)
+        late = [
+            handle for handle in handles if not handle.reported and now >= handle.submitted + self._stall_check_seconds
+        ]
+        if overdue:
+            report, missing = self._describe_stall()
+            self._fail(StalledError(report, ranks=missing))
+        elif late:
+            situation = self._situation()
+            for handle in late:
+                handle.reported = True
+                _log.warning("%s", stall_line(handle.request, now - handle.submitted, situation))
+        moments = [handle.deadline for handle in handles]
+        moments += [handle.submitted + self._stall_check_seconds for handle in handles if not handle.reported]
+        # Whatever is submitted from now on is not due before this.
+        moments.append(now + min(self._stall_check_seconds, self._timeout_seconds))
+        return min(moments)
+
+    def _describe_stall(self) -> tuple[str, list[int]]:
+        """Return the stall report on all pending operations, and the ranks that they wait for."""
+        situation, now = self._situation(), time.monotonic()
+        with self._mutex:
+            handles = list(self._pending.values())
+        lines = [stall_line(handle.request, now - handle.submitted, situation) for handle in handles]
+        lines += wanted_lines({handle.request.name for handle in handles}, situation)
+        missing = {rank for handle in handles for rank in situation.missing(handle.request.name)}
+        return stall_report(lines, self.rank), sorted(missing)
+
+    def _situation(self) -> Situation:
+        communicator = self._communicator
+        absent = frozenset(communicator.waiting_for()) if isinstance(communicator, ReportsArrivals) else frozenset()
+        with self._mutex:
+            waiting = {name: frozenset(submitted) for name, submitted in self._agreement.waiting.items()}
+        executing = frozenset(handle.request.name for handle, _ in self._executing)
+        return Situation(self.rank, self.size, waiting, absent, executing)

@@ -1,0 +1,219 @@
+"""One optimizer's updates: which backward passes make one, and what happens before the inner step.
+
+Framework-free; a binding (`Framework.bind_update`) calls it in this order:
+
+    gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
+    begin_step()        the script calls `step`: does this pass complete an update?
+    finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
+    ...                 unscale, overflow check, clip, inner step: the binding
+    applied()           the inner step is done
+
+Two ways to accumulate, told apart by who counts. *Stepwise* (`--strategy accumulate=N`): the script calls `step`
+after every pass and all but every N-th call do nothing. *Horovod's* (`backward_passes_per_step=N`): the script calls
+`step` after N passes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unidist.buckets import ParameterInfo
+from unidist.buffer import Buffer, DType
+from unidist.errors import UsageError
+from unidist.gradients import GradientExchange
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+
+__all__ = ["Accumulation", "ParameterInfo", "Update"]
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How backward passes become updates.
+
+    Args:
+        passes: backward passes per update, at least 1.
+        average: the update uses the mean over the passes, else their sum.
+        stepwise: the script calls `step` after every pass, else once per update.
+    """
+
+    passes: int = 1
+    average: bool = True
+    stepwise: bool = True
+
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise UsageError(f"{self.passes} backward passes per update: give at least 1")
+
+
+class Update:
+    """The framework-free half of a distributed optimizer.
+
+    Args:
+        context: the runtime.
+        make_exchange: builds the exchange for a list of parameters; collective.
+        accumulation: how passes become updates.
+        average: the gradients of the ranks are averaged, else added up.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        make_exchange: Callable[[Sequence[ParameterInfo]], GradientExchange],
+        *,
+        accumulation: Accumulation,
+        average: bool = True,
+    ) -> None:
+        self.context = context
+        self.accumulation = accumulation
+        self.average = average
+        self.num_ranks = context.axis_size("data")
+        self.step = 0
+        self._make_exchange = make_exchange
+        self._exchanges: list[GradientExchange] = []
+        self._place: list[tuple[GradientExchange, int]] = []
+        self._passes: list[int] = []  # of each parameter, in the current window
+        self._pass_index = 0  # completed passes of the current window, stepwise only
+        self._dirty = False  # gradients of the current window lie in the buffers
+
+    @property
+    def parameters(self) -> list[ParameterInfo]:
+        """The parameters whose gradients are exchanged."""
+        return [exchange.parameters[index] for exchange, index in self._place]
+
+    def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
+        """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
+        if not parameters and self._exchanges:
+            return
+        exchange = self._make_exchange(parameters)
+        exchange.scale = self.scale
+        self._exchanges.append(exchange)
+        self._place += [(exchange, index) for index in range(len(parameters))]
+        self._passes += [0] * len(parameters)
+
+    def buffer(self, index: int) -> Buffer:
+        """Return the place for the gradient of parameter `index`."""
+        exchange, local = self._place[index]
+        return exchange.buffer(local)
+
+    @property
+    def scale(self) -> float:
+        """The factor that turns a full window's sum into what the update uses."""
+        ranks = self.num_ranks if self.average else 1
+        return 1.0 / (ranks * (self.accumulation.passes if self.accumulation.average else 1))
+
+    @property
+    def window_open(self) -> bool:
+        """True in the middle of a stepwise window: gradients are kept, `zero_grad` must not touch them."""
+        return self._pass_index > 0
+
+    @property
+    def in_round(self) -> bool:
+        """True when gradients were computed that no `finish` has completed."""
+        return self._dirty
+
+    def has_gradient(self, index: int) -> bool:
+        """Say whether the buffer of parameter `index` holds a gradient of the current window, to be added to."""
+        return self._passes[index] > 0
+
+    def is_last_pass(self, index: int) -> bool:
+        """Say whether the pass that is computing the gradient of parameter `index` is the last of its window."""
+        if self.accumulation.stepwise:
+            return self._pass_index == self.accumulation.passes - 1
+        return self._passes[index] >= self.accumulation.passes - 1
+
+    def gradient_ready(self, index: int) -> None:
+        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
+        last = self.is_last_pass(index)
+        self._passes[index] += 1
+        self._dirty = True
+        exchange, local = self._place[index]
+        if last:
+            exchange.ready(local)
+        else:
+            exchange.hold(local)
+
+    def hold(self, index: int) -> None:
+        """Note a gradient in the buffer of parameter `index` that came from elsewhere than a backward pass."""
+        exchange, local = self._place[index]
+        self._dirty = True
+        exchange.hold(local)
+
+    def pass_without_buffer(self, index: int) -> None:
+        """Note a pass whose gradient the binding exchanges itself (a sparse one)."""
+        self._passes[index] += 1
+        self._dirty = True
+
+    @property
+    def completes_window(self) -> bool:
+        """True when the next `step` updates the parameters."""
+        return not self.accumulation.stepwise or self._pass_index >= self.accumulation.passes - 1
+
+    def begin_step(self) -> bool:
+        """Count a call of `step`; returns whether it shall update the parameters."""
+        if not self.accumulation.stepwise or self.accumulation.passes == 1:
+            return True
+        self._pass_index += 1
+        return self._pass_index >= self.accumulation.passes
+
+    def finish(
+        self, *, notice: int = 0, scale: float | None = None, first_parameter: int = 0
+    ) -> tuple[list[bool], int]:
+        """Complete the exchange. Collective over the data axis.
+
+        Args:
+            notice: 0 to 255; every rank learns the largest of all ranks.
+            scale: factor for the sums; default: `self.scale`.
+            first_parameter: leave out the exchanges of the parameters before this one (complete already).
+
+        Returns:
+            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
+        """
+        present: list[bool] = []
+        largest = 0
+        skipped = 0
+        for exchange in self._exchanges:
+            if skipped < first_parameter:
+                skipped += len(exchange.parameters)
+                continue
+            result = exchange.finish(scale=scale, notice=notice)
+            present += result.present
+            largest = max(largest, result.notice)
+        self._dirty = False
+        return present, largest
+
+    def applied(self) -> None:
+        """Start the next window: the inner step is done."""
+        self.reset_window()
+        self.step += 1
+        self.context.step_applied(self.step)
+
+    def reset_window(self) -> None:
+        """Forget the passes of the current window."""
+        self._passes = [0] * len(self._passes)
+        self._pass_index = 0
+
+    def short_window_scale(self) -> float | None:
+        """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
+
+        With `average` the mean is over the passes that there were, on all ranks together.
+        """
+        counts = Buffer.allocate(1, DType.INT64)
+        passes = counts.bytes().cast("q")
+        passes[0] = max(self._pass_index, max(self._passes, default=0))
+        communicator = self.context.axis("data")
+        communicator.allreduce(counts, counts).wait()
+        if passes[0] == 0:
+            return None
+        if not self.accumulation.average:
+            return 1.0 / (self.num_ranks if self.average else 1)
+        return 1.0 / (passes[0] if self.average else passes[0] / self.num_ranks)
+
+    def close(self) -> None:
+        """Give back buffers and communicators."""
+        for exchange in self._exchanges:
+            exchange.close()
+        self._exchanges.clear()
