@@ -113,7 +113,7 @@ class Buffer:
         return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
 
     @classmethod
-    def of(cls, data: bytearray | memoryview | Any) -> Buffer:
+    def of(cls, data: Any) -> Buffer:
         """Return a buffer over a bytearray, a writable contiguous memoryview, or a numpy array, without a copy.
 
         Raises:
@@ -124,7 +124,9 @@ class Buffer:
             address, read_only = interface["data"]
             dtype = DType(data.dtype.name)
             if interface.get("strides") is not None or read_only:
-                raise UsageError("a buffer needs a writable C-contiguous array; use numpy.ascontiguousarray(...).copy()")
+                raise UsageError(
+                    "a buffer needs a writable C-contiguous array; use numpy.ascontiguousarray(...).copy()"
+                )
             return cls(address if data.size else 0, data.size, dtype, data)
         view = memoryview(data)
         if view.readonly or not view.c_contiguous:

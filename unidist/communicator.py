@@ -110,9 +110,7 @@ class Communicator(ABC):
     description: str
 
     @abstractmethod
-    def allreduce(
-        self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
-    ) -> Work:
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Reduce `source` of all ranks into `target` on each.
 
         Args:
@@ -221,7 +219,9 @@ class Communicator(ABC):
     def check_rank(self, rank: int, role: str) -> None:
         """Raise UsageError unless `rank` is one of this group; `role` names the argument."""
         if not 0 <= rank < self.size:
-            raise UsageError(f"{role}={rank} is not a rank of this group; choices: 0 to {self.size - 1} ({self.description})")
+            raise UsageError(
+                f"{role}={rank} is not a rank of this group; choices: 0 to {self.size - 1} ({self.description})"
+            )
 
 
 class ReportsArrivals(ABC):

@@ -120,20 +120,83 @@ class _Contract:
 
 # In order of precedence: `unidist launch` also exports torchrun's and Horovod's names, and srun may run mpirun.
 _CONTRACTS = (
-    _Contract("unidist", "UNIDIST_RANK", "UNIDIST_RANK", "UNIDIST_WORLD_SIZE", "UNIDIST_LOCAL_RANK",
-              "UNIDIST_LOCAL_WORLD_SIZE", "UNIDIST_NODE_RANK", "UNIDIST_NUM_NODES", ("UNIDIST_JOB_ID",)),
-    _Contract("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-              "GROUP_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")),
-    _Contract("horovodrun", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
-              "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")),
-    _Contract("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-              "OMPI_COMM_WORLD_LOCAL_SIZE", "", "", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
-    _Contract("mpirun", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "",
-              ("PMI_PORT", "HYDI_CONTROL_FD", "PMI_JOBID")),
-    _Contract("srun", "SLURM_PROCID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-              "SLURM_NODEID", "SLURM_STEP_NUM_NODES", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
-    _Contract("env://", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-              ("MASTER_ADDR", "MASTER_PORT")),
+    _Contract(
+        "unidist",
+        "UNIDIST_RANK",
+        "UNIDIST_RANK",
+        "UNIDIST_WORLD_SIZE",
+        "UNIDIST_LOCAL_RANK",
+        "UNIDIST_LOCAL_WORLD_SIZE",
+        "UNIDIST_NODE_RANK",
+        "UNIDIST_NUM_NODES",
+        ("UNIDIST_JOB_ID",),
+    ),
+    _Contract(
+        "torchrun",
+        "TORCHELASTIC_RUN_ID",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ),
+    _Contract(
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ),
+    _Contract(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "",
+        "",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Contract(
+        "mpirun",
+        "PMI_RANK",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "",
+        "",
+        ("PMI_PORT", "HYDI_CONTROL_FD", "PMI_JOBID"),
+    ),
+    _Contract(
+        "srun",
+        "SLURM_PROCID",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_NODEID",
+        "SLURM_STEP_NUM_NODES",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+    _Contract(
+        "env://",
+        "RANK",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        ("MASTER_ADDR", "MASTER_PORT"),
+    ),
 )
 
 
@@ -146,7 +209,7 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
     env = os.environ if environ is None else environ
     for contract in _CONTRACTS:
         # Slurm sets its variables for every process of an allocation; only a step of several tasks is a job of ours.
-        if contract.marker in env and (contract.source != "srun" or int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1):
+        if contract.marker in env and (contract.source != "srun" or _integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
             return _read_contract(env, contract)
     return Placement(Topology())
 
@@ -173,9 +236,13 @@ def _read_contract(env: Mapping[str, str], contract: _Contract) -> Placement:
 
 def _local_size(env: Mapping[str, str], contract: _Contract, world_size: int) -> int:
     if contract.source == "srun":  # "2(x3),1": tasks of each node; only the first number matters when all are alike
-        text = env.get(contract.local_size, str(world_size))
-        return int(text.split("(")[0].split(",")[0])
-    return _integer(env, contract.local_size, world_size)
+        first = env.get(contract.local_size, str(world_size)).split("(")[0].split(",")[0]
+        size = _integer({contract.local_size: first}, contract.local_size, world_size)
+    else:
+        size = _integer(env, contract.local_size, world_size)
+    if size < 1:
+        raise ConfigurationError(f"{contract.local_size}={size}: a host has at least 1 process")
+    return size
 
 
 def _read_secret(env: Mapping[str, str]) -> bytes:

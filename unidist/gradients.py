@@ -224,5 +224,3 @@ class AllReduceExchange(GradientExchange):
             self._status_bytes[i] = 0
         self._posted = 0
         self._in_round = False
-
-

@@ -139,6 +139,8 @@ class LocalRendezvous(Rendezvous):
         digest, theirs = answer[:_DIGEST_BYTES], answer[_DIGEST_BYTES:]
         if not hmac.compare_digest(digest, self._sign(b"member", nonce)):
             raise ConfigurationError("wrong secret")
+        rank: int
+        world_size: int
         rank, world_size = _HELLO.unpack(theirs[_NONCE_BYTES:])
         if world_size != self.world_size or not 0 < rank < world_size or rank in self._peers:
             raise ConfigurationError(f"rank {rank} of {world_size} does not belong here, or came twice")

@@ -38,7 +38,9 @@ class Mesh:
         product = math.prod(fixed.values())
         equation = " * ".join(f"{name}({size})" for name, size in fixed.items() if size > 1 or not free) or "1"
         if free and world_size % product:
-            raise ConfigurationError(f"{equation} = {product} does not divide world_size {world_size}.{_advice(fixed, world_size)}")
+            raise ConfigurationError(
+                f"{equation} = {product} does not divide world_size {world_size}.{_advice(fixed, world_size)}"
+            )
         if not free and product != world_size:
             raise ConfigurationError(
                 f"{equation} = {product} is not world_size {world_size}. Launch {product} processes, or change the sizes."

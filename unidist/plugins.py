@@ -72,7 +72,9 @@ class PluginManager:
         found = list(_entry_points())
         for name in self.disabled:
             if name not in {entry.name for entry, _ in found}:
-                raise unknown_choice("plugin", name, {entry.name for entry, _ in found}, hint="Asked for by `-p no:NAME`.")
+                raise unknown_choice(
+                    "plugin", name, {entry.name for entry, _ in found}, hint="Asked for by `-p no:NAME`."
+                )
         for entry, distribution in found:
             if entry.name not in self.disabled:
                 self._load_entry_point(entry, distribution)
@@ -86,7 +88,11 @@ class PluginManager:
             self.plugins[f"{name} ({distribution})"] = info
             return
         self.plugins[name] = info
-        self._manager.register(plugin, name=name)
+        try:
+            self._manager.register(plugin, name=name)
+        except pluggy.PluginValidationError as exc:  # a hook with an argument that its specification does not have
+            self._report(info, f"cannot be registered: {exc}")
+            return
         known = {hook for hook in dir(hookspecs) if hook.startswith("unidist_")}
         for caller in self._manager.get_hookcallers(plugin) or ():
             if not caller.has_spec():

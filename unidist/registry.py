@@ -165,5 +165,7 @@ def _load(path: str, what: str) -> type:
     try:
         loaded: type = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as exc:
-        raise PluginError(f"{what} cannot be loaded from {path!r}: {exc}. Reinstall the plugin, or fix its path.") from exc
+        raise PluginError(
+            f"{what} cannot be loaded from {path!r}: {exc}. Reinstall the plugin, or fix its path."
+        ) from exc
     return loaded

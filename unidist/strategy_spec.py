@@ -45,7 +45,9 @@ def parse(line: str) -> list[StrategyRequest]:
         for option in rest:
             key, equals, text = option.partition("=")
             if not (key.strip() and equals and text.strip()):
-                raise ConfigurationError(f"option {option!r} in {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE")
+                raise ConfigurationError(
+                    f"option {option!r} in {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE"
+                )
             options[key.strip().replace("-", "_")] = text.strip()
         if not name.strip() or (has_value and not value.strip()):
             raise ConfigurationError(f"strategy {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE")
@@ -102,7 +104,9 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
         if item.axis is None:
             continue
         if item.axis in owners:
-            raise ConfigurationError(f"strategies {owners[item.axis]!r} and {item.name!r} both claim mesh axis {item.axis!r}; give one of them.")
+            raise ConfigurationError(
+                f"strategies {owners[item.axis]!r} and {item.name!r} both claim mesh axis {item.axis!r}; give one of them."
+            )
         owners[item.axis] = item.name
         axes[item.axis] = item.axis_size
     if DATA_AXIS not in axes:
@@ -111,7 +115,9 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
 
 
 def _construct(request: StrategyRequest, cls: type[Strategy]) -> Strategy:
-    fields = [item for item in dataclasses.fields(cls) if item.init] if dataclasses.is_dataclass(cls) else []
+    fields: list[dataclasses.Field[Any]] = []
+    if dataclasses.is_dataclass(cls):
+        fields = [item for item in dataclasses.fields(cls) if item.init]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     if request.value is not None:
@@ -126,10 +132,14 @@ def _construct(request: StrategyRequest, cls: type[Strategy]) -> Strategy:
     missing = [
         item.name
         for item in fields
-        if item.name not in arguments and item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if item.name not in arguments
+        and item.default is dataclasses.MISSING
+        and item.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigurationError(f"strategy {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})")
+        raise ConfigurationError(
+            f"strategy {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})"
+        )
     return cls(**arguments)
 
 
@@ -153,5 +163,7 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
         try:
             return annotation(text)
         except ValueError:
-            raise ConfigurationError(f"{where}={text!r} is not a{'n integer' if annotation is int else ' number'}") from None
+            raise ConfigurationError(
+                f"{where}={text!r} is not a{'n integer' if annotation is int else ' number'}"
+            ) from None
     return text

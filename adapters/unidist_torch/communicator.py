@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import (
@@ -27,7 +28,7 @@ from unidist.errors import PeerLostError, StalledError, UsageError
 from unidist_torch.memory import buffer_of, tensor_of
 from unidist_torch.reduction import Reduction
 
-_OPS = {
+_OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
     ReduceOp.MIN: dist.ReduceOp.MIN,
@@ -51,7 +52,7 @@ class ProcessGroupCommunicator(Communicator):
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         name: str,
         rank: int,
         members: tuple[int, ...],
@@ -74,10 +75,10 @@ class ProcessGroupCommunicator(Communicator):
         self._received = [0] * self.size
         self._lock = threading.Lock()
         with self._translated("connect", timeout):
-            self._group: Any = self._make_group(dist.PrefixStore(f"unidist/{name}", store))
+            self._group: Any = self._make_group(PrefixStore(f"unidist/{name}", store))
 
     @abstractmethod
-    def _make_group(self, store: dist.Store) -> Any:
+    def _make_group(self, store: Store) -> Any:
         """Return the process group."""
 
     @abstractmethod
@@ -186,7 +187,11 @@ class ProcessGroupCommunicator(Communicator):
         return self._start(
             f"alltoall of {source.dtype}{sent}",
             lambda: self._group.alltoall_base(
-                result, given, [count * item for count in received], [count * item for count in sent], dist.AllToAllOptions()
+                result,
+                given,
+                [count * item for count in received],
+                [count * item for count in sent],
+                dist.AllToAllOptions(),
             ),
         )
 
@@ -260,7 +265,9 @@ class ProcessGroupCommunicator(Communicator):
         if self._closed:
             raise UsageError(f"this communicator is closed ({self.description})")
         if self._aborted:
-            raise PeerLostError(f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}")
+            raise PeerLostError(
+                f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}"
+            )
         with self._translated(what, self.timeout):
             works = start()
         works = works if isinstance(works, list) else [works]
@@ -275,9 +282,7 @@ class ProcessGroupCommunicator(Communicator):
 class _Translation:
     """Turns the RuntimeErrors of torch.distributed into PeerLostError or StalledError, told apart by the time waited."""
 
-    def __init__(
-        self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None
-    ) -> None:
+    def __init__(self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None) -> None:
         self._communicator = communicator
         self._what = what
         self._timeout = timeout
@@ -340,9 +345,9 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
     backend = "gloo"
 
-    def _make_group(self, store: dist.Store) -> Any:
+    def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = self.timeout
         options._threads = 2
@@ -397,7 +402,7 @@ class NcclCommunicator(ProcessGroupCommunicator):
 
     backend = "nccl"
 
-    def _make_group(self, store: dist.Store) -> Any:
+    def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), bucket_bytes=25 << 20)
         self._device = torch.device("cuda", self._device_index)
         torch.cuda.set_device(self._device)
@@ -411,7 +416,9 @@ class NcclCommunicator(ProcessGroupCommunicator):
     def barrier(self) -> Work:
         """See `Communicator.barrier`."""
         token = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        return self._start("barrier", lambda: self._group.allreduce([token]), torch.cuda.current_stream(self._device).synchronize)
+        return self._start(
+            "barrier", lambda: self._group.allreduce([token]), torch.cuda.current_stream(self._device).synchronize
+        )
 
 
 def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:

@@ -74,7 +74,8 @@ class NcclEngine(Engine):
 
             if topology.local_size > torch.cuda.device_count():
                 return Availability(
-                    False, f"needs one GPU per rank: {topology.local_size} ranks, {torch.cuda.device_count()} GPUs on this host"
+                    False,
+                    f"needs one GPU per rank: {topology.local_size} ranks, {torch.cuda.device_count()} GPUs on this host",
                 )
         return Availability(True)
 
@@ -94,7 +95,7 @@ def _torch_missing() -> str:
 
 def _make_store(topology: Topology, rendezvous: Rendezvous, timeout: timedelta):  # type: ignore[no-untyped-def]  # torch.distributed.Store
     """Return a key-value store that rank 0 serves on a free port of the loopback interface."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     leads = topology.rank == 0
     store = None

@@ -22,9 +22,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     return objects.allgather_object(context.current(), obj, name=name or "allgather_object")
 
 
-def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
-) -> None:
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
     """Copy tensors of rank `root_rank` into those of all other ranks, in place.
 
     Args:
@@ -71,8 +69,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     broadcast_parameters([(f"optimizer.{name}", tensor) for name, tensor in moved], root_rank)
     if not is_root:
         optimizer.load_state_dict(state_dict)  # moves each tensor to its parameter's device
-
-
 
 
 def _outline(state_dict: dict[str, Any]) -> dict[str, Any]:

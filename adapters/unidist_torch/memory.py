@@ -50,7 +50,9 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     if tensor.layout is not torch.strided:
         raise UsageError(f"a tensor of layout {tensor.layout} has no flat memory; exchange indices and values")
     if not tensor.is_contiguous() and not is_dense(tensor):
-        raise UsageError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()")
+        raise UsageError(
+            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()"
+        )
     return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor, memory_kind(tensor))
 
 

@@ -110,7 +110,13 @@ def allreduce(
         PeerLostError: a rank is gone.
     """
     return allreduce_async(
-        tensor, average, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, _background=False
+        tensor,
+        average,
+        name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        _background=False,
     ).wait()
 
 
@@ -141,7 +147,13 @@ def allreduce_(
 ) -> torch.Tensor:
     """Like `allreduce`, but the result replaces the tensor's content; returns the tensor."""
     return allreduce_async_(
-        tensor, average, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor, _background=False
+        tensor,
+        average,
+        name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        _background=False,
     ).wait()
 
 
@@ -418,4 +430,3 @@ __all__ = [
     "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "poll", "recv", "reducescatter", "reducescatter_async", "send", "synchronize",
 ]  # fmt: skip
-

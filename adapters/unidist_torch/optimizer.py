@@ -274,9 +274,7 @@ class Binding:
                 parameter.grad = view
             elif not self._sparse.agreed(index):
                 parameter.grad = None
-        self._sparse.exchange(
-            self._parameters, scale=self._update.scale if scale is None else scale
-        )
+        self._sparse.exchange(self._parameters, scale=self._update.scale if scale is None else scale)
 
     def _take_stray(self) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
@@ -316,7 +314,8 @@ class Binding:
             elif any(ranks[position][4] for ranks in everyone):
                 self._sparse.agree(known)
         infos = [
-            ParameterInfo(name, tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter)) for name, parameter in new
+            ParameterInfo(name, tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter))
+            for name, parameter in new
         ]
         first = len(self._parameters)
         self._update.add_parameters(infos)
@@ -347,7 +346,9 @@ def _check_alike(everyone: list[list[tuple[Any, ...]]], rank: int) -> None:
     counts = [len(described) for described in everyone]
     if len(set(counts)) > 1:
         listed = ", ".join(f"rank {other}: {count}" for other, count in enumerate(counts))
-        raise ConfigurationError(f"the optimizers have different numbers of parameters ({listed}). Build one model on every rank.")
+        raise ConfigurationError(
+            f"the optimizers have different numbers of parameters ({listed}). Build one model on every rank."
+        )
     for position, first in enumerate(everyone[0]):
         for other, described in enumerate(everyone):
             if described[position][1:3] != first[1:3]:

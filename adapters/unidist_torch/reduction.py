@@ -35,7 +35,9 @@ class Reduction:
             self.carrier = result.view(torch.uint8)
         elif dtype.is_complex:
             if op is not ReduceOp.SUM:
-                raise UsageError(f"{op} of {dtype} is not supported by torch.distributed's engines; use sum, or engine shm")
+                raise UsageError(
+                    f"{op} of {dtype} is not supported by torch.distributed's engines; use sum, or engine shm"
+                )
             self.carrier = torch.view_as_real(result).reshape(-1)
         elif dtype is torch.uint64:
             # The order of unsigned numbers is that of signed ones with the top bit flipped.

@@ -198,9 +198,9 @@ def _timeline(text: str) -> Path:
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith("UNIDIST_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            tip = f"; did you mean {near[0]}?" if near else ""
-            click.echo(f"unidist: warning: environment variable {name} is not one of unidist's{tip}", err=True)
+            # Plugins have variables of their own; only what looks like one of ours is worth a word.
+            for near in difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
+                click.echo(f"unidist: warning: variable {name} is not one of unidist's; did you mean {near}?", err=True)
 
 
 def _check_descriptors(num_proc: int, output_dir: Path | None) -> None:

@@ -99,7 +99,7 @@ class Folder:
 
     _LOOKAHEAD = 8
 
-    def __init__(self, num_ranks: int, *, window: float = 0.05, max_pending: int = 512) -> None:
+    def __init__(self, num_ranks: int, *, window: float = 0.1, max_pending: int = 512) -> None:
         self._window = window
         self._max_pending = max_pending
         self._queues: list[deque[_Pending]] = [deque() for _ in range(num_ranks)]

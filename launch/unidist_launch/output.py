@@ -66,8 +66,7 @@ class Output:
             self._folder.close(rank, stream)
 
     def message(self, text: str) -> None:
-        """Write a message of the launcher, after every line that came before it."""
-        self._emit(flush=True)
+        """Write a message of the launcher now; lines that wait to be folded go on waiting."""
         self._screen.message(text)
         self._screen.flush()
 

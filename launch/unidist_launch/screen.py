@@ -64,7 +64,7 @@ class Screen:
             from rich.cells import set_cell_size
 
             clean = _ESCAPES.sub("", text)
-            columns = max(10, os.get_terminal_size(Stream.STDERR).columns - 1)
+            columns = (os.get_terminal_size(Stream.STDERR).columns or 80) - 1
             self._write(Stream.STDERR, set_cell_size(clean, columns).rstrip().encode(errors="replace"))
         self._live = text
 

@@ -11,6 +11,8 @@ def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
     """Register `accumulate`."""
     registry.add(
         StrategyType(
-            "accumulate", "unidist_accumulate.strategy:Accumulate", "add up the gradients of N backward passes per update"
+            "accumulate",
+            "unidist_accumulate.strategy:Accumulate",
+            "add up the gradients of N backward passes per update",
         )
     )

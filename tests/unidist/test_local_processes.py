@@ -60,7 +60,12 @@ def test_each_rank_knows_its_place_under_every_name() -> None:
         assert (env["UNIDIST_RANK"], env["UNIDIST_WORLD_SIZE"]) == (str(rank), "2")
         assert (env["UNIDIST_LOCAL_RANK"], env["UNIDIST_LOCAL_WORLD_SIZE"]) == (str(rank), "2")
         assert (env["UNIDIST_NODE_RANK"], env["UNIDIST_NUM_NODES"]) == ("0", "1")
-        assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == (str(rank), "2", str(rank), "2")
+        assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == (
+            str(rank),
+            "2",
+            str(rank),
+            "2",
+        )
         assert (env["HOROVOD_RANK"], env["HOROVOD_SIZE"]) == (str(rank), "2")
         assert (env["HOROVOD_LOCAL_RANK"], env["HOROVOD_LOCAL_SIZE"]) == (str(rank), "2")
         assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"]) == ("0", "1")
@@ -76,7 +81,9 @@ def test_two_jobs_differ_in_id_and_port_and_the_ranks_of_one_agree() -> None:
 
 def test_users_variables_win_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMBIENT", "kept")
-    env = environments(1, {"MASTER_PORT": "29501", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "3", "MORE": "x=y"})[0]
+    env = environments(1, {"MASTER_PORT": "29501", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "3", "MORE": "x=y"})[
+        0
+    ]
     assert (env["MASTER_PORT"], env["MASTER_ADDR"], env["OMP_NUM_THREADS"]) == ("29501", "localhost", "3")
     assert (env["MORE"], env["AMBIENT"]) == ("x=y", "kept")
 
@@ -138,7 +145,9 @@ def test_secret_is_found_through_the_launcher_when_a_wrapper_closed_the_descript
         assert rank.communicate(timeout=30)[0] == b"32\n"
 
 
-def test_a_program_that_cannot_be_started_is_a_configuration_error_and_the_others_end(mark: str, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_is_a_configuration_error_and_the_others_end(
+    mark: str, tmp_path: Path
+) -> None:
     text = tmp_path / "not_a_program"
     text.write_text("?")
     text.chmod(0o755)

@@ -53,5 +53,7 @@ def test_start_time_of_a_process_that_is_gone_is_an_error() -> None:
 
 def test_watchdog_program_imports_nothing_heavy() -> None:
     code = f"import sys; exec(open({process_sweep.__file__!r}).read(), {{'__name__': 'sweep'}}); print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    out = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
     assert not {"unidist", "typing", "re", "socket", "subprocess", "ctypes"} & set(out.stdout.split())

@@ -85,7 +85,9 @@ def test_functions_of_main_travel(tmp_path: Path) -> None:
     assert (out.stdout, out.stderr) == ("[5, 6]\n", "")
 
 
-def test_modules_on_the_parents_search_path_are_found(pool: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_on_the_parents_search_path_are_found(
+    pool: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "unidist_test_only_here.py").write_text("def answer(): return 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     from unidist_test_only_here import answer  # type: ignore[import-not-found]
@@ -146,7 +148,7 @@ def test_the_culprit_is_blamed_and_not_those_that_lost_it(pool: RankPool) -> Non
             raise KeyError("the cause")
         raise PeerLostError("rank 2 is gone", ranks=[2])
 
-    with pytest.raises(RemoteError, match="^rank 2 raised KeyError") as caught:
+    with pytest.raises(RemoteError, match=r"^rank 2 raised KeyError") as caught:
         pool.run(fail)
     assert isinstance(caught.value.__cause__, KeyError)
     assert "rank 0 raised" in str(caught.value)
@@ -287,7 +289,7 @@ def test_fifty_runs_leave_no_descriptor_process_or_thread() -> None:
 
 
 def test_wrong_names_are_found_before_anything_starts() -> None:
-    with pytest.raises(ConfigurationError, match="unknown engine 'shmm'. Did you mean 'shm'"):
+    with pytest.raises(ConfigurationError, match=r"unknown engine 'shmm'. Did you mean 'shm'"):
         unidist.run(rank, engine="shmm")
     with pytest.raises(ConfigurationError, match="unknown strategy 'datta'"):
         unidist.run(rank, strategy="datta")

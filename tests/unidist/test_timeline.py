@@ -100,7 +100,7 @@ def test_a_path_without_the_rank_is_written_by_rank_0_alone(tmp_path: Path) -> N
 
 
 def test_a_path_that_cannot_be_written_is_an_error_of_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="rank 0 cannot write the timeline to .*--timeline"):
+    with pytest.raises(ConfigurationError, match=r"rank 0 cannot write the timeline to .*--timeline"):
         Timeline(tmp_path, rank=0)
 
 

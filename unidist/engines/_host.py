@@ -66,7 +66,9 @@ class HostMemory:
         capacity, pid, protocol = _GREETING.unpack(payload)
         try:
             if protocol != _PROTOCOL:
-                raise ConfigurationError(f"rank {other} runs another version of unidist's shm engine; install one version")
+                raise ConfigurationError(
+                    f"rank {other} runs another version of unidist's shm engine; install one version"
+                )
             self.bases.append(self.arena.address if other == self.rank else _shm.map(memory, capacity))
         except OSError as exc:
             raise ConfigurationError(

@@ -27,7 +27,7 @@ from unidist.communicator import (
     format_ranks,
 )
 from unidist.engine import Availability, Engine
-from unidist.engines._arena import Allocation
+from unidist.engines._arena import Allocation, Arena
 from unidist.environment import Settings
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
@@ -45,6 +45,8 @@ else:
 
 _SMALL_BYTES = 8192  # payloads up to this travel with the descriptor of their operation
 _MIN_WINDOW_BYTES = 1 << 16
+_OUTBOX_BYTES = 1 << 20  # messages up to this leave memory behind for the next one,
+_OUTBOX_SPARE = 8  # this many of a size
 _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
@@ -148,6 +150,31 @@ class _Shared:
             self.host.close()
 
 
+class _Outbox:
+    """Engine memory for copies of outgoing messages; small pieces are kept for the next message.
+
+    Args:
+        arena: gives the memory.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._spare: dict[int, list[Allocation]] = {}
+
+    def take(self, nbytes: int) -> Allocation:
+        """Return memory for a message."""
+        size = max(4096, 1 << max(0, nbytes - 1).bit_length()) if nbytes <= _OUTBOX_BYTES else nbytes
+        spare = self._spare.get(size)
+        return spare.pop() if spare else self._arena.allocate(size)
+
+    def give_back(self, allocation: Allocation) -> None:
+        """Take memory back once the receiver has read it."""
+        if allocation.nbytes <= _OUTBOX_BYTES:
+            spare = self._spare.setdefault(allocation.nbytes, [])
+            if len(spare) < _OUTBOX_SPARE:
+                spare.append(allocation)
+
+
 class ShmCommunicator(Communicator, ReportsArrivals):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
@@ -184,8 +211,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self._timeout_ns = _nanoseconds(timeout)
         self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
         self._errors: dict[int, MismatchError] = {}
-        self._outgoing: dict[int, deque[tuple[int, Buffer]]] = {}
+        self._outgoing: dict[int, deque[tuple[int, Buffer, Allocation | None]]] = {}  # the last: of the outbox
         self._incoming: dict[int, deque[_Receive]] = {}
+        self._outbox = _Outbox(host.arena)
         self._message_lock = threading.RLock()
         self._closed = False
         shared.acquire()
@@ -223,7 +251,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         """See `Communicator.reducescatter`."""
         pieces = self._counts(counts, source.count)
         if sum(pieces) != source.count:
-            raise UsageError(f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements")
+            raise UsageError(
+                f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements"
+            )
         _check_alike(source, target, pieces[self.rank], "reducescatter")
         _check_reduction(source.dtype, op)
         return self._post(_Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
@@ -251,16 +281,16 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         with self._message_lock:
             self._reap(to)
             offset = self._group.offset(buffer.address, buffer.nbytes)
-            kept = buffer
+            own: Allocation | None = None
             if offset < 0:
-                kept = self._shared.host.arena.allocate(buffer.nbytes).buffer(buffer.nbytes)
-                copy(buffer, kept)
-                offset = self._group.offset(kept.address, kept.nbytes)
+                own = self._outbox.take(buffer.nbytes)
+                copy(buffer, own.buffer(buffer.nbytes).cast(buffer.dtype))
+                offset = own.offset
             number = self._group.send(to, offset, buffer.nbytes, _DTYPE_CODES[buffer.dtype], self._timeout_ns)
             if number < 0:
                 self._raise(number, f"send to rank {to}", self.timeout)
-            self._outgoing.setdefault(to, deque()).append((number, kept))
-            return COMPLETED if kept is not buffer else _Send(self, to, number)
+            self._outgoing.setdefault(to, deque()).append((number, buffer, own))
+            return COMPLETED if own is not None else _Send(self, to, number)
 
     def recv(self, buffer: Buffer, *, source: int) -> Work:
         """See `Communicator.recv`."""
@@ -279,7 +309,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         for rank in chosen:
             self.check_rank(rank, "ranks")
         if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
-            raise UsageError(f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()")
+            raise UsageError(
+                f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
+            )
         slot = self._shared.allocate_slot(len(chosen)) if chosen else None
         digest = hash_ranks(chosen)
         mine, everyone = bytearray(struct.pack("QQ", slot.offset if slot else 0, digest)), bytearray(16 * self.size)
@@ -322,9 +354,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self._closed = True
         self._group.close()
         for queue in self._outgoing.values():
-            for _, buffer in queue:  # not taken yet; the receiver may come after this rank has gone
-                if isinstance(buffer.owner, Allocation):
-                    buffer.owner.abandon()
+            for _, _, own in queue:  # not taken yet; the receiver may come after this rank has gone
+                if own is not None:
+                    own.abandon()
         self._pending.clear()
         self._outgoing.clear()
         self._incoming.clear()
@@ -335,7 +367,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
     def _counts(self, counts: Sequence[int] | None, total: int) -> tuple[int, ...]:
         pieces = tuple(equal_counts(total, self.size) if counts is None else counts)
         if len(pieces) != self.size or min(pieces) < 0:
-            raise UsageError(f"counts={list(pieces)}: give one number of elements, 0 or more, for each of {self.size} ranks")
+            raise UsageError(
+                f"counts={list(pieces)}: give one number of elements, 0 or more, for each of {self.size} ranks"
+            )
         return pieces
 
     def _check_open(self) -> None:
@@ -397,7 +431,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         """Forget the memory of messages that rank `to` has taken."""
         outgoing = self._outgoing.get(to)
         while outgoing and self._group.wait_sent(to, outgoing[0][0], 0) == 0:
-            outgoing.popleft()
+            _, _, own = outgoing.popleft()
+            if own is not None:
+                self._outbox.give_back(own)
 
     def _raise(self, outcome: int, what: str, waited: timedelta) -> None:
         status, peer = _Status(-outcome % 8), -outcome // 8 - 1
@@ -420,7 +456,9 @@ class ShmCommunicator(Communicator, ReportsArrivals):
 
     def _abort_error(self, rank: int, reason: str) -> PeerLostError:
         lost = () if rank == self.rank else (rank,)
-        return PeerLostError(f"aborted by rank {rank} (seen on rank {self.rank}; {self.description}): {reason}", ranks=lost)
+        return PeerLostError(
+            f"aborted by rank {rank} (seen on rank {self.rank}; {self.description}): {reason}", ranks=lost
+        )
 
 
 class _Collective(Work):
@@ -546,5 +584,3 @@ def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
 def _check_reduction(dtype: DType, op: ReduceOp) -> None:
     if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
         raise UsageError(f"{op} of {dtype}: complex numbers have no order; choices: sum, product")
-
-

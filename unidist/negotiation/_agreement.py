@@ -37,13 +37,13 @@ class Announcement(NamedTuple):
     Args:
         block: for the first exchange.
         requests: in full, for the second exchange; empty when all were known.
-        count: how many of the submitted requests it holds; the others wait for the next cycle.
+        num_requests: how many of the submitted requests it holds; the others wait for the next cycle.
         known: per request its operation, as all ranks remember it, when `requests` is empty.
     """
 
     block: bytes
     requests: bytes
-    count: int
+    num_requests: int
     known: list[Ready]
 
 

@@ -26,8 +26,17 @@ class Handle:
     """
 
     __slots__ = (
-        "_complete", "_error", "_negotiator", "_output", "_rows", "background", "deadline", "reported", "request", "submitted",
-    )  # fmt: skip
+        "_complete",
+        "_error",
+        "_negotiator",
+        "_output",
+        "_rows",
+        "background",
+        "deadline",
+        "reported",
+        "request",
+        "submitted",
+    )
 
     def __init__(self, negotiator: Negotiator, request: Request, *, background: bool, timeout_seconds: float) -> None:
         self.request = request

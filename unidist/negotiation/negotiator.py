@@ -122,8 +122,8 @@ class Negotiator:
                 raise self._failure
             if request.name in self._pending:
                 raise DuplicateNameError(
-                    f"{request.kind} {request.name!r} was submitted on rank {self.rank} while an operation of that name "
-                    "is under way. Wait for its handle first, or use another name."
+                    f"{request.kind} {request.name!r} was submitted on rank {self.rank} while an operation of that "
+                    "name is under way. Wait for its handle first, or use another name."
                 )
             self._pending[request.name] = handle
             self._new.append(handle)
@@ -234,9 +234,9 @@ class Negotiator:
                 raise self._failure
             new, self._new = self._new, []
         announcement = self._agreement.announce([handle.request for handle in new])
-        if announcement.count < len(new):
+        if announcement.num_requests < len(new):
             with self._mutex:
-                self._new[:0] = new[announcement.count :]
+                self._new[:0] = new[announcement.num_requests :]
         self._own_view[:] = announcement.block
         self._communicator.allgather(self._own_block, self._all_blocks).wait()
         blocks = self._all_view.tobytes()
@@ -267,6 +267,7 @@ class Negotiator:
                 handle = self._pending[operation.name]
                 if operation.mismatch:
                     self._finish(handle, MismatchError(operation.mismatch))
+                    self._changed.notify_all()
                 else:
                     operations.append((handle, operation))
         return operations, any(ids) or any(sizes)
@@ -295,14 +296,14 @@ class Negotiator:
                 for handle, _ in completed:
                     if not handle.done():
                         self._finish(handle)
+                self._changed.notify_all()
         self._executing = ()
 
     def _finish(self, handle: Handle, error: BaseException | None = None) -> None:
-        """End a handle; the mutex is held. Its name is free before anybody can see that it is done."""
+        """End a handle; the mutex is held, and the caller notifies. Its name is free before it is seen to be done."""
         del self._pending[handle.request.name]
         self._num_background -= handle.background
         handle.finish(error)
-        self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         """End every operation with `error` and abort the communicator, unless a failure came before."""

@@ -27,7 +27,9 @@ class Command:
 
     def script(self, code: str, name: str = "script.py") -> str:
         """Write a script and return its name."""
-        (self.folder / name).write_text("import os, signal, sys, time\nrank = int(os.environ.get('RANK', 0))\n" + textwrap.dedent(code))
+        (self.folder / name).write_text(
+            "import os, signal, sys, time\nrank = int(os.environ.get('RANK', 0))\n" + textwrap.dedent(code)
+        )
         return name
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 import pytest
-from unidist_launch.cli import cli
 
 from tests.launch.unidist_launch.conftest import Command
 from unidist.errors import PluginError
+from unidist_launch.cli import cli
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
 
@@ -40,7 +40,14 @@ finally:
 
 @pytest.mark.parallel
 def test_launching_imports_no_framework_nor_numpy(command: Command) -> None:
-    probe = "import sys, unidist_launch.cli as c\ntry: c.main(sys.argv[1:])\nfinally: print('numpy' in sys.modules, 'torch' in sys.modules)"
+    probe = """
+import sys
+from unidist_launch.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("numpy" in sys.modules, "torch" in sys.modules)
+"""
     line = [sys.executable, "-c", probe, "launch", "-np", "1", "true"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "False False\n")

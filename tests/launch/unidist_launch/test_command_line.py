@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from unidist_launch.command_line import resolve
 
 from unidist.errors import ConfigurationError
+from unidist_launch.command_line import resolve
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unidist_launch.config_file import Kind, read
 
 from unidist.errors import ConfigurationError
+from unidist_launch.config_file import Kind, read
 
 OPTIONS = {
     "num-proc": Kind.TEXT,
@@ -28,7 +28,13 @@ def written(folder: Path, text: str, name: str = "job.yaml") -> Path:
 def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
     yaml = "num-proc: 4\ntimeout: 1.5\nquiet: true\nplugin: ['no:zero']\nenv: {A: 1, B: x, C: true, D: ''}\n"
     toml = "num_proc = 4\ntimeout = 1.5\nquiet = true\nplugin = 'no:zero'\nenv = ['A=1', 'B=x', 'C=true', 'D=']\n"
-    found = {"num-proc": "4", "timeout": "1.5", "quiet": True, "plugin": ("no:zero",), "env": ("A=1", "B=x", "C=true", "D=")}
+    found = {
+        "num-proc": "4",
+        "timeout": "1.5",
+        "quiet": True,
+        "plugin": ("no:zero",),
+        "env": ("A=1", "B=x", "C=true", "D="),
+    }
     assert read(written(tmp_path, yaml), OPTIONS) == found
     assert read(written(tmp_path, toml, "job.toml"), OPTIONS) == found
     assert read(written(tmp_path, "", "empty.yml"), OPTIONS) == {}
@@ -57,5 +63,5 @@ def test_what_is_wrong_is_told_with_the_file(tmp_path: Path, text: str, name: st
 
 
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: .*No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*No such file"):
         read(tmp_path / "none.yaml", OPTIONS)

@@ -9,10 +9,11 @@ def ended(rank: int, code: int, *, round: int = 1, tail: str = "", signalled: bo
     return RankExit(rank, 1000 + rank, code, round, tuple(tail.splitlines()), signalled)
 
 
-VALUE_ERROR = "warning: x\nTraceback (most recent call last):\n  File 'a.py', line 1, in f\n    f()\nValueError: boom\n  more of it"
-PEER_LOST = "Traceback (most recent call last):\n  File 'a.py'\nunidist.errors.PeerLostError: rank 1 is gone"
-STALLED = "Traceback (most recent call last):\n  File 'a.py'\nunidist.errors.StalledError: rank 1 did not come"
-CHAINED = "Traceback (most recent call last):\nKeyError: 1\n\nDuring handling:\n\nTraceback (most recent call last):\n  File 'b.py'\nTypeError"
+HEADER = "Traceback (most recent call last):\n"
+VALUE_ERROR = f"warning: x\n{HEADER}  File 'a.py', line 1, in f\n    f()\nValueError: boom\n  more of it"
+PEER_LOST = f"{HEADER}  File 'a.py'\nunidist.errors.PeerLostError: rank 1 is gone"
+STALLED = f"{HEADER}  File 'a.py'\nunidist.errors.StalledError: rank 1 did not come"
+CHAINED = f"{HEADER}KeyError: 1\n\nDuring handling:\n\n{HEADER}  File 'b.py'\nTypeError"
 
 
 def test_no_failure_no_culprit() -> None:
@@ -51,7 +52,9 @@ def test_the_last_of_chained_tracebacks_counts() -> None:
 
 
 def test_a_fatal_error_of_the_interpreter_is_a_traceback_too() -> None:
-    tail = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File 'a.py', line 3"
+    tail = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File 'a.py', line 3"
+    )
     assert ended(0, -11, tail=tail).traceback[0] == "Fatal Python error: Segmentation fault"
 
 
@@ -76,7 +79,9 @@ def test_the_report_names_rank_host_process_and_cause_first_then_the_traceback()
 
 
 def test_a_long_traceback_is_cut_in_the_middle() -> None:
-    tail = "Traceback (most recent call last):\n" + "".join(f"  frame {i}\n" for i in range(100)) + "RecursionError: deep"
+    tail = (
+        "Traceback (most recent call last):\n" + "".join(f"  frame {i}\n" for i in range(100)) + "RecursionError: deep"
+    )
     lines = report(ended(0, 1, tail=tail), [], "h").splitlines()
     assert len(lines) < 30
     assert "lines left out" in lines[2]

@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from unidist_launch.lines import Folded, Folder, LineSplitter, Stream, rank_label
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -28,7 +31,14 @@ def ready(process: subprocess.Popen[str], lines: int) -> None:
 
 
 def test_lines_carry_their_rank_and_equal_ones_are_folded(command: Command) -> None:
-    script = command.script("print('own', rank); print('same'); print('err', file=sys.stderr)")
+    script = command.script(
+        """
+        open(f"here.{rank}", "w").close()
+        while sum(name.startswith("here.") for name in os.listdir()) < 3:  # so that all print within the window
+            time.sleep(0.001)
+        print("own", rank); print("same"); print("err", file=sys.stderr)
+        """
+    )
     done = command.run("launch", "-np", "3", script)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0-2] same", "[0] own 0", "[1] own 1", "[2] own 2"]
@@ -78,7 +88,9 @@ def test_quiet_shows_output_of_rank_0_and_errors_of_all(command: Command) -> Non
 def test_rank_0_reads_standard_input_and_the_others_nothing(command: Command) -> None:
     script = command.script("print(repr(sys.stdin.read()))")
     line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "2", script]
-    done = subprocess.run(line, cwd=command.folder, input="hello", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        line, cwd=command.folder, input="hello", capture_output=True, text=True, timeout=60, check=False
+    )
     assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]
 
 
@@ -142,7 +154,13 @@ def test_signals_are_forwarded_and_decide_the_exit_code(command: Command, number
     assert f"unidist: ended by {number.name}" in err
 
 
-STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready', rank)\ntime.sleep(100)"
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", rank))
+print("ready", rank)
+while True:
+    time.sleep(100)
+"""
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_period(command: Command) -> None:
@@ -159,21 +177,31 @@ def test_a_second_interrupt_kills_at_once(command: Command) -> None:
     with command.start("launch", "-np", "2", "--grace-period", "100", command.script(STUBBORN)) as process:
         ready(process, 2)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # two that come together are one
+        ready(process, 2)  # the ranks have had the first: two that come together would be one
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130
 
 
 def test_a_failed_jobs_stubborn_rank_is_killed_too(command: Command) -> None:
-    script = command.script("if rank == 1:\n    time.sleep(0.5)\n    sys.exit(5)\n" + STUBBORN)
+    script = command.script("if rank == 1:\n    time.sleep(0.5)\n    sys.exit(5)" + STUBBORN)
     done = command.run("launch", "-np", "2", "--grace-period", "0.3", script)
     assert done.returncode == 5
 
 
 def test_nohup_is_respected(command: Command) -> None:
-    line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "1", command.script("print('ready')\ntime.sleep(1)\nprint('end')")]
-    with subprocess.Popen(["nohup", *line], cwd=command.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    line = [
+        sys.executable,
+        "-m",
+        "unidist_launch",
+        "launch",
+        "-np",
+        "1",
+        command.script("print('ready')\ntime.sleep(1)\nprint('end')"),
+    ]
+    with subprocess.Popen(
+        ["nohup", *line], cwd=command.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         ready(process, 1)
         process.send_signal(signal.SIGHUP)
         assert process.communicate(timeout=30)[0] == "[0] end\n"
@@ -200,7 +228,8 @@ def test_nothing_is_left_after_kill_9_of_the_launcher(command: Command, line: tu
 
 def test_what_ranks_leave_in_the_background_ends_with_the_job(command: Command) -> None:
     done = command.run("launch", "-np", "2", "bash", "-c", "setsid sleep 100 & sleep 100 & echo done")
-    assert (done.returncode, done.stdout) == (0, "[0-1] done\n")
+    assert done.returncode == 0
+    assert done.stdout.count("done") in (1, 2)  # folded or not
 
 
 def test_two_jobs_at_once_do_not_meet(command: Command) -> None:
@@ -208,7 +237,7 @@ def test_two_jobs_at_once_do_not_meet(command: Command) -> None:
     jobs = [command.start("launch", "-np", "2", "--env", f"MARK={mark}", script) for mark in "ab"]
     outputs = [job.communicate(timeout=30)[0].splitlines() for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0]
-    (first,), (second,) = ({line.partition("] ")[2] for line in output} for output in outputs)
+    (first,), (second,) = ({line.partition("] ")[2] for line in output} for output in outputs)  # one line per job
     assert first.split()[0] != second.split()[0]
     assert first.split()[1] != second.split()[1]
 
@@ -229,7 +258,9 @@ def test_a_reader_that_goes_away_ends_the_job_quietly(command: Command) -> None:
 def test_a_full_disk_under_standard_output_is_told(command: Command) -> None:
     line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "1", command.script("print('x')\ntime.sleep(100)")]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(line, cwd=command.folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            line, cwd=command.folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert done.returncode == 1
     assert "cannot write to standard output" in done.stderr
     assert "No space left" in done.stderr
@@ -239,7 +270,7 @@ def test_a_stopped_reader_does_not_keep_the_launcher_from_ending(command: Comman
     script = command.script("while True: print(rank, 'x' * 1000)")
     with command.start("launch", "-np", "2", "--grace-period", "0.2", script) as process:
         ready(process, 1)  # and from now on nobody reads
-        time.sleep(0.3)
+        assert command.wait_until(lambda: _waiting_bytes(process) > 60_000, 10)
         process.terminate()
         assert process.wait(30) == 143
 
@@ -260,6 +291,12 @@ def test_a_terminal_shows_colours_progress_in_place_and_a_status_line(command: C
     assert re.search(r"\r\x1b\[K\[0\] [123]0%", shown)  # the bar while it runs
     assert re.search(r"unidist  0:00:0\d  [12] of 2 ranks running", shown)
     assert shown.rstrip().endswith("\x1b[K")  # and the status line is gone at the end
+
+
+def _waiting_bytes(process: subprocess.Popen[str]) -> int:
+    """Return how much output the launcher has written that nobody has read."""
+    assert process.stdout is not None
+    return struct.unpack("i", fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, b"1234"))[0]
 
 
 def _on_a_terminal(line: list[str], folder: Path) -> str:

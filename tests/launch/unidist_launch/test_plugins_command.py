@@ -71,9 +71,11 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        (BAD, "implements hook 'unidist_register_engnes', which does not exist; did you mean 'unidist_register_engines'?"),
+        (
+            BAD,
+            "implements hook 'unidist_register_engnes', which does not exist; did you mean 'unidist_register_engines'?",
+        ),
         ("import no_such_thing", "No module named 'no_such_thing'"),
-        (GOOD.replace('"carrier-pigeon"', '"shm"'), "engine 'shm'"),
     ],
 )
 def test_a_plugin_with_a_problem_is_named_and_the_rest_works(
@@ -88,6 +90,14 @@ def test_a_plugin_with_a_problem_is_named_and_the_rest_works(
     assert "launch" in found
     done = command.run("launch", "-np", "1", "true", env=env)
     assert done.returncode == 0
+
+
+def test_a_name_that_two_plugins_register_is_a_problem_that_names_both(command: Command, tmp_path: Path) -> None:
+    status, found = listed(command, install(tmp_path, "broken", GOOD.replace('"carrier-pigeon"', '"shm"')))
+    assert status == 1
+    (problem,) = [text for item in found.values() for text in item["problems"] if "engine 'shm'" in text]  # type: ignore[attr-defined]
+    assert "'broken' (dist-broken)" in problem
+    assert "'core' (unidist-train)" in problem
 
 
 def test_a_disabled_plugin_is_not_loaded(command: Command, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def make_inputs(dtype: DType, op: ReduceOp, size: int, count: int) -> list[np.nd
 def expected_result(inputs: list[np.ndarray], dtype: DType, op: ReduceOp, scale: float) -> np.ndarray:
     if dtype is DType.BOOL:
         combined = np.any(inputs, axis=0) if op in (ReduceOp.SUM, ReduceOp.MAX) else np.all(inputs, axis=0)
-        return np.trunc(combined * scale).astype(bool)
+        return combined & bool(scale)
     if dtype is DType.BFLOAT16:
         return REDUCTIONS[op]([from_bfloat16(each).astype(np.float64) for each in inputs]) * scale
     if dtype.is_floating or dtype.is_complex:

@@ -20,7 +20,7 @@ def request(name: str, count: int = 1) -> Request:
 def cycle(agreements: list[Agreement], submitted: list[list[Request]]) -> list[Ready]:
     """Let every rank announce and update; return what became ready, which is alike on all."""
     announcements = [agreement.announce(new) for agreement, new in zip(agreements, submitted, strict=True)]
-    assert [each.count for each in announcements] == [len(new) for new in submitted]
+    assert [each.num_requests for each in announcements] == [len(new) for new in submitted]
     ids = [decode_block(each.block)[0] for each in announcements]
     requests = [decode_requests(each.requests) for each in announcements]
     results = [agreement.update(ids, requests) for agreement in agreements]
@@ -92,10 +92,10 @@ def test_what_does_not_fit_waits_for_the_next_cycle() -> None:
     agreement = Agreement(0, 1)
     many = [request(f"n{i}") for i in range(MAX_IDS + 10)]
     cycle([agreement], [many])
-    assert agreement.announce(many).count == MAX_IDS
+    assert agreement.announce(many).num_requests == MAX_IDS
     long = [request("x" * (MAX_REQUEST_BYTES // 3) + str(i)) for i in range(5)]
-    assert agreement.announce(long).count == 2
-    assert agreement.announce([request("x" * (2 * MAX_REQUEST_BYTES))]).count == 1
+    assert agreement.announce(long).num_requests == 2
+    assert agreement.announce([request("x" * (2 * MAX_REQUEST_BYTES))]).num_requests == 1
 
 
 @pytest.mark.parametrize("name", ["", "ü\n\u2028", "a\ud800b", '"quoted"\\', "x" * 10_000])

@@ -288,7 +288,7 @@ class TestMismatch:
         def main(negotiator: Negotiator) -> None:
             data = Buffer.of(np.ones(2))
             copied = Request("x", OperationKind.BROADCAST, target=data, shape=(2,), root=negotiator.rank)
-            with pytest.raises(MismatchError, match="from root 0; rank 1 asked for .* from root 1"):
+            with pytest.raises(MismatchError, match=r"from root 0; rank 1 asked for .* from root 1"):
                 negotiator.submit(copied).wait()
             other = Request("x", OperationKind.BARRIER) if negotiator.rank else allreduce("x", np.ones(2))
             with pytest.raises(MismatchError, match="rank 1 asked for barrier"):
@@ -416,7 +416,7 @@ class TestFailure:
             handle = negotiator.submit(allreduce(f"only_{communicator.rank}", np.ones(1)), background=background)
             if communicator.rank == 0:
                 threading.Timer(0.05, negotiator.close).start()
-            with pytest.raises(PeerLostError, match="closed the negotiator while .*'only_0'"):
+            with pytest.raises(PeerLostError, match=r"closed the negotiator while .*'only_0'"):
                 handle.wait()
             negotiator.close()
 

@@ -156,7 +156,7 @@ def test_the_timeout_of_the_communicator_ends_the_wait_on_every_rank(background:
     def main(communicator: Communicator) -> None:
         negotiator = Negotiator(communicator, stall_check=NEVER)
         handle = negotiator.submit(allreduce(f"only_{communicator.rank}"), background=background)
-        with pytest.raises(PeerLostError, match="gave up waiting for other ranks.*Every rank must submit the same"):
+        with pytest.raises(PeerLostError, match=r"gave up waiting for other ranks.*Every rank must submit the same"):
             handle.wait()
         with pytest.raises(PeerLostError):
             negotiator.submit(allreduce("later"))
@@ -173,7 +173,7 @@ def test_the_error_also_lists_what_others_wait_for() -> None:
         pass_fence(negotiator)
         limit = SOON if communicator.rank == 0 else None
         with pytest.raises(
-            PeerLostError, match="'only_0' .*not by rank 1; 'only_1' is submitted by rank 1, not by this rank"
+            PeerLostError, match=r"'only_0' .*not by rank 1; 'only_1' is submitted by rank 1, not by this rank"
         ):
             handle.wait(limit)
         negotiator.close()

@@ -23,9 +23,8 @@ def test_every_operation_is_recorded_with_its_bytes_dtype_and_group() -> None:
         assert recorder.count("send") == 1
         return recorder.records
 
-    expected = [
-        ("allreduce", 16), ("allgather", 8), ("broadcast", 8), ("reducescatter", 16), ("alltoall", 16), ("send", 8), ("recv", 8),
-    ]  # fmt: skip
+    names = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "send", "recv")
+    expected = list(zip(names, (16, 8, 8, 16, 16, 8, 8), strict=True))
     with ThreadWorld(2) as world:
         for records in world.run(main):
             assert records[:-1] == [Record(operation, nbytes, DType.FLOAT32, 2) for operation, nbytes in expected]

@@ -98,7 +98,7 @@ def test_a_run_that_does_not_end_names_the_late_ranks() -> None:
             never.wait(30)
 
     never = threading.Event()
-    with ThreadWorld(2) as world, pytest.raises(StalledError, match="ranks 1 did not return within 0.1 s"):
+    with ThreadWorld(2) as world, pytest.raises(StalledError, match=r"ranks 1 did not return within 0.1 s"):
         world.run(main, timeout=timedelta(seconds=0.1))
     never.set()
 
@@ -106,7 +106,7 @@ def test_a_run_that_does_not_end_names_the_late_ranks() -> None:
 def test_a_receive_that_gets_nothing_stalls_and_aborts() -> None:
     def main(communicator: Communicator) -> None:
         if communicator.rank == 0:
-            with pytest.raises(StalledError, match="rank 0 got no message from rank 1 within 0.05 s"):
+            with pytest.raises(StalledError, match=r"rank 0 got no message from rank 1 within 0.05 s"):
                 communicator.recv(byte(0), source=1).wait(timedelta(seconds=0.05))
         else:
             with pytest.raises(PeerLostError, match="rank 0 got no message"):

@@ -1,0 +1,99 @@
+"""Measure unidist beside its peers, print a table, write out/bench.json and out/bench.png."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from benchmarks import launch_time
+from benchmarks.report import Row, duration, save, show
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def _on_ranks(module: str, num_proc: int, repetitions: int) -> dict[str, float]:
+    """Run a benchmark module under `unidist launch` and return its medians."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "medians.json"
+        command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(num_proc), "--env", "OMP_NUM_THREADS=1"]
+        subprocess.run([*command, "-m", module, str(output), str(repetitions)], check=True, cwd=_ROOT, timeout=1800)
+        medians: dict[str, float] = json.loads(output.read_text())
+    return medians
+
+
+def _faster(what: str, ours: float, theirs: float, target: float, peer: str) -> Row:
+    return Row(what, theirs / ours, "x", "at least", target, f"{duration(ours)}, {peer} {duration(theirs)}")
+
+
+def _allreduce_rows(medians: dict[str, float], num_proc: int) -> list[Row]:
+    where = f"all-reduce, np={num_proc}"
+    large, small = medians["100 MB, gloo"], medians["4 KB, gloo"]
+    wanted = (
+        {"engine": 4.0, "ordinary": 1.8, "named": 2.0, "world": 5.0}
+        if num_proc == 2
+        else dict.fromkeys(("engine", "ordinary", "named", "world"), 1.0)
+    )
+    return [
+        _faster(f"{where}: 100 MB, engine memory", medians["100 MB, engine memory"], large, wanted["engine"], "gloo"),
+        _faster(
+            f"{where}: 100 MB, ordinary memory", medians["100 MB, ordinary memory"], large, wanted["ordinary"], "gloo"
+        ),
+        _faster(f"{where}: 4 KB, named", medians["4 KB, named"], small, wanted["named"], "gloo"),
+        _faster(f"{where}: 4 KB, world()", medians["4 KB, world()"], small, wanted["world"], "gloo"),
+    ]
+
+
+@click.command()
+@click.option("--repetitions", default=21, show_default=True, help="Counted repetitions of each measurement.")
+@click.option("--output-dir", type=click.Path(path_type=Path), default=_ROOT / "out", show_default="out/")
+def main(repetitions: int, output_dir: Path) -> None:
+    """Measure unidist beside torch.distributed and torchrun. Takes some minutes; wants a quiet machine."""
+    groups: dict[str, dict[str, float]] = {}
+    rows: list[Row] = []
+    for num_proc in (2, 4):
+        title = f"all-reduce, np={num_proc}"
+        click.echo(f"measuring {title} ...")
+        medians = _on_ranks("benchmarks.allreduce", num_proc, repetitions)
+        rows += _allreduce_rows(medians, num_proc)
+        groups[f"{title}: 100 MB"] = {name: value for name, value in medians.items() if name.startswith("100 MB")}
+        groups[f"{title}: 4 KB"] = {name: value for name, value in medians.items() if name.startswith("4 KB")}
+    click.echo("measuring a training step of the GPT ...")
+    step = groups["GPT step, np=2"] = _on_ranks("benchmarks.gpt_step", 2, repetitions)
+    for peer, target in (("no communication", 1.08), ("DDP over gloo", 0.95)):
+        rows.append(
+            Row(
+                f"GPT training step, np=2, of {peer}",
+                step["unidist"] / step[peer],
+                "x",
+                "at most",
+                target,
+                f"{duration(step['unidist'])}, {peer} {duration(step[peer])}",
+            )
+        )
+    click.echo("measuring the launchers ...")
+    launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
+    ours, theirs = launch["unidist launch"], launch["torchrun"]
+    rows.append(
+        Row(
+            "unidist launch of a trivial script",
+            ours / theirs,
+            "x",
+            "at most",
+            0.25,
+            f"{duration(ours)}, torchrun {duration(theirs)}",
+        )
+    )
+    helping = launch["unidist launch --help"]
+    rows.append(Row("unidist launch --help", helping, "s", "at most", 0.25, duration(helping)))
+    show(rows)
+    save(output_dir, groups, rows)
+    click.echo(f"written: {output_dir / 'bench.json'}, {output_dir / 'bench.png'}")
+
+
+if __name__ == "__main__":
+    main()
