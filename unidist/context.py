@@ -241,7 +241,7 @@ def _manager(disabled: tuple[str, ...]) -> PluginManager:
 
 
 def _forget_in_child() -> None:
-    """A forked child (a DataLoader worker) is no rank: it starts without a runtime and closes nothing of its parent's."""
+    """A forked child (a DataLoader worker) is no rank: it has no runtime and closes nothing of its parent's."""
     global _current, _lock
     _lock = threading.Lock()
     if _current is not None:

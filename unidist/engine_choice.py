@@ -96,7 +96,8 @@ def check_same(choice: EngineChoice, rendezvous: Rendezvous, topology: Topology,
     if len(set(names)) > 1:
         listed = ", ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
         raise ConfigurationError(
-            f"the ranks chose different engines ({listed}). Install the same packages for every rank, or name one: --engine."
+            f"the ranks chose different engines ({listed}). "
+            "Install the same packages for every rank, or name one: --engine."
         )
 
 
@@ -104,6 +105,6 @@ def check_one_host(topology: Topology) -> None:
     """Raise ConfigurationError for a job on several hosts, which this version does not connect."""
     if not topology.single_host:
         raise ConfigurationError(
-            f"rank {topology.rank}: this job has {topology.world_size} ranks, {topology.local_size} of them on this host. "
+            f"rank {topology.rank}: this job has {topology.world_size} ranks, {topology.local_size} of them here. "
             "This version connects the ranks of one host; start all ranks on one."
         )

@@ -31,14 +31,14 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_ALLREDUCE_ALGORITHM": "see `--allreduce-algorithm` (default: the engine's own)",
     "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
     "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
-    "UNIDIST_STALL_CHECK_SEC": "a named operation older than this is reported with the missing ranks (default: 60, 0: never)",
+    "UNIDIST_STALL_CHECK_SEC": "a named operation older than this is reported with the missing ranks (default: 60; 0: no)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
     "UNIDIST_LOG_LEVEL": "debug, info, warning or error (default: warning)",
     "UNIDIST_FUSION_THRESHOLD_BYTES": "named operations are fused up to this size (default: 67108864; 0: never)",
     "UNIDIST_CYCLE_TIME_MS": "longest pause between two rounds of negotiation while ranks disagree (default: 1)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
-    "UNIDIST_SHM_STAGING_BYTES": "shared memory through which ordinary memory is moved, per communicator and rank (default: 4194304)",
+    "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
 }
 
 

@@ -152,9 +152,9 @@ class AllReduceExchange(GradientExchange):
         bucket = self._place[index][0]
         if index not in bucket.missing:
             raise UsageError(
-                f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One backward pass "
-                "per step is exchanged; for several use the strategy accumulate=N (Horovod: backward_passes_per_step=N), "
-                "or data:overlap=false, which exchanges once, at the step."
+                f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One "
+                "backward pass per step is exchanged; for several use the strategy accumulate=N (Horovod: "
+                "backward_passes_per_step=N), or data:overlap=false, which exchanges once, at the step."
             )
         self._in_round = True
         self._status_bytes[index] = 1

@@ -43,7 +43,8 @@ class Mesh:
             )
         if not free and product != world_size:
             raise ConfigurationError(
-                f"{equation} = {product} is not world_size {world_size}. Launch {product} processes, or change the sizes."
+                f"{equation} = {product} is not world_size {world_size}. "
+                f"Launch {product} processes, or change the sizes."
             )
         self.world_size = world_size
         self.axes: dict[str, int] = {

@@ -105,7 +105,8 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
             continue
         if item.axis in owners:
             raise ConfigurationError(
-                f"strategies {owners[item.axis]!r} and {item.name!r} both claim mesh axis {item.axis!r}; give one of them."
+                f"strategies {owners[item.axis]!r} and {item.name!r} both claim mesh axis {item.axis!r}; "
+                "give one of them."
             )
         owners[item.axis] = item.name
         axes[item.axis] = item.axis_size
@@ -115,9 +116,8 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
 
 
 def _construct(request: StrategyRequest, cls: type[Strategy]) -> Strategy:
-    fields: list[dataclasses.Field[Any]] = []
-    if dataclasses.is_dataclass(cls):
-        fields = [item for item in dataclasses.fields(cls) if item.init]
+    options_type: Any = cls  # a dataclass, by the contract of Strategy
+    fields = [item for item in dataclasses.fields(options_type) if item.init]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     if request.value is not None:

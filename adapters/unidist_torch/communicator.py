@@ -280,7 +280,7 @@ class ProcessGroupCommunicator(Communicator):
 
 
 class _Translation:
-    """Turns the RuntimeErrors of torch.distributed into PeerLostError or StalledError, told apart by the time waited."""
+    """Turns torch.distributed's RuntimeErrors into PeerLostError or StalledError, told apart by the time waited."""
 
     def __init__(self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None) -> None:
         self._communicator = communicator

@@ -75,7 +75,7 @@ class NcclEngine(Engine):
             if topology.local_size > torch.cuda.device_count():
                 return Availability(
                     False,
-                    f"needs one GPU per rank: {topology.local_size} ranks, {torch.cuda.device_count()} GPUs on this host",
+                    f"needs one GPU per rank: {topology.local_size} ranks, {torch.cuda.device_count()} GPUs here",
                 )
         return Availability(True)
 

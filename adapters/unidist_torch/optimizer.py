@@ -74,7 +74,7 @@ class DistributedOptimizerMixin:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""
-        super().add_param_group(param_group)  # type: ignore[misc]  # the torch optimizer
+        super().add_param_group(param_group)
         self._unidist.changed = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -327,8 +327,7 @@ class Binding:
 
     def _watch(self) -> None:
         """Hook every parameter that can have a gradient and has no hook yet."""
-        for index in range(len(self._hooks), len(self._parameters)):
-            self._hooks.append(None)
+        self._hooks += [None] * (len(self._parameters) - len(self._hooks))
         for index, parameter in enumerate(self._parameters):
             if self._hooks[index] is None and parameter.requires_grad:
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._make_hook(index))
@@ -353,7 +352,7 @@ def _check_alike(everyone: list[list[tuple[Any, ...]]], rank: int) -> None:
         for other, described in enumerate(everyone):
             if described[position][1:3] != first[1:3]:
                 raise ConfigurationError(
-                    f"parameter {first[0]!r} is {first[2]}{list(first[1])} on rank 0, but parameter "
-                    f"{described[position][0]!r} in its place is {described[position][2]}{list(described[position][1])} on rank "
-                    f"{other} (seen on rank {rank}). Build one model on every rank."
+                    f"parameter {first[0]!r} is {first[2]}{list(first[1])} on rank 0, but on rank {other} there is "
+                    f"{described[position][0]!r}, {described[position][2]}{list(described[position][1])}, in its place "
+                    f"(seen on rank {rank}). Build one model on every rank."
                 )

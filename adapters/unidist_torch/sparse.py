@@ -56,7 +56,7 @@ class SparseGradients:
         return gather_objects(self._communicator, value)
 
     def exchange(self, parameters: Sequence[torch.Tensor], *, scale: float) -> None:
-        """Give every agreed parameter the sum over all ranks, times `scale`, as a coalesced sparse gradient. Collective."""
+        """Give every agreed parameter `scale` times the sum over all ranks, as a sparse gradient. Collective."""
         for index in self._agreed:
             parameter = parameters[index]
             total = self._exchange_one(parameter, self._pending.get(index, []), scale)
