@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]  # has no annotations
+import cloudpickle
 
 from unidist.errors import UsageError
 

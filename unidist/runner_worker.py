@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 
-import cloudpickle  # type: ignore[import-untyped]  # has no annotations
+import cloudpickle
 
 from unidist._runner_channel import receive, send
 

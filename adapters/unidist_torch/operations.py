@@ -427,6 +427,6 @@ def _staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | 
 
 __all__ = [
     "Average", "Handle", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_async", "allreduce",
-    "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_", "broadcast_async",
-    "broadcast_async_", "poll", "recv", "reducescatter", "reducescatter_async", "send", "synchronize",
+    "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_",
+    "broadcast_async", "broadcast_async_", "poll", "recv", "reducescatter", "reducescatter_async", "send", "synchronize",
 ]  # fmt: skip

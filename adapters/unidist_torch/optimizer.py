@@ -74,13 +74,13 @@ class DistributedOptimizerMixin:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""
-        super().add_param_group(param_group)
+        super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.changed = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as the plain optimizer: what binds it to this process stays here."""
         plain = type(self).__mro__[2]
-        return plain.__new__, (plain,), self.__getstate__()  # type: ignore[attr-defined]  # of the torch optimizer
+        return plain.__new__, (plain,), self.__getstate__()
 
 
 def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None) -> Any:
@@ -260,6 +260,7 @@ class Binding:
 
     def _finish(self, *, scale: float | None = None) -> None:
         """Complete the exchange and give every parameter its reduced gradient. Collective."""
+        self._watch()
         self._take_stray()
         present, notice = self._update.finish(notice=int(self.changed), scale=scale)
         if notice:
@@ -326,7 +327,14 @@ class Binding:
         self._watch()
 
     def _watch(self) -> None:
-        """Hook every parameter that can have a gradient and has no hook yet."""
+        """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.
+
+        What is trained may change while training goes on: layers are unfrozen, groups are added.
+        """
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._index:
+                    self.changed = True
         self._hooks += [None] * (len(self._parameters) - len(self._hooks))
         for index, parameter in enumerate(self._parameters):
             if self._hooks[index] is None and parameter.requires_grad:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from unidist import plugins
 from unidist.errors import ConfigurationError, PluginError
 from unidist.plugins import PluginManager, hookimpl
 from unidist.registry import EngineSpec, Registry, StrategyType
@@ -146,7 +145,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dist-test\nVersion: 1.5\n")
     (info / "entry_points.txt").write_text("[unidist]\nfine = unidist.builtin\ntorn = no_such_module_at_all\n")
     found = importlib.metadata.Distribution.at(info).entry_points
-    monkeypatch.setattr(plugins.importlib.metadata, "entry_points", lambda group: found.select(group=group))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found.select(group=group))
     return tmp_path
 
 

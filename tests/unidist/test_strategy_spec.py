@@ -27,7 +27,7 @@ class Shards(Strategy, GradientOwner):
     def axis_size(self) -> int | None:
         return self.size
 
-    def make_exchange(self, parameters: Any, context: Any) -> Any:
+    def make_exchange(self, parameters: Any, context: Any, framework: Any) -> Any:
         raise NotImplementedError
 
 
@@ -60,8 +60,8 @@ class Gate(Strategy, UpdateGate):
 
     steps: int
     name: ClassVar[str] = "gate"
-    passes_per_update: ClassVar[int] = 1  # type: ignore[assignment,misc]
-    averages_passes: ClassVar[bool] = True  # type: ignore[assignment,misc]
+    passes_per_update: ClassVar[int] = 1
+    averages_passes: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

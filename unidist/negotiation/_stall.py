@@ -16,7 +16,7 @@ class Situation:
     Args:
         rank: this rank.
         size: number of ranks.
-        waiting: by name, what each rank has announced of operations that are not ready.
+        waiting: by name, the ranks that have announced an operation that is not ready.
         absent: ranks that have not come to the exchange or operation that this rank is in; empty when not known.
         executing: names of the operations that are being run, in which this rank waits.
     """
@@ -28,29 +28,36 @@ class Situation:
     executing: frozenset[str] = frozenset()
 
     def missing(self, name: str) -> list[int]:
-        """Return the ranks that are not known to have submitted `name`."""
-        if name in self.executing:
+        """Return the ranks for which `name` waits: as precisely as is known, in rank order."""
+        if name in self.executing or (name not in self.waiting and self.absent):
             return sorted(self.absent)
-        submitted = set(self.waiting.get(name, ())) | {self.rank}
-        return [rank for rank in range(self.size) if rank not in submitted]
+        return [rank for rank in range(self.size) if rank not in self.submitted(name)]
+
+    def submitted(self, name: str) -> list[int]:
+        """Return the ranks that are known to have submitted `name`, which this rank has, in rank order."""
+        return sorted({self.rank, *self.waiting.get(name, ())})
 
 
 def stall_line(request: Request, seconds: float, situation: Situation) -> str:
     """Return the sentence on one operation that this rank has submitted."""
-    head = f"{request.name!r} ({describe(request.signature)}) has waited {seconds:.3g} s on rank {situation.rank}: "
-    missing = situation.missing(request.name)
-    if request.name in situation.executing:
+    name, missing, submitted = request.name, situation.missing(request.name), situation.submitted(request.name)
+    head = f"{name!r} ({describe(request.signature)}) has waited {seconds:.3g} s on rank {situation.rank}: "
+    if name in situation.executing:
         return head + (
             f"all ranks have submitted it, but {_ranks(missing)} did not come to its execution"
             if missing
             else "all ranks have submitted it, and its execution does not end"
         )
-    submitted = [rank for rank in range(situation.size) if rank not in missing]
-    line = f"{head}submitted by {_ranks(submitted)}, not by {_ranks(missing)}"
-    if request.name not in situation.waiting:  # announced in the exchange that is still open, or not yet
-        line += " as far as is known"
-    silent = sorted(situation.absent.intersection(missing))
-    return line + (f"; {_ranks(silent)} {_has(silent)} submitted nothing since" if silent else "")
+    if name in situation.waiting:
+        silent = sorted(situation.absent.intersection(missing))
+        line = f"{head}submitted by {_ranks(submitted)}, not by {_ranks(missing)}"
+        return line + (f"; {_ranks(silent)} {_has(silent)} submitted nothing since" if silent else "")
+    # Announced in the exchange that is still open: what the others announced in it is not known here.
+    if not situation.absent:
+        return f"{head}submitted by {_ranks(submitted)}; nothing is known of {_ranks(missing)}"
+    unknown = [rank for rank in range(situation.size) if rank not in situation.absent and rank not in submitted]
+    line = f"{head}submitted by {_ranks(submitted)}; {_ranks(missing)} {_has(missing)} submitted nothing"
+    return line + (f"; what {_ranks(unknown)} submitted is not known yet" if unknown else "")
 
 
 def wanted_lines(pending: Collection[str], situation: Situation) -> list[str]:

@@ -23,7 +23,6 @@ Locking, and why no wake-up is lost and nothing deadlocks:
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +33,8 @@ from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation._agreement import Agreement, Announcement
 from unidist.negotiation._execution import Execution, Operation
-from unidist.negotiation._stall import Situation, stall_line, stall_report, wanted_lines
+from unidist.negotiation._inspection import Snapshot, StallInspector
+from unidist.negotiation._stall import Situation
 from unidist.negotiation._watchdog import Watchdog
 from unidist.negotiation._wire import BLOCK_BYTES, decode_block, decode_requests
 from unidist.negotiation.handle import Handle
@@ -43,9 +43,9 @@ from unidist.negotiation.request import Request
 if TYPE_CHECKING:
     from unidist.timeline import Timeline
 
-_log = logging.getLogger("unidist.negotiation")
-
 _SHORTEST_PAUSE_SECONDS = 50e-6
+_SHORT_WAIT_SECONDS = 0.02
+"""Ranks that have not come to an exchange after this are called absent; until then they are on their way."""
 
 
 class Negotiator:
@@ -74,8 +74,13 @@ class Negotiator:
         self._communicator = communicator
         self._timeline = timeline
         self._cycle_time_seconds = cycle_time.total_seconds()
-        self._stall_check_seconds = stall_check.total_seconds() or float("inf")
         self._timeout_seconds = communicator.timeout.total_seconds()
+        self._inspector = StallInspector(
+            self._snapshot,
+            self._fail,
+            stall_check_seconds=stall_check.total_seconds() or float("inf"),
+            timeout_seconds=self._timeout_seconds,
+        )
         blocks = communicator.allocate(BLOCK_BYTES * (1 + self.size))
         self._own_block = blocks.slice(0, BLOCK_BYTES)
         self._all_blocks = blocks.slice(BLOCK_BYTES, BLOCK_BYTES * self.size)
@@ -85,6 +90,7 @@ class Negotiator:
         self._agreement = Agreement(self.rank, self.size)
         self._execution = Execution(communicator, fusion_threshold_bytes=fusion_threshold_bytes, timeline=timeline)
         self._executing: Sequence[Operation] = ()
+        self._entered = 0.0  # when the current exchange or execution began
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
 
         # Guarded by the mutex.
@@ -130,7 +136,7 @@ class Negotiator:
             if self._pausing:
                 self._submitted.notify()
             if self._watchdog is None:
-                self._watchdog = Watchdog(self._look_after)
+                self._watchdog = Watchdog(self._inspector.look)
                 self._watchdog.start()
             if background:
                 self._num_background += 1
@@ -185,11 +191,10 @@ class Negotiator:
                 if not self._cycle():
                     self._pause()
         except StalledError as exc:
-            report, missing = self._describe_stall()
-            error = StalledError(f"{report} ({exc})", ranks=exc.ranks or missing)
-            error.__cause__ = exc
-            self._fail(error)
+            self._fail(self._inspector.error(exc))
         except Exception as exc:
+            if names := ", ".join(map(repr, list(self._pending))):
+                exc.add_note(f"rank {self.rank} was in named operations: {names}")
             self._fail(exc)
         except BaseException as exc:  # an interrupt in the middle of a cycle: the peers cannot be left waiting
             self._fail(PeerLostError(f"rank {self.rank} was interrupted by {type(exc).__name__} in an operation"))
@@ -238,6 +243,7 @@ class Negotiator:
             with self._mutex:
                 self._new[:0] = new[announcement.num_requests :]
         self._own_view[:] = announcement.block
+        self._entered = time.monotonic()
         self._communicator.allgather(self._own_block, self._all_blocks).wait()
         blocks = self._all_view.tobytes()
         if blocks == announcement.block * self.size and not announcement.requests and not self._agreement.waiting:
@@ -291,6 +297,7 @@ class Negotiator:
                 event = f"NEGOTIATE_{handle.request.kind.upper()}"
                 self._timeline.record(handle.request.name, event, int(handle.submitted * 1e9), now)
         self._executing = operations
+        self._entered = time.monotonic()
         for completed in self._execution.run(operations):
             with self._mutex:
                 for handle, _ in completed:
@@ -323,44 +330,15 @@ class Negotiator:
             self._changed.notify_all()
             self._submitted.notify_all()
 
-    # Stalls
-
-    def _look_after(self, now: float) -> float:
-        """Report operations that wait long, end those that wait too long; return when to look again. The watchdog's."""
-        with self._mutex:
-            handles = list(self._pending.values())
-        overdue = any(now >= handle.deadline for handle in handles)
-        late = [
-            handle for handle in handles if not handle.reported and now >= handle.submitted + self._stall_check_seconds
-        ]
-        if overdue:
-            report, missing = self._describe_stall()
-            self._fail(StalledError(report, ranks=missing))
-        elif late:
-            situation = self._situation()
-            for handle in late:
-                handle.reported = True
-                _log.warning("%s", stall_line(handle.request, now - handle.submitted, situation))
-        moments = [handle.deadline for handle in handles]
-        moments += [handle.submitted + self._stall_check_seconds for handle in handles if not handle.reported]
-        # Whatever is submitted from now on is not due before this.
-        moments.append(now + min(self._stall_check_seconds, self._timeout_seconds))
-        return min(moments)
-
-    def _describe_stall(self) -> tuple[str, list[int]]:
-        """Return the stall report on all pending operations, and the ranks that they wait for."""
-        situation, now = self._situation(), time.monotonic()
-        with self._mutex:
-            handles = list(self._pending.values())
-        lines = [stall_line(handle.request, now - handle.submitted, situation) for handle in handles]
-        lines += wanted_lines({handle.request.name for handle in handles}, situation)
-        missing = {rank for handle in handles for rank in situation.missing(handle.request.name)}
-        return stall_report(lines, self.rank), sorted(missing)
-
-    def _situation(self) -> Situation:
-        communicator = self._communicator
-        absent = frozenset(communicator.waiting_for()) if isinstance(communicator, ReportsArrivals) else frozenset()
+    def _snapshot(self) -> Snapshot:
+        """Return the pending operations and what is known of the other ranks'. From any thread."""
+        communicator, absent = self._communicator, frozenset[int]()
+        in_it_for = time.monotonic() - self._entered
+        # While the ranks go on with cycles, each is absent from the current one for a moment.
+        if isinstance(communicator, ReportsArrivals) and in_it_for > _SHORT_WAIT_SECONDS + 2 * self._cycle_time_seconds:
+            absent = frozenset(communicator.waiting_for())
         with self._mutex:
             waiting = {name: frozenset(submitted) for name, submitted in self._agreement.waiting.items()}
+            handles = list(self._pending.values())
         executing = frozenset(handle.request.name for handle, _ in self._executing)
-        return Situation(self.rank, self.size, waiting, absent, executing)
+        return handles, Situation(self.rank, self.size, waiting, absent, executing)

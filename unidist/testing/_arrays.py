@@ -5,6 +5,7 @@ numpy has no bfloat16: such arrays are kept as their 16 bits, in uint16.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,19 +38,12 @@ def buffer_of(array: Array, dtype: DType) -> Buffer:
 
 
 def array_of(buffer: Buffer) -> Array:
-    """Return an array over the buffer's memory, without a copy; it keeps the buffer alive."""
-    flat = np.frombuffer(_Memory(buffer), dtype=storage(buffer.dtype)) if buffer.count else None
-    return np.empty(0, storage(buffer.dtype)) if flat is None else flat
-
-
-class _Memory:
-    """Exports a buffer's memory to numpy and holds on to its owner."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-
-    def __buffer__(self, flags: int) -> memoryview:
-        return self._buffer.bytes()
+    """Return an array over the buffer's memory, without a copy; it keeps the buffer's owner alive."""
+    if not buffer.count:
+        return np.empty(0, storage(buffer.dtype))
+    memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
+    memory.unidist_owner = buffer.owner  # type: ignore[attr-defined]  # the array keeps `memory`, `memory` the owner
+    return np.frombuffer(memory, dtype=storage(buffer.dtype))
 
 
 def encode(values: Array, dtype: DType) -> Array:

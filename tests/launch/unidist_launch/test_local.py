@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -296,7 +295,7 @@ def test_a_terminal_shows_colours_progress_in_place_and_a_status_line(command: C
 def _waiting_bytes(process: subprocess.Popen[str]) -> int:
     """Return how much output the launcher has written that nobody has read."""
     assert process.stdout is not None
-    return struct.unpack("i", fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, b"1234"))[0]
+    return int.from_bytes(fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, b"1234"), sys.byteorder)
 
 
 def _on_a_terminal(line: list[str], folder: Path) -> str:

@@ -385,8 +385,9 @@ class TestFailure:
             handles = [negotiator.submit(allreduce(name, np.ones(1)), background=background) for name in "ab"]
             threading.Timer(0.05, communicator.abort, ("a peer died",)).start()
             for handle in handles:
-                with pytest.raises(PeerLostError, match="a peer died"):
+                with pytest.raises(PeerLostError, match="a peer died") as caught:
                     handle.wait()
+                assert caught.value.__notes__ == ["rank 0 was in named operations: 'a', 'b'"]
             with pytest.raises(PeerLostError, match="a peer died"):
                 negotiator.submit(allreduce("c", np.ones(1)))
             negotiator.close()
@@ -429,7 +430,7 @@ class TestFailure:
                 return
             negotiator = Negotiator(communicator)
             handle = negotiator.submit(allreduce("x", np.ones(1)))
-            with pytest.raises(StalledError, match=r"'x' .* submitted by rank 0, not by rank 1") as caught:
+            with pytest.raises(StalledError, match=r"'x' .* submitted by rank 0; nothing is known of rank 1") as caught:
                 handle.wait(timedelta(seconds=0.1))
             assert caught.value.ranks == (1,)
             negotiator.close()

@@ -148,7 +148,9 @@ def test_ranks_that_never_came_are_named_when_the_communicator_knows(reports: Re
 
     with ThreadWorld(3) as world:
         world.run(main)
-    assert "not by ranks 1, 2 as far as is known; rank 2 has submitted nothing since" in reports.lines[0]
+    assert (
+        "submitted by rank 0; rank 2 has submitted nothing; what rank 1 submitted is not known yet" in reports.lines[0]
+    )
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -196,7 +198,12 @@ class TestWords:
 
     def test_of_an_operation_whose_exchange_is_still_open(self) -> None:
         line = stall_line(self.request, 5, Situation(0, 2, {}))
-        assert line.endswith("submitted by rank 0, not by rank 1 as far as is known")
+        assert line.endswith("submitted by rank 0; nothing is known of rank 1")
+        situation = Situation(1, 4, {}, frozenset({2}))
+        assert stall_line(self.request, 5, situation).endswith(
+            "submitted by rank 1; rank 2 has submitted nothing; what ranks 0, 3 submitted is not known yet"
+        )
+        assert situation.missing("grad") == [2]
 
     def test_of_an_operation_that_is_being_executed(self) -> None:
         situation = Situation(0, 3, {}, frozenset({1, 2}), frozenset({"grad"}))

@@ -1,0 +1,140 @@
+"""What a process holds beyond its memory: to see that a piece of code gave everything back.
+
+>>> before = Resources.held()
+>>> ...
+>>> leaks = leaked_since(before)   # [] when everything was given back
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+_IGNORED_VARIABLES = frozenset(("PYTEST_CURRENT_TEST", "COLUMNS", "LINES"))
+_POLL_SEC = 0.01
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a process holds at one moment; each item by a key, with words for a message.
+
+    Args:
+        threads: Python threads that are alive.
+        descriptors: open files, sockets and pipes.
+        children: processes that this one started and did not wait for.
+        mappings: shared memory mapped without a name (memfd), and its size in bytes.
+        shared_memory: files in /dev/shm.
+        sockets: abstract Unix sockets of unidist, of any process of the host.
+        environment: environment variables.
+    """
+
+    threads: Mapping[object, str]
+    descriptors: Mapping[object, str]
+    children: Mapping[object, str]
+    mappings: Mapping[object, str]
+    shared_memory: Mapping[object, str]
+    sockets: Mapping[object, str]
+    environment: Mapping[object, str]
+
+    @classmethod
+    def held(cls) -> Resources:
+        """Return what this process holds now."""
+        return cls(
+            threads={id(thread): f"thread {thread.name!r}" for thread in threading.enumerate()},
+            descriptors=_descriptors(),
+            children=_children(),
+            mappings=_mappings(),
+            shared_memory={name: f"/dev/shm/{name}" for name in _listed("/dev/shm")},
+            sockets=_abstract_sockets(),
+            environment={
+                (name, value): f"environment variable {name}={value!r}"
+                for name, value in os.environ.items()
+                if name not in _IGNORED_VARIABLES
+            },
+        )
+
+    def beyond(self, earlier: Resources) -> dict[object, str]:
+        """Return what is held here and was not held `earlier`: in words, by a key that stays the same."""
+        found: dict[object, str] = {}
+        for kind in ("threads", "descriptors", "children", "mappings", "shared_memory", "sockets", "environment"):
+            now, then = getattr(self, kind), getattr(earlier, kind)
+            found |= {(kind, key): text for key, text in now.items() if key not in then}
+        for name in earlier.variables - self.variables:
+            found["environment", name] = f"environment variable {name} is gone"
+        return found
+
+    @property
+    def variables(self) -> set[str]:
+        """Names of the environment variables."""
+        return {text.partition("=")[0].rpartition(" ")[2] for text in self.environment.values()}
+
+
+def leaked_since(
+    before: Resources, *, allowed: Container[object] = (), grace: timedelta = timedelta(seconds=3)
+) -> list[str]:
+    """Return what this process holds now and did not hold `before`, in words; [] when there is nothing.
+
+    Args:
+        before: an earlier `Resources.held()`.
+        allowed: keys of `Resources.beyond` that may be there.
+        grace: things on their way out (an ended thread, an object in a reference cycle) get this long.
+    """
+    deadline = time.monotonic() + grace.total_seconds()
+    while True:
+        found = [text for key, text in Resources.held().beyond(before).items() if key not in allowed]
+        if not found or time.monotonic() > deadline:
+            return found
+        gc.collect()
+        time.sleep(_POLL_SEC)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _descriptors() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for name in _listed("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
+            target = os.readlink(f"/proc/self/fd/{name}")
+            found[name, target] = f"descriptor {name} ({target})"
+    return found
+
+
+def _children() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for task in _listed("/proc/self/task"):
+        with suppress(OSError):
+            for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[pid] = f"process {pid} ({command.strip()[:80] or 'ended, not waited for'})"
+    return found
+
+
+def _mappings() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/memfd:"):
+            found[fields[0]] = f"mapping {fields[0]} of {fields[5]}"
+    return found
+
+
+def _abstract_sockets() -> dict[object, str]:
+    found: dict[object, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text().splitlines():
+            name = line.split()[-1]
+            if name.startswith("@unidist"):
+                found[name] = f"abstract socket {name}"
+    return found

@@ -1,0 +1,100 @@
+"""Rank pools that many tests share: starting processes, and importing a framework in them, is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from unidist.runner import RankPool
+from unidist.testing.leaks import Resources
+
+
+class PoolCache:
+    """Keeps one RankPool per number of ranks and environment; use it in a `with` statement.
+
+    A pool in which a call failed is not given out again: its ranks may be in any state.
+
+    Args:
+        timeout: longest time for one call in a pool.
+        max_idle_ranks: pools that are in nobody's hands are ended, the oldest first, above this number of ranks.
+    """
+
+    def __init__(self, *, timeout: timedelta = timedelta(seconds=120), max_idle_ranks: int = 32) -> None:
+        self._timeout = timeout
+        self._max_idle_ranks = max_idle_ranks
+        self._pools: dict[tuple[object, ...], _WatchedPool] = {}
+
+    def get(self, num_proc: int, *, engine: str | None = None, env: Mapping[str, str] | None = None) -> RankPool:
+        """Return a healthy pool of `num_proc` ranks, a new one where there is none. Do not close it.
+
+        Args:
+            num_proc: number of ranks.
+            engine: see `RankPool`.
+            env: see `RankPool`.
+        """
+        key = (num_proc, engine, *sorted((env or {}).items()))
+        pool = self._pools.pop(key, None)
+        if pool is not None and not pool.healthy:
+            pool.close()
+            pool = None
+        while sum(item.num_proc for item in self._pools.values()) + num_proc > self._max_idle_ranks and self._pools:
+            self._pools.pop(next(iter(self._pools))).close()
+        if pool is None:
+            before = Resources.held()
+            pool = _WatchedPool(num_proc, env=env, timeout=self._timeout, engine=engine)
+            pool.resources = frozenset(Resources.held().beyond(before))
+        self._pools[key] = pool  # at the end: the most recently used one
+        return pool
+
+    @property
+    def resources(self) -> set[object]:
+        """Keys, as in `Resources.beyond`, of what the pools hold in this process: no leak of whoever asked for them."""
+        return {key for pool in self._pools.values() for key in pool.resources}
+
+    def close(self) -> None:
+        """End every pool."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _WatchedPool(RankPool):
+    """A pool that remembers whether anything went wrong in it."""
+
+    healthy = True
+    resources: frozenset[object] = frozenset()
+
+    def run(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        per_rank_args: Sequence[Sequence[Any]] | None = None,
+        timeout: timedelta | None = None,
+    ) -> list[Any]:
+        """See `RankPool.run`."""
+        try:
+            return super().run(func, args, kwargs, per_rank_args=per_rank_args, timeout=timeout)
+        except BaseException:
+            self.healthy = False
+            raise
+
+    def kill(self, rank: int, number: int = 9) -> None:
+        """See `RankPool.kill`."""
+        self.healthy = False
+        super().kill(rank, number)
+
+    def close(self) -> None:
+        """See `RankPool.close`."""
+        self.healthy = False
+        super().close()
