@@ -69,6 +69,7 @@ class Context:
                 cycle_time=settings.cycle_time,
                 stall_check=settings.stall_check,
                 timeline=self.timeline,
+                on_failure=self.report_failure,
             )
             self._closers.append(self.negotiator.close)
         except BaseException:
@@ -118,10 +119,12 @@ class Context:
             )
         return plan
 
+    def report_failure(self, error: BaseException) -> None:
+        """Tell plugins that an operation of this rank failed; the caller raises `error` to the script."""
+        self.plugins.notify("unidist_failure", context=self, error=error)
+
     def step_applied(self, step: int) -> None:
-        """Tell strategies and plugins that an update was applied."""
-        for strategy in self.plan.strategies:
-            strategy.on_step(step)
+        """Tell plugins that an update was applied."""
         if self.plugins.listens("unidist_step_applied"):
             self.plugins.notify("unidist_step_applied", context=self, step=step)
 
@@ -157,10 +160,9 @@ class Context:
         return world
 
     def _open_timeline(self) -> Timeline | None:
-        if self.settings.timeline is None:
-            return None
-        timeline = Timeline(self.settings.timeline, rank=self.topology.rank)
-        self._closers.append(timeline.close)
+        timeline = Timeline.for_rank(self.settings.timeline, rank=self.topology.rank)
+        if timeline is not None:
+            self._closers.append(timeline.close)
         return timeline
 
 

@@ -263,7 +263,10 @@ def _read_secret(env: Mapping[str, str]) -> bytes:
 
 
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:
-    """Set the level of the `unidist` loggers from UNIDIST_LOG_LEVEL. Adds no handler: the script owns the logging."""
+    """Set the level of the `unidist` loggers from UNIDIST_LOG_LEVEL.
+
+    A script that configures logging owns where the lines go; for one that does not, they go to standard error.
+    """
     env = os.environ if environ is None else environ
     text = env.get("UNIDIST_LOG_LEVEL", "")
     if not text:
@@ -271,7 +274,12 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     if text.lower() not in levels:
         raise ConfigurationError(f"UNIDIST_LOG_LEVEL={text!r}; choices: {', '.join(levels)}")
-    logging.getLogger("unidist").setLevel(levels[text.lower()])
+    logger = logging.getLogger("unidist")
+    logger.setLevel(levels[text.lower()])
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 def _required(env: Mapping[str, str], name: str, where: str) -> int:

@@ -7,7 +7,9 @@ Recovery code catches these types and never looks into a message.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 
 class UnidistError(Exception):
@@ -78,6 +80,10 @@ class RemoteError(UnidistError, RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the keyword arguments when it is pickled: a pool may run inside of a pool."""
+        return functools.partial(RemoteError, rank=self.rank, remote_traceback=self.remote_traceback), self.args
 
 
 def unknown_choice(kind: str, asked: str, choices: Iterable[str], *, hint: str = "") -> ConfigurationError:

@@ -7,6 +7,7 @@ counts as zeros; one that is missing on all ranks stays missing.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from unidist.errors import UsageError
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
+    from unidist.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class _Bucket:
     memory: Buffer
     waiting: int  # gradients that are not ready yet
     work: Work | None = None
+    posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
 
 
@@ -101,6 +104,7 @@ class AllReduceExchange(GradientExchange):
         device: the same for device memory, where needed.
         bucket_bytes: see `plan_buckets`; default: what suits the engine.
         overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
+        timeline: takes one event per bucket and round, from the start of its exchange to its end; or None.
     """
 
     def __init__(
@@ -112,12 +116,14 @@ class AllReduceExchange(GradientExchange):
         device: Communicator | None = None,
         bucket_bytes: int | None = None,
         overlap: bool = True,
+        timeline: Timeline | None = None,
     ) -> None:
         self.parameters = tuple(parameters)
         self._framework = framework
         self._host = host
         self._device = device
         self._overlap = overlap
+        self._timeline = timeline
         limit = bucket_bytes or (device or host).capabilities.bucket_bytes
         self._buckets = [self._make_bucket(layout) for layout in plan_buckets(self.parameters, bucket_bytes=limit)]
         self._place: dict[int, tuple[_Bucket, Buffer]] = {}
@@ -178,9 +184,11 @@ class AllReduceExchange(GradientExchange):
             self._post(self._buckets[self._posted], factor)
         self._status_bytes[-1] = notice
         status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
-        for bucket in self._buckets:
+        for number, bucket in enumerate(self._buckets):
             assert bucket.work is not None
             bucket.work.wait()
+            if self._timeline is not None:
+                self._timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
         status.wait()
         values = self._status_bytes.tolist()
         self._reset()
@@ -214,6 +222,8 @@ class AllReduceExchange(GradientExchange):
                 self._framework.zero(self._place[index][1])
         bucket.work = self._communicator(bucket).allreduce(bucket.memory, bucket.memory, scale=scale)
         self._posted += 1
+        if self._timeline is not None:
+            bucket.posted_ns = time.monotonic_ns()
 
     def _reset(self) -> None:
         for bucket in self._buckets:

@@ -21,6 +21,7 @@ from unidist.errors import ConfigurationError, PluginError, unknown_choice
 from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
 
 ENTRY_POINT_GROUP = "unidist"
+OWN_DISTRIBUTION = "unidist-train"
 
 hookimpl = pluggy.HookimplMarker("unidist")
 """Marks a function of a plugin as the implementation of the hook of the same name."""
@@ -178,9 +179,12 @@ class PluginManager:
 
 
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, tuple[str, str]]]:
-    """Return the entry points of our group with their distribution's name and version, in a stable order."""
+    """Return the entry points of our group with their distribution's name and version, in a stable order.
+
+    Our own distribution comes first: where two plugins claim a name, a third party's cannot take ours away.
+    """
     found = {}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         origin = (entry.dist.name, entry.dist.version) if entry.dist else ("(unknown)", "")
         found[(origin[0], entry.name, entry.value)] = (entry, origin)
-    return [found[key] for key in sorted(found)]
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != OWN_DISTRIBUTION, key))]

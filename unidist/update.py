@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
-from unidist.errors import UsageError
+from unidist.errors import PeerLostError, UsageError
 from unidist.gradients import GradientExchange
 
 if TYPE_CHECKING:
     from unidist.context import Context
+    from unidist.strategy import Strategy
 
 __all__ = ["Accumulation", "ParameterInfo", "Update"]
 
@@ -57,6 +58,7 @@ class Update:
         make_exchange: builds the exchange for a list of parameters; collective.
         accumulation: how passes become updates.
         average: the gradients of the ranks are averaged, else added up.
+        strategies: told of every update.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class Update:
         *,
         accumulation: Accumulation,
         average: bool = True,
+        strategies: Sequence[Strategy] = (),
     ) -> None:
         self.context = context
         self.accumulation = accumulation
         self.average = average
+        self.strategies = strategies
         self.num_ranks = context.axis_size("data")
         self.step = 0
         self._make_exchange = make_exchange
@@ -179,7 +183,11 @@ class Update:
             if skipped < first_parameter:
                 skipped += len(exchange.parameters)
                 continue
-            result = exchange.finish(scale=scale, notice=notice)
+            try:
+                result = exchange.finish(scale=scale, notice=notice)
+            except PeerLostError as exc:
+                self.context.report_failure(exc)
+                raise
             present += result.present
             largest = max(largest, result.notice)
         self._dirty = False
@@ -189,6 +197,8 @@ class Update:
         """Start the next window: the inner step is done."""
         self.reset_window()
         self.step += 1
+        for strategy in self.strategies:
+            strategy.on_step(self.step)
         self.context.step_applied(self.step)
 
     def reset_window(self) -> None:

@@ -106,6 +106,7 @@ def _bind(
         lambda parameters: owner.make_exchange(parameters, runtime, framework),
         accumulation=accumulation,
         average=average,
+        strategies=plan.strategies,
     )
     return framework.bind_update(optimizer, update, names=names)
 

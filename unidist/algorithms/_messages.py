@@ -7,10 +7,12 @@ of ranks can wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
+from unidist.errors import PeerLostError, StalledError
 
 
 def send(channel: Communicator, buffer: Buffer, *, to: int) -> None:
@@ -54,3 +56,15 @@ def even_counts(total: int, parts: int) -> list[int]:
     """Return `parts` sizes that differ by at most one, the larger ones first, and add up to `total`."""
     small, larger = divmod(total, parts)
     return [small + (part < larger) for part in range(parts)]
+
+
+@contextmanager
+def speaking_for(communicator: Communicator, operation: str) -> Iterator[None]:
+    """Turn the failure of a message into that of the operation: its name in the error, the communicator aborted."""
+    try:
+        yield
+    except PeerLostError as exc:
+        text = f"{operation} over {communicator.description}: {exc}"
+        communicator.abort(text)
+        kind = StalledError if isinstance(exc, StalledError) else PeerLostError
+        raise kind(text, ranks=exc.ranks) from exc

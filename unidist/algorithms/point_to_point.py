@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from unidist.algorithms import _checks, collectives
-from unidist.algorithms._messages import cut
+from unidist.algorithms._messages import cut, speaking_for
 from unidist.algorithms._reduce import check_reduction
 from unidist.algorithms.allreduce import ALGORITHMS
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Communicator, ReduceOp, Work
-from unidist.errors import PeerLostError, StalledError, unknown_choice
+from unidist.errors import unknown_choice
 
 
 class PointToPointCommunicator(Communicator):
@@ -117,13 +117,9 @@ class PointToPointCommunicator(Communicator):
 
     @contextmanager
     def _collective(self, operation: str) -> Iterator[Communicator]:
-        """Give the channel of the collectives, and put the operation's name into the errors of its messages."""
-        try:
+        """Give the channel of the collectives; errors of its messages become those of the operation."""
+        with speaking_for(self, operation):
             yield self._channel or self._open_channel()
-        except StalledError as exc:
-            raise StalledError(f"{operation} over {self.description}: {exc}", ranks=exc.ranks) from exc
-        except PeerLostError as exc:
-            raise PeerLostError(f"{operation} over {self.description}: {exc}", ranks=exc.ranks) from exc
 
     def _open_channel(self) -> Communicator:
         channel = self.split(range(self.size))

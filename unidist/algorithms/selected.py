@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unidist.algorithms import _checks
+from unidist.algorithms._messages import speaking_for
 from unidist.algorithms._reduce import check_reduction
 from unidist.algorithms.allreduce import ALGORITHMS
 from unidist.buffer import HOST, Buffer, copy
@@ -50,7 +51,8 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         _checks.check_count("allreduce", "target", target, source.count)
         check_reduction(target, op)
         copy(source, target)
-        self._allreduce(self._channel, target, op=op, scale=scale)
+        with speaking_for(self, f"allreduce of {source.count} {source.dtype}"):
+            self._allreduce(self._channel, target, op=op, scale=scale)
         return COMPLETED
 
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:

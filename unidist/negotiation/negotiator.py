@@ -59,6 +59,7 @@ class Negotiator:
         cycle_time: longest pause between two cycles while ranks have submitted different operations.
         stall_check: an operation that waits longer is reported once, with the missing ranks; 0 reports none.
         timeline: takes events, or None.
+        on_failure: called once, by whichever thread drives, with the error that ended the negotiator; or None.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Negotiator:
         cycle_time: timedelta = timedelta(milliseconds=1),
         stall_check: timedelta = timedelta(seconds=60),
         timeline: Timeline | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.rank, self.size = communicator.rank, communicator.size
         self._communicator = communicator
         self._timeline = timeline
+        self._on_failure = on_failure
         self._cycle_time_seconds = cycle_time.total_seconds()
         self._timeout_seconds = communicator.timeout.total_seconds()
         self._inspector = StallInspector(
@@ -319,6 +322,8 @@ class Negotiator:
             self._end_all(error)
         if first:
             self._communicator.abort(str(error))
+            if self._on_failure is not None:
+                self._on_failure(error)
 
     def _end_all(self, error: BaseException) -> None:
         """End every pending operation, and all later ones, with the first error; the mutex is held."""

@@ -59,4 +59,5 @@ class DataParallel(Strategy, GradientOwner):
             device=context.new_communicator(DATA_AXIS, memory="cuda") if on_device else None,
             bucket_bytes=int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None,
             overlap=self.overlap,
+            timeline=context.timeline,
         )

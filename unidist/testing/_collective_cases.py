@@ -67,7 +67,9 @@ def allreduce_rounds_little_and_alike(communicator: Communicator, dtypes: Sequen
                 target = _run_allreduce(communicator, values[communicator.rank], dtype, ReduceOp.SUM, 1.0, mode)
                 found = array_of(target)
                 error = np.abs(decode(found, dtype).astype(np.float64) - exact)
-                assert (error <= size * epsilon * magnitude).all(), f"{what}: error up to {error.max()} on rank {communicator.rank}"
+                assert (error <= size * epsilon * magnitude).all(), (
+                    f"{what}: error up to {error.max()} on rank {communicator.rank}"
+                )
                 outcomes.check(what, target, found)
     return outcomes.digests
 
@@ -89,7 +91,9 @@ def integer_means_are_exact_and_truncate(communicator: Communicator, dtypes: Seq
     return outcomes.digests
 
 
-def nan_reaches_every_rank(communicator: Communicator, dtypes: Sequence[DType], ops: Sequence[ReduceOp]) -> dict[str, int]:
+def nan_reaches_every_rank(
+    communicator: Communicator, dtypes: Sequence[DType], ops: Sequence[ReduceOp]
+) -> dict[str, int]:
     """A NaN on any one rank is NaN in the result, for small and for large arrays."""
     outcomes = Outcomes(communicator.rank)
     for dtype in dtypes:
@@ -105,7 +109,9 @@ def nan_reaches_every_rank(communicator: Communicator, dtypes: Sequence[DType], 
                     communicator.allreduce(buffer, buffer, op=op).wait()
                     found = np.isnan(decode(array_of(buffer), dtype))
                     expected = np.arange(count) == culprit % count
-                    assert (found == expected).all(), f"{op} of {dtype}[{count}] with a NaN of rank {culprit}: {found.nonzero()[0]}"
+                    assert (found == expected).all(), (
+                        f"{op} of {dtype}[{count}] with a NaN of rank {culprit}: {found.nonzero()[0]}"
+                    )
     return outcomes.digests
 
 
@@ -213,7 +219,10 @@ def wrong_arguments_are_refused_on_the_spot(communicator: Communicator) -> None:
         ("source outside of the group", lambda: communicator.recv(four, source=-1)),
         ("counts for too many ranks", lambda: communicator.allgather(four, four, counts=[1] * (size + 1))),
         ("counts that do not add up", lambda: communicator.reducescatter(four, four, counts=[5] * size)),
-        ("send_counts that do not add up", lambda: communicator.alltoall(four, four, send_counts=[9] * size, receive_counts=[0] * size)),
+        (
+            "send_counts that do not add up",
+            lambda: communicator.alltoall(four, four, send_counts=[9] * size, receive_counts=[0] * size),
+        ),
     ]
     for what, attempt in attempts:
         try:
@@ -231,7 +240,9 @@ def _refused(communicator: Communicator, dtype: DType, op: ReduceOp) -> None:
         communicator.allreduce(buffer, buffer, op=op)
     except UsageError:
         return
-    raise AssertionError(f"allreduce {op} of {dtype} has no meaning here, but was not refused on rank {communicator.rank}")
+    raise AssertionError(
+        f"allreduce {op} of {dtype} has no meaning here, but was not refused on rank {communicator.rank}"
+    )
 
 
 def _allreduce(

@@ -55,15 +55,21 @@ def mismatches_reach_every_rank(communicator: Communicator) -> list[str]:
         later.wait()
         earlier.wait()
         for buffer in (before, after):
-            assert (array_of(buffer) == sum(range(size))).all(), f"after {what} the operations around it are wrong on rank {rank}"
+            assert (array_of(buffer) == sum(range(size))).all(), (
+                f"after {what} the operations around it are wrong on rank {rank}"
+            )
     return texts
 
 
 def _disagreements(communicator: Communicator) -> dict[str, tuple[Callable[[], Work], Callable[[], Work]]]:
     size, rank = communicator.size, communicator.rank
 
-    def reduce(count: int, dtype: DType = DType.FLOAT32, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Callable[[], Work]:
-        return lambda: communicator.allreduce(Buffer.allocate(count, dtype), Buffer.allocate(count, dtype), op=op, scale=scale)
+    def reduce(
+        count: int, dtype: DType = DType.FLOAT32, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
+    ) -> Callable[[], Work]:
+        return lambda: communicator.allreduce(
+            Buffer.allocate(count, dtype), Buffer.allocate(count, dtype), op=op, scale=scale
+        )
 
     def gather(counts: list[int]) -> Callable[[], Work]:
         source, target = Buffer.allocate(counts[rank], DType.INT32), Buffer.allocate(sum(counts), DType.INT32)
@@ -215,7 +221,9 @@ def operations_after_close(connects: Connects) -> None:
         "allgather": lambda: part.allgather(Buffer.allocate(1, DType.INT32), row),
         "broadcast": lambda: part.broadcast(buffer, root=0),
         "reducescatter": lambda: part.reducescatter(row, Buffer.allocate(1, DType.INT32)),
-        "alltoall": lambda: part.alltoall(row, Buffer.allocate(part.size, DType.INT32), send_counts=ones, receive_counts=ones),
+        "alltoall": lambda: part.alltoall(
+            row, Buffer.allocate(part.size, DType.INT32), send_counts=ones, receive_counts=ones
+        ),
         "barrier": part.barrier,
         "send": lambda: part.send(buffer, to=0),
         "recv": lambda: part.recv(buffer, source=0),
@@ -328,7 +336,11 @@ def splits_are_given_back(communicator: Communicator, cycles: int) -> tuple[int,
 def _native_resources() -> int:
     """Count what `Resources` cannot see: threads of libraries and mappings of any kind."""
     with open("/proc/self/maps") as file:
-        return len(os.listdir("/proc/self/task")) + sum("memfd" in line for line in file) + len(os.listdir("/proc/self/fd"))
+        return (
+            len(os.listdir("/proc/self/task"))
+            + sum("memfd" in line for line in file)
+            + len(os.listdir("/proc/self/fd"))
+        )
 
 
 def _numbers(count: int, value: int) -> Buffer:

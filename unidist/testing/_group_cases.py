@@ -45,7 +45,9 @@ def works_are_waited_in_reverse(communicator: Communicator) -> None:
         works[i].wait()
         assert works[i].done(), f"work {i} is not done after its wait"
         expected = i % size + i if i % 5 == 4 else sum(other + i for other in range(size))
-        assert (array_of(buffers[i]) == expected).all(), f"operation {i} on rank {rank}: {array_of(buffers[i])[:3]}, expected {expected}"
+        assert (array_of(buffers[i]) == expected).all(), (
+            f"operation {i} on rank {rank}: {array_of(buffers[i])[:3]}, expected {expected}"
+        )
 
 
 def polling_alone_completes(communicator: Communicator) -> None:
@@ -78,7 +80,9 @@ def splits_of_every_kind(communicator: Communicator) -> None:
     inner = reverse.split([0, *range(2, size)] if reverse.rank != 1 or size < 2 else [])
     if inner is not None:
         expected = tuple(everybody[::-1][i] for i in [0, *range(2, size)])
-        assert inner.members == expected, f"members of a nested split on rank {rank}: {inner.members}, expected {expected}"
+        assert inner.members == expected, (
+            f"members of a nested split on rank {rank}: {inner.members}, expected {expected}"
+        )
         _check_sum(inner)
         inner.close()
     reverse.close()

@@ -115,10 +115,27 @@ def a_message_that_nobody_took_does_not_stop_a_barrier(communicator: Communicato
         work.wait()
 
 
+def a_receive_that_nobody_waits_for_does_not_stop_its_sender(communicator: Communicator) -> None:
+    """The sender waits until its engine memory is free; the receiver has asked for it, and sits in a barrier."""
+    rank, size = communicator.rank, communicator.size
+    source = place(communicator, np.full(5000, rank, np.int32), DType.INT32, engine=True)
+    target = Buffer.allocate(5000, DType.INT32)
+    receiving = communicator.recv(target, source=(rank - 1) % size)
+    sending = communicator.send(source, to=(rank + 1) % size)
+    if rank == 0:
+        sending.wait()
+    communicator.barrier().wait()
+    receiving.wait()
+    sending.wait()
+    _expect(communicator, "the message", target, np.full(5000, (rank - 1) % size))
+
+
 def a_message_of_another_size_is_a_mismatch(communicator: Communicator) -> None:
     """The receiver learns of it; the next message arrives whole."""
     rank, size = communicator.rank, communicator.size
-    works = [communicator.send(buffer_of(np.arange(n, dtype=np.int32), DType.INT32), to=(rank + 1) % size) for n in (5, 7)]
+    works = [
+        communicator.send(buffer_of(np.arange(n, dtype=np.int32), DType.INT32), to=(rank + 1) % size) for n in (5, 7)
+    ]
     try:
         communicator.recv(Buffer.allocate(4, DType.INT32), source=(rank - 1) % size).wait()
     except MismatchError as exc:

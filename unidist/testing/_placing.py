@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.testing._arrays import Array, array_of, buffer_of, difference, storage
@@ -50,9 +52,8 @@ def place(communicator: Communicator, values: Array, dtype: DType, *, engine: bo
 
 def room(communicator: Communicator, count: int, dtype: DType, *, engine: bool) -> Buffer:
     """Return a buffer of `count` elements that hold neither zeros nor a likely result."""
-    values = Buffer.allocate(count, dtype)
-    values.bytes()[:] = b"\x5a" * values.nbytes if dtype is not DType.BOOL else b"\x01" * values.nbytes
-    return place(communicator, array_of(values), dtype, engine=engine)
+    pattern = np.full(count * dtype.itemsize, 1 if dtype is DType.BOOL else 0x5A, np.uint8)
+    return place(communicator, pattern.view(storage(dtype)), dtype, engine=engine)
 
 
 @dataclass

@@ -97,7 +97,9 @@ def _broadcast(
     group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
 ) -> _Pending:
     root, values = int(step.integers(group.size)), exact_values(step, count, dtype, op)
-    buffer = place(group, values, dtype, engine=engine) if group.rank == root else room(group, count, dtype, engine=engine)
+    buffer = (
+        place(group, values, dtype, engine=engine) if group.rank == root else room(group, count, dtype, engine=engine)
+    )
     return _Pending(what, group.broadcast(buffer, root=root), buffer, values)
 
 
@@ -108,7 +110,9 @@ def _reducescatter(
     values = [exact_values(step, sum(counts), dtype, op) for _ in range(group.size)]
     start = sum(counts[: group.rank])
     source = place(group, values[group.rank], dtype, engine=engine)
-    target = source.slice(start, counts[group.rank]) if count % 2 else room(group, counts[group.rank], dtype, engine=engine)
+    target = (
+        source.slice(start, counts[group.rank]) if count % 2 else room(group, counts[group.rank], dtype, engine=engine)
+    )
     work = group.reducescatter(source, target, op=op, counts=counts)
     return _Pending(what, work, target, reduced(values, dtype, op, 1.0)[start : start + counts[group.rank]])
 

@@ -19,9 +19,7 @@ from unidist.testing.pools import PoolCache
 class RankPoolFactory(Protocol):
     """The type of the fixture `rank_pool`."""
 
-    def __call__(
-        self, num_proc: int, *, engine: str | None = None, env: Mapping[str, str] | None = None
-    ) -> RankPool:
+    def __call__(self, num_proc: int, *, engine: str | None = None, env: Mapping[str, str] | None = None) -> RankPool:
         """Return a pool of `num_proc` ranks, see `PoolCache.get`."""
 
 

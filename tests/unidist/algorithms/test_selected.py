@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from unidist.algorithms import ALGORITHMS, AlgorithmCommunicator
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
-from unidist.errors import ConfigurationError, PeerLostError, UsageError
+from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadCommunicator, ThreadWorld
 
@@ -86,6 +87,22 @@ def test_abort_ends_both_kinds_of_operations() -> None:
 
     all_made = threading.Barrier(2, timeout=30)
     with ThreadWorld(2) as world:
+        world.run(main)
+
+
+def test_a_stalled_allreduce_names_itself_and_aborts_the_engine() -> None:
+    def main(communicator: Communicator) -> None:
+        selected = AlgorithmCommunicator(communicator, "ring")
+        data = Buffer.allocate(4, DType.INT8)
+        if communicator.rank == 0:
+            with pytest.raises(
+                StalledError, match="allreduce of 4 int8 over threads, ranks 0, 1, ring all-reduce: rank 0 got"
+            ):
+                selected.allreduce(data, data)
+        with pytest.raises(PeerLostError, match="allreduce of 4 int8"):
+            selected.recv(data, source=1 - communicator.rank).wait(timedelta(seconds=10))
+
+    with ThreadWorld(2, timeout=timedelta(seconds=0.1)) as world:
         world.run(main)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from unidist.buffer import Buffer
-from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation import Negotiator, OperationKind, Request, reducescatter_rows
 from unidist.negotiation._wire import BLOCK_BYTES
@@ -408,6 +408,24 @@ class TestFailure:
                 negotiator.submit(request).wait()
 
         run(2, main)
+
+    def test_of_a_wait_that_was_interrupted_reaches_every_rank(self) -> None:
+        class Interrupted(RecordingCommunicator):
+            def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+                raise KeyboardInterrupt
+
+        def main(communicator: Communicator) -> None:
+            negotiator = Negotiator(Interrupted(communicator) if communicator.rank == 0 else communicator)
+            handle = negotiator.submit(allreduce("x", np.ones(1)))
+            if communicator.rank == 0:
+                with pytest.raises(KeyboardInterrupt):
+                    handle.wait()
+            with pytest.raises(PeerLostError, match="rank 0 was interrupted by KeyboardInterrupt"):
+                handle.wait()
+            negotiator.close()
+
+        with ThreadWorld(2) as world:
+            world.run(main)
 
     @pytest.mark.parametrize("background", [False, True])
     def test_close_ends_operations_under_way_on_every_rank(self, background: bool) -> None:

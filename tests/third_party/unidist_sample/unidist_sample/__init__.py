@@ -1,0 +1,1 @@
+"""A sample plugin of unidist; docs/plugins.md walks through it."""

@@ -1,0 +1,31 @@
+"""What this distribution registers. Loaded in every process that uses unidist: specs only, nothing heavy."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import EngineSpec, Registry, StrategyType
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `sample-sockets`. Below 0, `--engine auto` leaves it alone: it is used when asked for."""
+    registry.add(
+        EngineSpec(
+            "sample-sockets",
+            "unidist_sample.sockets:SocketEngine",
+            "a sample: Unix sockets between the processes of one host",
+            priority=-1,
+        )
+    )
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+    """Register `sample-compress`."""
+    registry.add(
+        StrategyType(
+            "sample-compress",
+            "unidist_sample.compress:CompressedData",
+            "a sample: data parallelism with gradients that travel as bfloat16 or float16",
+        )
+    )
