@@ -13,11 +13,11 @@ NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch])
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
 SAMPLE = tests/third_party/unidist_sample
 SAMPLE_SOURCES = $(SAMPLE)/pyproject.toml $(wildcard $(SAMPLE)/unidist_sample/*.py)
-TYPED_EXTRAS = examples/torch $(SAMPLE)/unidist_sample tools
+TYPED_EXTRAS = $(SAMPLE)/unidist_sample tools
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL = help
-.PHONY: help demo test check bench soak format build lock clean
+.PHONY: help demo test check bench soak format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -45,13 +45,6 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff check --fix-only --quiet .
 	$(PY) -m ruff format .
 
-build: $(VENV)/.dev ## build sdist and wheel into dist/
-	$(PIP) install --quiet build
-	$(PY) -m build --outdir dist .
-
-lock: ## write constraints.txt anew, from a fresh environment without constraints
-	sh tools/lock.sh "$(PYTHON)"
-
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(SAMPLE)/build $(SAMPLE)/*.egg-info unidist/engines/_shm.*.so
@@ -66,6 +59,7 @@ $(VENV)/.made:
 # The project itself, editable, with its C extension, and what the examples need.
 $(VENV)/.demo: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
+	@rm -f unidist/engines/_shm.*.so  # one that does not fit the sources any more must not survive a failed build
 	$(INSTALL) --editable '.[torch,examples]'
 	@touch $@
 

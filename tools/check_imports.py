@@ -36,7 +36,7 @@ def check(root: Path) -> list[str]:
     for area in ROOTS:
         for path in sorted((root / area).rglob("*.py")):
             parts = path.relative_to(root).parts
-            module = ".".join((parts if area == "unidist" else parts[1:])).removesuffix(".py")
+            module = ".".join(parts if area == "unidist" else parts[1:]).removesuffix(".py")
             for item in imports(ast.parse(path.read_text(encoding="utf-8"))):
                 reason = forbidden(parts, item, is_plugin_module=module in entry_modules)
                 if reason:

@@ -31,7 +31,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_ALLREDUCE_ALGORITHM": "see `--allreduce-algorithm` (default: the engine's own)",
     "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
     "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
-    "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with the missing ranks (default: 60; 0: no)",
+    "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with who is missing (default: 60; 0: no)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
     "UNIDIST_LOG_LEVEL": "debug, info, warning or error (default: warning)",

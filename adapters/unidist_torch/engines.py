@@ -41,7 +41,7 @@ class GlooEngine(Engine):
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Make a store on a free port of rank 0, and a group over it."""
-        from unidist_torch.communicator import GlooCommunicator
+        from unidist_torch.gloo import GlooCommunicator
 
         store = _make_store(topology, rendezvous, timeout)
         return GlooCommunicator(
@@ -81,7 +81,7 @@ class NcclEngine(Engine):
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Make a store on a free port of rank 0, and a group over it."""
-        from unidist_torch.communicator import NcclCommunicator
+        from unidist_torch.nccl import NcclCommunicator
 
         store = _make_store(topology, rendezvous, timeout)
         return NcclCommunicator(

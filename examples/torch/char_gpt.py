@@ -42,7 +42,9 @@ class Text:
         return "".join(self.alphabet[code] for code in codes_T.tolist())
 
 
-def draw(codes: torch.Tensor, batch: int, context: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    codes: torch.Tensor, batch: int, context: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `batch` random windows, and the same windows one character later; (B, T) each."""
     starts = torch.randint(len(codes) - context - 1, (batch,), generator=generator)
     windows = codes[starts[:, None] + torch.arange(context + 1)].long()

@@ -13,12 +13,17 @@ import weakref
 from datetime import timedelta
 
 from unidist.engines import _shm
-from unidist.engines._arena import Arena, default_capacity
+from unidist.engines._arena import Allocation, Arena, default_capacity
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 
 _GREETING = struct.Struct("!QII")  # capacity, process id, protocol version
 _PROTOCOL = 1
+
+SMALL_BYTES = 8192
+"""Payloads up to this travel with the descriptor of their operation."""
+
+_MIN_WINDOW_BYTES = 1 << 16
 
 
 class HostMemory:
@@ -90,6 +95,42 @@ class HostMemory:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self.bases, self.capacities, self.liveness, self._write_end = [], [], [], -1
+
+
+class SharedHost:
+    """The host's memory, closed when the last communicator on it is.
+
+    A slot is given back only after every member has closed the group: until then they look at it.
+    """
+
+    def __init__(self, host: HostMemory, staging_bytes: int) -> None:
+        self.host = host
+        self._staging_bytes = staging_bytes
+        self._users = 0
+        self._retired: list[tuple[_shm.Group, Allocation]] = []
+
+    def window_bytes(self, size: int) -> int:
+        """Return the size of one of the two staging windows of a slot."""
+        return max(self._staging_bytes // 2, _MIN_WINDOW_BYTES, 64 * 16 * size) // 4096 * 4096
+
+    def allocate_slot(self, size: int) -> Allocation:
+        """Return memory for this rank's slot in a group of `size`."""
+        self._retired = [(group, slot) for group, slot in self._retired if not group.all_closed()]
+        return self.host.arena.allocate(_shm.slot_bytes(size, SMALL_BYTES, self.window_bytes(size)))
+
+    def acquire(self) -> None:
+        """Count one communicator more."""
+        self._users += 1
+
+    def release(self, group: _shm.Group, slot: Allocation) -> None:
+        """Count one communicator less."""
+        self._users -= 1
+        self._retired.append((group, slot))
+        if self._users == 0:
+            for _, retired in self._retired:
+                retired.abandon()
+            self._retired.clear()
+            self.host.close()
 
 
 # A forked child (a DataLoader worker) would keep the pipe open and make a dead rank look alive.

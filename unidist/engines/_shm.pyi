@@ -1,6 +1,5 @@
 DTYPES: tuple[str, ...]
 REDUCE_OPS: tuple[str, ...]
-MAX_SIZE: int
 
 def map(fd: int, nbytes: int, /) -> int: ...
 def unmap(address: int, nbytes: int, /) -> None: ...

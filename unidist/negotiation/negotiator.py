@@ -106,6 +106,7 @@ class Negotiator:
         self._pausing = False
         self._num_background = 0
         self._failure: BaseException | None = None
+        self._closing = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._watchdog: Watchdog | None = None
@@ -151,10 +152,13 @@ class Negotiator:
 
         Operations under way end with PeerLostError, here and on the other ranks.
         """
+        with self._closing:  # a second caller returns when all is closed, as the first one does
+            if not self._closed:
+                self._close()
+                self._closed = True
+
+    def _close(self) -> None:
         with self._mutex:
-            if self._closed:
-                return
-            self._closed = True
             unfinished = ", ".join(map(repr, self._pending))
             text = f"rank {self.rank} closed the negotiator while operations were under way: {unfinished}"
             self._end_all(
@@ -164,7 +168,7 @@ class Negotiator:
             self._communicator.abort(text)
         if self._watchdog is not None:
             self._watchdog.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(timeout=10)
         with self._mutex:  # a driver that waits in the engine comes back soon: it was aborted
             self._changed.wait_for(lambda: not self._driving, timeout=10)
@@ -181,7 +185,7 @@ class Negotiator:
         with self._mutex:
             while self._driving and not handle.done():
                 # The watchdog ends the handle at its deadline and notifies; the limit here is for our own bugs.
-                self._changed.wait(self._timeout_seconds + 60)
+                self._changed.wait(min(self._timeout_seconds + 60, threading.TIMEOUT_MAX))
             if handle.done():
                 return
             self._driving = True

@@ -377,8 +377,7 @@ static int module_exec(PyObject *module) {
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
     if (add_names(module, "DTYPES", ud_dtype_names, UD_NUM_DTYPES)) return -1;
-    if (add_names(module, "REDUCE_OPS", ud_redop_names, UD_NUM_REDOPS)) return -1;
-    return PyModule_AddIntConstant(module, "MAX_SIZE", 1024);
+    return add_names(module, "REDUCE_OPS", ud_redop_names, UD_NUM_REDOPS);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};

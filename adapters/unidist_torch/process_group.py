@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unidist.buffer import HOST, Buffer, DType
+from unidist.buffer import Buffer, DType
 from unidist.communicator import (
     COMPLETED,
-    Capabilities,
     Communicator,
     ReduceOp,
     Work,
@@ -25,8 +24,7 @@ from unidist.communicator import (
     format_ranks,
 )
 from unidist.errors import PeerLostError, StalledError, UsageError
-from unidist_torch.memory import buffer_of, tensor_of
-from unidist_torch.reduction import Reduction
+from unidist_torch.carriers import Reduction
 
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -338,112 +336,6 @@ class _GroupWork(Work):
 
     def done(self) -> bool:
         return all(work.is_completed() for work in self._works)
-
-
-class GlooCommunicator(ProcessGroupCommunicator):
-    """gloo on the loopback interface; device tensors are staged through host memory."""
-
-    backend = "gloo"
-
-    def _make_group(self, store: Store) -> Any:
-        self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = self.timeout
-        options._threads = 2
-        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
-
-    def _tensor(self, buffer: Buffer) -> torch.Tensor:
-        return tensor_of(buffer)
-
-    # gloo itself moves device tensors in some operations only: all of them go through host memory here.
-
-    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
-        return _on_host(super().allreduce, source, target, op=op, scale=scale)
-
-    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
-        return _on_host(super().allgather, source, target, counts=counts)
-
-    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
-        return _on_host(super().broadcast, buffer, root=root)
-
-    def reducescatter(
-        self,
-        source: Buffer,
-        target: Buffer,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        scale: float = 1.0,
-        counts: Sequence[int] | None = None,
-    ) -> Work:
-        """See `Communicator.reducescatter`."""
-        return _on_host(super().reducescatter, source, target, op=op, scale=scale, counts=counts)
-
-    def alltoall(
-        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Work:
-        """See `Communicator.alltoall`."""
-        return _on_host(super().alltoall, source, target, send_counts=send_counts, receive_counts=receive_counts)
-
-    def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`."""
-        return _on_host(super().send, buffer, to=to)
-
-    def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
-        return _on_host(super().recv, buffer, source=source)
-
-
-class NcclCommunicator(ProcessGroupCommunicator):
-    """NCCL; every rank uses the GPU of its local rank."""
-
-    backend = "nccl"
-
-    def _make_group(self, store: Store) -> Any:
-        self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), bucket_bytes=25 << 20)
-        self._device = torch.device("cuda", self._device_index)
-        torch.cuda.set_device(self._device)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.timeout
-        return dist.ProcessGroupNCCL(store, self.rank, self.size, options)
-
-    def _tensor(self, buffer: Buffer) -> torch.Tensor:
-        return tensor_of(buffer)
-
-    def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
-        token = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        return self._start(
-            "barrier", lambda: self._group.allreduce([token]), torch.cuda.current_stream(self._device).synchronize
-        )
-
-
-def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:
-    """Run an operation on host copies of device buffers; the last buffer is the one that receives the result."""
-    if all(buffer.memory == HOST for buffer in buffers):
-        return operation(*buffers, **arguments)
-    target = tensor_of(buffers[-1])
-    copies = [tensor_of(buffer).cpu() for buffer in buffers]
-    work = operation(*(buffer_of(copy) for copy in copies), **arguments)
-    return _StagedWork(work, lambda: target.copy_(copies[-1]))
-
-
-class _StagedWork(Work):
-    def __init__(self, inner: Work, copy_back: Callable[[], object]) -> None:
-        self._inner = inner
-        self._copy_back: Callable[[], object] | None = copy_back
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        self._inner.wait(timeout)
-        if self._copy_back is not None:
-            copy_back, self._copy_back = self._copy_back, None
-            copy_back()
-
-    def done(self) -> bool:
-        return self._inner.done()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

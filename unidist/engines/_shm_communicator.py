@@ -1,0 +1,346 @@
+"""One group of ranks over shared memory: checks arguments, keeps memory alive, turns outcomes into errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+
+from unidist.buffer import Buffer, DType, copy
+from unidist.communicator import (
+    COMPLETED,
+    Capabilities,
+    Communicator,
+    ReduceOp,
+    ReportsArrivals,
+    Work,
+    equal_counts,
+    format_ranks,
+)
+from unidist.engines import _shm
+from unidist.engines._arena import Allocation
+from unidist.engines._host import SMALL_BYTES, SharedHost
+from unidist.engines._outbox import Outbox
+from unidist.engines._shm_work import (
+    DTYPE_CODES,
+    OP_CODES,
+    CollectiveWork,
+    Opcode,
+    ReceiveWork,
+    SendWork,
+    Status,
+    nanoseconds,
+    unpack,
+)
+from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
+
+_SPIN_NS = 100_000  # about what waking a sleeper costs, twice
+_OVERSUBSCRIBED_SPIN_NS = 2_000
+
+
+class ShmCommunicator(Communicator, ReportsArrivals):
+    """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
+
+    def __init__(
+        self,
+        shared: SharedHost,
+        rank: int,
+        members: tuple[int, ...],
+        slot: Allocation,
+        slot_offsets: Sequence[int],
+        timeout: timedelta,
+    ) -> None:
+        host = shared.host
+        self.rank = rank
+        self.size = len(members)
+        self.members = members
+        self.timeout = timeout
+        self.description = f"shm, ranks {format_ranks(members)}"
+        self.capabilities = Capabilities(detects_mismatch=True, engine_memory=True, bucket_bytes=4 << 20)
+        self._shared = shared
+        self._slot = slot
+        crowded = len(host.bases) > (os.cpu_count() or 1)
+        self.group = _shm.Group(
+            rank,
+            self.size,
+            tuple(host.bases[member] + offset for member, offset in zip(members, slot_offsets, strict=True)),
+            tuple(host.bases[member] for member in members),
+            tuple(host.capacities[member] for member in members),
+            tuple(host.liveness[member] for member in members),
+            SMALL_BYTES,
+            shared.window_bytes(self.size),
+            _OVERSUBSCRIBED_SPIN_NS if crowded else _SPIN_NS,
+        )
+        self.timeout_ns = nanoseconds(timeout)
+        self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
+        self.errors: dict[int, MismatchError] = {}
+        self._outgoing: dict[int, deque[tuple[int, Buffer, Allocation | None]]] = {}  # the last: of the outbox
+        self.incoming: dict[int, deque[ReceiveWork]] = {}
+        self._outbox = Outbox(host.arena)
+        self.message_lock = threading.RLock()
+        self._closed = False
+        shared.acquire()
+
+    # Collectives
+
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
+        """See `Communicator.allreduce`; 16-bit floats are added up in float32, in rank order."""
+        _check_alike(source, target, source.count, "allreduce")
+        _check_reduction(source.dtype, op)
+        return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
+
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """See `Communicator.allgather`."""
+        pieces = self._counts(counts, target.count)
+        _check_alike(source, target, sum(pieces), "allgather")
+        if source.count != pieces[self.rank]:
+            raise UsageError(f"allgather: counts[{self.rank}]={pieces[self.rank]}, but the source has {source.count}")
+        return self._post(Opcode.ALLGATHER, source, target, counts=pieces)
+
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """See `Communicator.broadcast`."""
+        self.check_rank(root, "root")
+        return self._post(Opcode.BROADCAST, buffer, buffer, root=root)
+
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """See `Communicator.reducescatter`."""
+        pieces = self._counts(counts, source.count)
+        if sum(pieces) != source.count:
+            raise UsageError(
+                f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements"
+            )
+        _check_alike(source, target, pieces[self.rank], "reducescatter")
+        _check_reduction(source.dtype, op)
+        return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
+
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """See `Communicator.alltoall`."""
+        sent, received = self._counts(send_counts, 0), self._counts(receive_counts, 0)
+        if sum(sent) != source.count:
+            raise UsageError(f"alltoall: send_counts add up to {sum(sent)}, but the source has {source.count} elements")
+        _check_alike(source, target, sum(received), "alltoall")
+        return self._post(Opcode.ALLTOALL, source, target, counts=sent, counts2=received)
+
+    def barrier(self) -> Work:
+        """See `Communicator.barrier`."""
+        return self._post(Opcode.BARRIER, _NOTHING, _NOTHING)
+
+    # Messages
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """See `Communicator.send`. Engine memory is read by the receiver in place; other memory is copied at once."""
+        self.check_rank(to, "to")
+        self._check_usable()
+        with self.message_lock:
+            self._reap(to)
+            offset = self.group.offset(buffer.address, buffer.nbytes)
+            own: Allocation | None = None
+            if offset < 0:
+                own = self._outbox.take(buffer.nbytes)
+                copy(buffer, own.buffer(buffer.nbytes).cast(buffer.dtype))
+                offset = own.offset
+            number = self.group.send(to, offset, buffer.nbytes, DTYPE_CODES[buffer.dtype], self.timeout_ns)
+            if number < 0:
+                self.raise_outcome(number, f"send to rank {to}", self.timeout)
+            self._outgoing.setdefault(to, deque()).append((number, buffer, own))
+            return COMPLETED if own is not None else SendWork(self, to, number)
+
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """See `Communicator.recv`."""
+        self.check_rank(source, "source")
+        self._check_usable()
+        with self.message_lock:
+            receive = ReceiveWork(self, source, buffer)
+            self.incoming.setdefault(source, deque()).append(receive)
+            return receive
+
+    # The group itself
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """See `Communicator.split`."""
+        chosen = tuple(ranks)
+        for rank in chosen:
+            self.check_rank(rank, "ranks")
+        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
+            raise UsageError(
+                f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
+            )
+        slot = self._shared.allocate_slot(len(chosen)) if chosen else None
+        digest = _hash_ranks(chosen)
+        mine, everyone = bytearray(struct.pack("QQ", slot.offset if slot else 0, digest)), bytearray(16 * self.size)
+        self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
+        replies = list(struct.iter_unpack("QQ", everyone))
+        if slot is None:
+            return None
+        apart = [rank for rank in chosen if replies[rank][1] != digest]
+        if apart:
+            raise MismatchError(
+                f"split: rank {self.rank} passed ranks {chosen}, but rank(s) {format_ranks(apart)} passed another list"
+            )
+        return ShmCommunicator(
+            self._shared,
+            chosen.index(self.rank),
+            tuple(self.members[rank] for rank in chosen),
+            slot,
+            [replies[rank][0] for rank in chosen],
+            self.timeout,
+        )
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """See `Communicator.allocate`."""
+        self._check_usable()
+        return self._shared.host.arena.allocate(nbytes).buffer(nbytes)
+
+    def waiting_for(self) -> Sequence[int]:
+        """See `ReportsArrivals.waiting_for`."""
+        return [] if self._closed else self.group.missing()
+
+    def abort(self, reason: str) -> None:
+        """See `Communicator.abort`; the reason reaches every member."""
+        if not self._closed:
+            self.group.abort(self.rank, reason or "no reason given")
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self.group.close()
+        for queue in self._outgoing.values():
+            for _, _, own in queue:  # not taken yet; the receiver may come after this rank has gone
+                if own is not None:
+                    own.abandon()
+        self._pending.clear()
+        self._outgoing.clear()
+        self.incoming.clear()
+        self._shared.release(self.group, self._slot)
+
+    # Inside
+
+    def _counts(self, counts: Sequence[int] | None, total: int) -> tuple[int, ...]:
+        pieces = tuple(equal_counts(total, self.size) if counts is None else counts)
+        if len(pieces) != self.size or min(pieces) < 0:
+            raise UsageError(
+                f"counts={list(pieces)}: give one number of elements, 0 or more, for each of {self.size} ranks"
+            )
+        return pieces
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"this communicator is closed ({self.description})")
+
+    def _check_usable(self) -> None:
+        self.check_open()
+        aborted = self.group.aborted()
+        if aborted is not None:
+            raise self._abort_error(*aborted)
+
+    def _post(
+        self,
+        opcode: Opcode,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        scale: float = 1.0,
+        counts: tuple[int, ...] | None = None,
+        counts2: tuple[int, ...] | None = None,
+    ) -> Work:
+        self._check_usable()
+        number = self.group.post(
+            opcode,
+            source.address,
+            target.address,
+            source.count,
+            DTYPE_CODES[source.dtype],
+            OP_CODES[op],
+            root,
+            scale,
+            counts,
+            counts2,
+            self.timeout_ns,
+        )
+        if number < 0:
+            self.raise_outcome(number, opcode.name.lower(), self.timeout)
+        self._pending[number] = (source, target)
+        return CollectiveWork(self, number, opcode)
+
+    def drive(self, number: int, timeout_ns: int) -> int:
+        """Move all collectives up to `number` on; returns the outcome of the C side."""
+        self.check_open()
+        outcome = self.group.drive(number, timeout_ns)
+        for failed, text in self.group.failures():
+            self.errors[failed] = MismatchError(
+                f"the ranks do not agree on an operation (seen on rank {self.rank}; {self.description}): {text}. "
+                "Every rank must call it with the same shape, dtype, reduction and root."
+            )
+        if outcome == 0:
+            for done in [pending for pending in self._pending if pending <= number]:
+                del self._pending[done]
+        return outcome
+
+    def _reap(self, to: int) -> None:
+        """Forget the memory of messages that rank `to` has taken."""
+        outgoing = self._outgoing.get(to)
+        while outgoing and self.group.wait_sent(to, outgoing[0][0], 0) == 0:
+            _, _, own = outgoing.popleft()
+            if own is not None:
+                self._outbox.give_back(own)
+
+    def raise_outcome(self, outcome: int, what: str, waited: timedelta) -> None:
+        status, peer = unpack(outcome)
+        where = f"{what} on rank {self.rank} ({self.description})"
+        if status is Status.TIMEOUT:
+            missing = self.group.missing() or [peer]
+            text = (
+                f"{where}: rank(s) {format_ranks(missing)} did not come within {waited.total_seconds():g} s. "
+                "They are alive, but do something else: look where they are."
+            )
+            self.abort(text)
+            raise StalledError(text, ranks=missing)
+        if status is Status.LOST:
+            text = f"{where}: rank {peer} (world rank {self.members[peer]}) died or left."
+            self.abort(text)
+            raise PeerLostError(text, ranks=(peer,))
+        aborted = self.group.aborted()
+        assert aborted is not None
+        raise self._abort_error(*aborted)
+
+    def _abort_error(self, rank: int, reason: str) -> PeerLostError:
+        lost = () if rank == self.rank else (rank,)
+        return PeerLostError(
+            f"aborted by rank {rank} (seen on rank {self.rank}; {self.description}): {reason}", ranks=lost
+        )
+
+
+_NOTHING = Buffer(0, 0, DType.UINT8)
+
+
+def _hash_ranks(ranks: Sequence[int]) -> int:
+    """Return a number that tells lists of ranks apart, the same on every rank."""
+    return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")
+
+
+def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
+    if source.dtype != target.dtype or target.count != count:
+        raise UsageError(f"{what}: the target must be {source.dtype}[{count}], not {target.dtype}[{target.count}]")
+
+
+def _check_reduction(dtype: DType, op: ReduceOp) -> None:
+    if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
+        raise UsageError(f"{op} of {dtype}: complex numbers have no order; choices: sum, product")
