@@ -169,10 +169,6 @@ class AllReduceExchange(GradientExchange):
         if bucket.waiting == 0:
             while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
                 self._post(self._buckets[self._posted], self.scale)
-        elif self._posted:
-            work = self._buckets[self._posted - 1].work
-            if work is not None:
-                work.done()  # gives the engine a chance to move on
 
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """See `GradientExchange.finish`."""

@@ -81,6 +81,7 @@ class Arena:
         from unidist.engines import _shm
 
         self.capacity = capacity
+        self._pid = os.getpid()
         self._unmap = _shm.unmap
         self.address = 0
         self._lock = threading.Lock()
@@ -126,8 +127,8 @@ class Arena:
 
     def free(self, offset: int, nbytes: int) -> None:
         """Return pages to the system and the space to the arena. Called by `Allocation`."""
-        if self.fd < 0:
-            return
+        if self.fd < 0 or os.getpid() != self._pid:
+            return  # a forked child drops its references, but the memory is its parent's
         _libc.fallocate(self.fd, _PUNCH_HOLE, offset, nbytes)
         with self._lock:
             self._give(offset, nbytes)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import threading
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
-from unidist.buffer import Buffer, DType, copy
+from unidist.buffer import Buffer, DType
 from unidist.communicator import (
-    COMPLETED,
     Capabilities,
     Communicator,
     ReduceOp,
@@ -24,16 +21,15 @@ from unidist.communicator import (
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
-from unidist.engines._outbox import Outbox
+from unidist.engines._shm_messages import Mailbox
 from unidist.engines._shm_work import (
     DTYPE_CODES,
     OP_CODES,
     CollectiveWork,
     Opcode,
-    ReceiveWork,
-    SendWork,
     Status,
     nanoseconds,
+    patiently,
     unpack,
 )
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
@@ -63,7 +59,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self.capabilities = Capabilities(detects_mismatch=True, engine_memory=True, bucket_bytes=4 << 20)
         self._shared = shared
         self._slot = slot
-        crowded = len(host.bases) > (os.cpu_count() or 1)
+        crowded = len(host.bases) > len(os.sched_getaffinity(0))
         self.group = _shm.Group(
             rank,
             self.size,
@@ -78,10 +74,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self.timeout_ns = nanoseconds(timeout)
         self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
         self.errors: dict[int, MismatchError] = {}
-        self._outgoing: dict[int, deque[tuple[int, Buffer, Allocation | None]]] = {}  # the last: of the outbox
-        self.incoming: dict[int, deque[ReceiveWork]] = {}
-        self._outbox = Outbox(host.arena)
-        self.message_lock = threading.RLock()
+        self._mailbox = Mailbox(self, host.arena)
         self._closed = False
         shared.acquire()
 
@@ -145,28 +138,13 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         """See `Communicator.send`. Engine memory is read by the receiver in place; other memory is copied at once."""
         self.check_rank(to, "to")
         self._check_usable()
-        with self.message_lock:
-            self._reap(to)
-            offset = self.group.offset(buffer.address, buffer.nbytes)
-            own: Allocation | None = None
-            if offset < 0:
-                own = self._outbox.take(buffer.nbytes)
-                copy(buffer, own.buffer(buffer.nbytes).cast(buffer.dtype))
-                offset = own.offset
-            number = self.group.send(to, offset, buffer.nbytes, DTYPE_CODES[buffer.dtype], self.timeout_ns)
-            if number < 0:
-                self.raise_outcome(number, f"send to rank {to}", self.timeout)
-            self._outgoing.setdefault(to, deque()).append((number, buffer, own))
-            return COMPLETED if own is not None else SendWork(self, to, number)
+        return self._mailbox.send(buffer, to)
 
     def recv(self, buffer: Buffer, *, source: int) -> Work:
         """See `Communicator.recv`."""
         self.check_rank(source, "source")
         self._check_usable()
-        with self.message_lock:
-            receive = ReceiveWork(self, source, buffer)
-            self.incoming.setdefault(source, deque()).append(receive)
-            return receive
+        return self._mailbox.receive(buffer, source)
 
     # The group itself
 
@@ -212,7 +190,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`; the reason reaches every member."""
         if not self._closed:
-            self.group.abort(self.rank, reason or "no reason given")
+            self.group.abort(self.rank, f"rank {self.rank} called abort: {reason or 'no reason given'}")
 
     def close(self) -> None:
         """See `Communicator.close`."""
@@ -220,13 +198,8 @@ class ShmCommunicator(Communicator, ReportsArrivals):
             return
         self._closed = True
         self.group.close()
-        for queue in self._outgoing.values():
-            for _, _, own in queue:  # not taken yet; the receiver may come after this rank has gone
-                if own is not None:
-                    own.abandon()
+        self._mailbox.close()
         self._pending.clear()
-        self._outgoing.clear()
-        self.incoming.clear()
         self._shared.release(self.group, self._slot)
 
     # Inside
@@ -262,7 +235,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         counts2: tuple[int, ...] | None = None,
     ) -> Work:
         self._check_usable()
-        number = self.group.post(
+        arguments = (
             opcode,
             source.address,
             target.address,
@@ -273,8 +246,8 @@ class ShmCommunicator(Communicator, ReportsArrivals):
             scale,
             counts,
             counts2,
-            self.timeout_ns,
         )
+        number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
         self._pending[number] = (source, target)
@@ -294,37 +267,38 @@ class ShmCommunicator(Communicator, ReportsArrivals):
                 del self._pending[done]
         return outcome
 
-    def _reap(self, to: int) -> None:
-        """Forget the memory of messages that rank `to` has taken."""
-        outgoing = self._outgoing.get(to)
-        while outgoing and self.group.wait_sent(to, outgoing[0][0], 0) == 0:
-            _, _, own = outgoing.popleft()
-            if own is not None:
-                self._outbox.give_back(own)
+    def raise_outcome(self, outcome: int, what: str, waited: timedelta, *, waits_for_one: bool = False) -> None:
+        """Raise the error that a negative outcome of the C side stands for, and let the peers know of it.
 
-    def raise_outcome(self, outcome: int, what: str, waited: timedelta) -> None:
+        Args:
+            outcome: see `unpack`.
+            what: the operation.
+            waited: how long.
+            waits_for_one: for that rank alone, whoever may be missing in a pending collective.
+        """
         status, peer = unpack(outcome)
         where = f"{what} on rank {self.rank} ({self.description})"
         if status is Status.TIMEOUT:
-            missing = self.group.missing() or [peer]
+            missing = ([] if waits_for_one else self.group.missing()) or [peer]
             text = (
                 f"{where}: rank(s) {format_ranks(missing)} did not come within {waited.total_seconds():g} s. "
                 "They are alive, but do something else: look where they are."
             )
-            self.abort(text)
+            self.group.abort(missing[0], text)
             raise StalledError(text, ranks=missing)
         if status is Status.LOST:
             text = f"{where}: rank {peer} (world rank {self.members[peer]}) died or left."
-            self.abort(text)
+            self.group.abort(peer, text)
             raise PeerLostError(text, ranks=(peer,))
         aborted = self.group.aborted()
         assert aborted is not None
         raise self._abort_error(*aborted)
 
     def _abort_error(self, rank: int, reason: str) -> PeerLostError:
-        lost = () if rank == self.rank else (rank,)
+        """Return the error for an abort because of `rank`, which called it, died, or did not come."""
         return PeerLostError(
-            f"aborted by rank {rank} (seen on rank {self.rank}; {self.description}): {reason}", ranks=lost
+            f"aborted (seen on rank {self.rank}; {self.description}): {reason}",
+            ranks=() if rank == self.rank else (rank,),
         )
 
 

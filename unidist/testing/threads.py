@@ -127,7 +127,7 @@ class ThreadCommunicator(PointToPointCommunicator):
         return receipt
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`; needs no messages, since the ranks share their memory."""
+        """See `Communicator.split`; returns when all members of the part have come."""
         self._splits += 1
         if not ranks:
             return None
@@ -137,7 +137,7 @@ class ThreadCommunicator(PointToPointCommunicator):
             raise UsageError(
                 f"split({list(ranks)}) on rank {self.rank}: give each member once, this rank included, or ()"
             )
-        group = self._group.part(self._splits, tuple(ranks), self.rank)
+        group = self._group.part(self._splits, tuple(ranks), self.rank, self.timeout)
         return ThreadCommunicator(group, list(ranks).index(self.rank), self.timeout)
 
     def abort(self, reason: str) -> None:
@@ -169,6 +169,7 @@ class _Group:
         self._closed: set[int] = set()
         self._channels = {(i, j): _Channel() for i in range(len(members)) for j in range(len(members))}
         self._parts: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        self._come: dict[tuple[int, tuple[int, ...]], set[int]] = {}
         self._groups = groups
         groups.append(self)
 
@@ -195,14 +196,27 @@ class _Group:
             else:
                 channel.receipts.append(receipt)
 
-    def part(self, number: int, ranks: tuple[int, ...], rank: int) -> _Group:
-        """Return the group that call `number` of split makes of `ranks`: the first of them to come creates it."""
+    def part(self, number: int, ranks: tuple[int, ...], rank: int, timeout: timedelta) -> _Group:
+        """Return the group that call `number` of split makes of `ranks`, once they have all come.
+
+        Waiting here, in the group that is split, lets an abort of it reach ranks that others do not follow.
+        """
         with self.condition:
             self._check(rank)
             key = (number, ranks)
             if key not in self._parts:
-                self._parts[key] = _Group(tuple(self.members[rank] for rank in ranks), self._groups)
-            return self._parts[key]
+                self._parts[key] = _Group(tuple(self.members[each] for each in ranks), self._groups)
+            part, come = self._parts[key], self._come.setdefault(key, set())
+            come.add(rank)
+            self.condition.notify_all()
+            self.condition.wait_for(lambda: len(come) == len(ranks) or self.aborted, timeout.total_seconds())
+            missing = set(ranks) - come
+            if not missing:
+                return part
+            self._check(rank)
+        reason = f"split on rank {rank}: ranks {format_ranks(tuple(missing))} did not come within {timeout}"
+        self.abort(reason)
+        raise StalledError(reason, ranks=missing)
 
     def abort(self, reason: str) -> None:
         """End every wait of the group. The first reason stays."""

@@ -77,6 +77,25 @@ def test_split_renumbers_and_keeps_groups_apart() -> None:
         assert world.run(main) == [((2, 0), 2), ((1,), 1), ((2, 0), 2), None]
 
 
+def test_a_split_that_a_member_does_not_come_to_stalls_and_can_be_aborted() -> None:
+    def stall(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            with pytest.raises(StalledError, match="split on rank 0: ranks 1 did not come"):
+                communicator.split([0, 1])
+
+    def abort(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            with pytest.raises(PeerLostError, match="rank 1 aborted: not today"):
+                communicator.split([0, 1])
+        else:
+            communicator.abort("not today")
+
+    with ThreadWorld(2, timeout=timedelta(seconds=0.05)) as world:
+        world.run(stall)
+    with ThreadWorld(2) as world:
+        world.run(abort)
+
+
 def test_split_without_this_rank_is_refused() -> None:
     with ThreadWorld(2) as world, pytest.raises(UsageError, match=r"split\(\[1\]\) on rank 0"):
         world.communicators[0].split([1])

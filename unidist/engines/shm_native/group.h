@@ -79,6 +79,25 @@ typedef struct ud_failure {
     char text[1024];
 } ud_failure;
 
+typedef struct ud_queued { /* a message that the ring has no room for, or a receive that waits for one */
+    struct ud_queued *next;
+    uint32_t number;
+    ud_message message; /* of a receive: what is wanted */
+    char *target;       /* of a receive */
+} ud_queued;
+
+typedef struct { /* per peer and direction */
+    ud_queued *first, *last;
+    uint32_t posted; /* number of the last one */
+} ud_queue;
+
+typedef struct ud_misfit { /* a message of another size or dtype than its receive */
+    struct ud_misfit *next;
+    int from;
+    uint32_t number;
+    ud_message found;
+} ud_misfit;
+
 typedef struct ud_group {
     int rank, size;
     ud_slot **slots;   /* every member's slot, in this process's mapping */
@@ -93,6 +112,10 @@ typedef struct ud_group {
     ud_op ops[UD_RING];
     ud_failure *failures;
     pthread_mutex_t mutex;      /* held while operations are posted or driven */
+    ud_queue *outgoing, *incoming; /* per member */
+    ud_misfit *misfits;
+    _Atomic int awaited;           /* the member whose message a thread sleeps for, or -1 */
+    pthread_mutex_t message_mutex; /* guards the queues and misfits; never held in a wait */
     struct ud_group *next_active;
     int is_active;
 } ud_group;
@@ -115,6 +138,7 @@ ud_counter *ud_op_arrived(ud_group *group, int member);
 ud_counter *ud_op_done(ud_group *group, int member);
 ud_counter *ud_win_arrived(ud_group *group, int member);
 ud_counter *ud_win_done(ud_group *group, int member);
+int ud_is_aborted(ud_group *group);
 void ud_abort(ud_group *group, int rank, const char *reason);
 
 /* collectives.c */
@@ -135,9 +159,14 @@ void ud_deactivate(ud_group *group);
 int ud_progress_all(void);
 
 /* messages.c */
-int ud_send(ud_group *group, int to, int64_t offset, uint64_t nbytes, int dtype, int64_t deadline, ud_blame *blame);
-int ud_receive(ud_group *group, int from, char *target, uint64_t nbytes, int dtype, int64_t deadline, ud_blame *blame,
-               ud_message *found);
-ud_counter *ud_received_by(ud_group *group, int member);
+int64_t ud_send(ud_group *group, int to, ud_message message, int *is_posted); /* its number, or -1: no memory */
+int64_t ud_receive(ud_group *group, int from, char *target, uint64_t nbytes, int dtype);
+/* Until the receiver took message `number`; until it is in the ring; until this rank took message `number`. */
+int ud_wait_sent(ud_group *group, int to, uint32_t number, int64_t deadline, ud_blame *blame);
+int ud_wait_visible(ud_group *group, int to, uint32_t number, int64_t deadline, ud_blame *blame);
+int ud_wait_received(ud_group *group, int from, uint32_t number, int64_t deadline, ud_blame *blame);
+int ud_move_messages(ud_group *group); /* returns whether something is left that only looking again can move */
+int ud_has_messages(ud_group *group);
+void ud_drop_messages(ud_group *group); /* with message_mutex held, or nobody else there */
 
 #endif

@@ -56,11 +56,20 @@ static void free_group(ud_group *group) {
         free(group->failures);
         group->failures = next;
     }
+    ud_drop_messages(group);
+    while (group->misfits) {
+        ud_misfit *next = group->misfits->next;
+        free(group->misfits);
+        group->misfits = next;
+    }
+    free(group->outgoing);
+    free(group->incoming);
     free(group->slots);
     free(group->bases);
     free(group->capacities);
     free(group->liveness);
     pthread_mutex_destroy(&group->mutex);
+    pthread_mutex_destroy(&group->message_mutex);
     free(group);
 }
 
@@ -86,12 +95,16 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     pthread_mutex_init(&group->mutex, NULL);
+    pthread_mutex_init(&group->message_mutex, NULL);
+    atomic_store(&group->awaited, -1);
     self->group = group;
     group->rank = rank, group->size = size;
     group->small_bytes = (size_t)small_bytes, group->window_bytes = (size_t)window_bytes, group->spin_ns = spin_ns;
     uint64_t *fds = NULL;
     group->liveness = malloc((size_t)size * sizeof *group->liveness);
-    if (!group->liveness || read_numbers(slots, size, (uint64_t **)&group->slots) ||
+    group->outgoing = calloc((size_t)size, sizeof *group->outgoing);
+    group->incoming = calloc((size_t)size, sizeof *group->incoming);
+    if (!group->liveness || !group->outgoing || !group->incoming || read_numbers(slots, size, (uint64_t **)&group->slots) ||
         read_numbers(bases, size, (uint64_t **)&group->bases) || read_numbers(capacities, size, &group->capacities) ||
         read_numbers(liveness, size, &fds)) {
         Py_DECREF((PyObject *)self);
@@ -149,7 +162,7 @@ static PyObject *group_drive(GroupObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     pthread_mutex_lock(&group->mutex);
     status = ud_drive(group, number, deadline_after(timeout_ns), &blame);
-    idle = group->posted == group->completed;
+    idle = group->posted == group->completed && !ud_has_messages(group);
     pthread_mutex_unlock(&group->mutex);
     if (idle) ud_deactivate(group);
     Py_END_ALLOW_THREADS;
@@ -191,46 +204,68 @@ static PyObject *group_missing(GroupObject *self, PyObject *unused) {
 }
 
 static PyObject *group_send(GroupObject *self, PyObject *args) {
-    int to, dtype;
-    long long offset, timeout_ns;
+    int to, dtype, is_posted = 0;
+    long long offset;
     unsigned long long nbytes;
-    if (!PyArg_ParseTuple(args, "iLKiL", &to, &offset, &nbytes, &dtype, &timeout_ns)) return NULL;
-    ud_blame blame = {-1};
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ud_send(self->group, to, offset, nbytes, dtype, deadline_after(timeout_ns), &blame);
-    Py_END_ALLOW_THREADS;
-    long long number = atomic_load(&ud_sent(self->group->slots[self->group->rank], to)->value);
-    return outcome(status, &blame, number);
-}
-
-static PyObject *group_wait_sent(GroupObject *self, PyObject *args) {
-    int to;
-    unsigned long number;
-    long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "ikL", &to, &number, &timeout_ns)) return NULL;
-    ud_blame blame = {-1};
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ud_wait(self->group, ud_received_by, to, (uint32_t)number, deadline_after(timeout_ns), &blame);
-    Py_END_ALLOW_THREADS;
-    return outcome(status, &blame, 0);
+    if (!PyArg_ParseTuple(args, "iLKi", &to, &offset, &nbytes, &dtype)) return NULL;
+    long long number =
+        ud_send(self->group, to, (ud_message){.nbytes = nbytes, .offset = offset, .dtype = (uint32_t)dtype}, &is_posted);
+    if (number < 0) return PyErr_NoMemory();
+    return Py_BuildValue("(LO)", number, is_posted ? Py_True : Py_False);
 }
 
 static PyObject *group_receive(GroupObject *self, PyObject *args) {
     int from, dtype;
     unsigned long long target, nbytes;
+    if (!PyArg_ParseTuple(args, "iKKi", &from, &target, &nbytes, &dtype)) return NULL;
+    long long number = ud_receive(self->group, from, (char *)(uintptr_t)target, nbytes, dtype);
+    if (number < 0) return PyErr_NoMemory();
+    return PyLong_FromLongLong(number);
+}
+
+typedef int (*message_wait)(ud_group *, int peer, uint32_t number, int64_t deadline, ud_blame *);
+
+static PyObject *wait_for_message(GroupObject *self, PyObject *args, message_wait wait) {
+    int peer;
+    unsigned long number;
     long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "iKKiL", &from, &target, &nbytes, &dtype, &timeout_ns)) return NULL;
+    if (!PyArg_ParseTuple(args, "ikL", &peer, &number, &timeout_ns)) return NULL;
     ud_blame blame = {-1};
-    ud_message found = {0};
     int status;
     Py_BEGIN_ALLOW_THREADS;
-    status = ud_receive(self->group, from, (char *)(uintptr_t)target, nbytes, dtype, deadline_after(timeout_ns), &blame,
-                        &found);
+    status = wait(self->group, peer, (uint32_t)number, deadline_after(timeout_ns), &blame);
     Py_END_ALLOW_THREADS;
-    if (status == UD_MISMATCH) return Py_BuildValue("(Ks)", (unsigned long long)found.nbytes, ud_dtype_names[found.dtype]);
     return outcome(status, &blame, 0);
+}
+
+static PyObject *group_wait_sent(GroupObject *self, PyObject *args) { return wait_for_message(self, args, ud_wait_sent); }
+static PyObject *group_wait_visible(GroupObject *self, PyObject *args) {
+    return wait_for_message(self, args, ud_wait_visible);
+}
+static PyObject *group_wait_received(GroupObject *self, PyObject *args) {
+    return wait_for_message(self, args, ud_wait_received);
+}
+
+static PyObject *group_misfits(GroupObject *self, PyObject *unused) {
+    (void)unused;
+    ud_group *group = self->group;
+    PyObject *list = PyList_New(0);
+    pthread_mutex_lock(&group->message_mutex);
+    ud_misfit *misfits = group->misfits;
+    group->misfits = NULL;
+    pthread_mutex_unlock(&group->message_mutex);
+    while (misfits) {
+        ud_misfit *next = misfits->next;
+        PyObject *item = list ? Py_BuildValue("(ikKs)", misfits->from, (unsigned long)misfits->number,
+                                              (unsigned long long)misfits->found.nbytes,
+                                              ud_dtype_names[misfits->found.dtype])
+                              : NULL;
+        if (!item || PyList_Append(list, item)) Py_CLEAR(list);
+        Py_XDECREF(item);
+        free(misfits);
+        misfits = next;
+    }
+    return list;
 }
 
 static PyObject *group_offset(GroupObject *self, PyObject *args) {
@@ -259,6 +294,9 @@ static PyObject *group_close(GroupObject *self, PyObject *unused) {
     (void)unused;
     ud_group *group = self->group;
     ud_deactivate(group);
+    pthread_mutex_lock(&group->message_mutex);
+    ud_drop_messages(group); /* their buffers go back to their owners */
+    pthread_mutex_unlock(&group->message_mutex);
     atomic_store(&group->slots[group->rank]->closed, 1);
     Py_RETURN_NONE;
 }
@@ -276,9 +314,13 @@ static PyMethodDef group_methods[] = {
     {"drive", (PyCFunction)group_drive, METH_VARARGS, "Complete all collectives up to a number, or try to (timeout 0)."},
     {"failures", (PyCFunction)group_failures, METH_NOARGS, "Take the (number, text) of collectives that did not agree."},
     {"missing", (PyCFunction)group_missing, METH_NOARGS, "Ranks that have not come to the oldest pending collective."},
-    {"send", (PyCFunction)group_send, METH_VARARGS, "Post a message; returns its number."},
+    {"send", (PyCFunction)group_send, METH_VARARGS, "Queue a message; (its number, whether the receiver can see it)."},
+    {"receive", (PyCFunction)group_receive, METH_VARARGS, "Queue a receive; returns its number."},
     {"wait_sent", (PyCFunction)group_wait_sent, METH_VARARGS, "Wait until the receiver has taken a message."},
-    {"receive", (PyCFunction)group_receive, METH_VARARGS, "Receive a message; (nbytes, dtype) if it does not fit."},
+    {"wait_visible", (PyCFunction)group_wait_visible, METH_VARARGS, "Wait until the receiver can see a message."},
+    {"wait_received", (PyCFunction)group_wait_received, METH_VARARGS, "Wait until a receive is complete."},
+    {"misfits", (PyCFunction)group_misfits, METH_NOARGS,
+     "Take the (source, number, nbytes, dtype) of messages that did not fit their receive."},
     {"offset", (PyCFunction)group_offset, METH_VARARGS, "Offset of an address in this rank's engine memory, or -1."},
     {"abort", (PyCFunction)group_abort, METH_VARARGS, "Mark the group as aborted, for every member."},
     {"aborted", (PyCFunction)group_aborted, METH_NOARGS, "(rank, reason) once the group was aborted, else None."},

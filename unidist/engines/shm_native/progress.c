@@ -29,12 +29,13 @@ void ud_deactivate(ud_group *group) {
     pthread_mutex_unlock(&list_mutex);
 }
 
-/* Returns whether some group has operations under way. One that is being driven, by the caller or by another
+/* Returns whether some group has operations or messages under way that only looking again can move. One that is being driven, by the caller or by another
  * thread, is left to it. */
 int ud_progress_all(void) {
     int busy = 0;
     pthread_mutex_lock(&list_mutex);
     for (ud_group *group = active; group; group = group->next_active) {
+        busy |= ud_move_messages(group);
         if (pthread_mutex_trylock(&group->mutex)) continue;
         if (group->posted != group->completed) {
             ud_blame ignored; /* the owner meets the same error when it drives the group itself */

@@ -76,10 +76,13 @@ static int find_lost(ud_group *group, ud_counter_of counter_of, int only, uint32
     return -1;
 }
 
+int ud_is_aborted(ud_group *group) {
+    return atomic_load_explicit(&group->slots[group->rank]->aborted, memory_order_acquire) == 2;
+}
+
 static int check_abort(ud_group *group, ud_blame *blame) {
-    ud_slot *own = group->slots[group->rank];
-    if (atomic_load_explicit(&own->aborted, memory_order_acquire) != 2) return UD_OK;
-    blame->rank = (int)own->abort_rank;
+    if (!ud_is_aborted(group)) return UD_OK;
+    blame->rank = (int)group->slots[group->rank]->abort_rank;
     return UD_ABORTED;
 }
 
@@ -129,6 +132,7 @@ int ud_wait(ud_group *group, ud_counter_of counter_of, int only, uint32_t value,
         int member = only >= 0 ? only : (group->rank + i) % group->size; /* not everyone on the same line */
         if (!ud_reached(counter_of(group, member), value)) {
             if (deadline == 0) {
+                ud_move_messages(group);
                 int status = check_abort(group, blame);
                 if (status) return status;
                 int lost = find_lost(group, counter_of, only, value);
