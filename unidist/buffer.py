@@ -109,7 +109,7 @@ class Buffer:
         if self.memory != HOST:
             raise UsageError(f"memory of kind {self.memory!r} cannot be read by address from the host")
         if not self.count:
-            return memoryview(b"")
+            return memoryview(bytearray())
         return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
 
     @classmethod

@@ -156,6 +156,7 @@ class Context:
             from unidist.algorithms import AlgorithmCommunicator
 
             world = AlgorithmCommunicator(world, self.settings.allreduce_algorithm)
+            self._closers.append(world.close)
         self._worlds[kind] = world
         return world
 

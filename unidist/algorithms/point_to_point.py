@@ -12,7 +12,7 @@ from unidist.algorithms._reduce import check_reduction
 from unidist.algorithms.allreduce import ALGORITHMS
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Communicator, ReduceOp, Work
-from unidist.errors import unknown_choice
+from unidist.errors import UsageError, unknown_choice
 
 
 class PointToPointCommunicator(Communicator):
@@ -32,6 +32,7 @@ class PointToPointCommunicator(Communicator):
     algorithm: str = "butterfly"
     _channel: Communicator | None = None
     _aborted: str | None = None
+    _ended = False
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -43,6 +44,7 @@ class PointToPointCommunicator(Communicator):
     @abstractmethod
     def close(self) -> None:
         """See `Communicator.close`. Subclasses call this first: it closes the channel of the collectives."""
+        self._ended = True
         if self._channel is not None:
             self._channel.close()
 
@@ -118,6 +120,8 @@ class PointToPointCommunicator(Communicator):
     @contextmanager
     def _collective(self, operation: str) -> Iterator[Communicator]:
         """Give the channel of the collectives; errors of its messages become those of the operation."""
+        if self._ended:  # a group of one sends no message that would notice
+            raise UsageError(f"{operation}: this communicator is closed ({self.description})")
         with speaking_for(self, operation):
             yield self._channel or self._open_channel()
 

@@ -74,7 +74,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self.timeout_ns = nanoseconds(timeout)
         self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
         self.errors: dict[int, MismatchError] = {}
-        self._mailbox = Mailbox(self, host.arena)
+        self._mailbox = Mailbox(rank, self.group, host.arena)
         self._closed = False
         shared.acquire()
 
@@ -138,13 +138,13 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         """See `Communicator.send`. Engine memory is read by the receiver in place; other memory is copied at once."""
         self.check_rank(to, "to")
         self._check_usable()
-        return self._mailbox.send(buffer, to)
+        return self._mailbox.send(self, buffer, to)
 
     def recv(self, buffer: Buffer, *, source: int) -> Work:
         """See `Communicator.recv`."""
         self.check_rank(source, "source")
         self._check_usable()
-        return self._mailbox.receive(buffer, source)
+        return self._mailbox.receive(self, buffer, source)
 
     # The group itself
 
@@ -201,6 +201,11 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self._mailbox.close()
         self._pending.clear()
         self._shared.release(self.group, self._slot)
+
+    def __del__(self) -> None:
+        """Close as `close` does: peers may still look at this rank's slot and messages."""
+        if getattr(self, "_closed", True) is False:
+            self.close()
 
     # Inside
 

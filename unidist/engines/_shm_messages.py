@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Work
+from unidist.engines import _shm
 from unidist.engines._arena import Allocation, Arena
 from unidist.engines._outbox import Outbox
 from unidist.engines._shm_work import DTYPE_CODES, Status, nanoseconds, unpack
@@ -26,20 +27,23 @@ class Mailbox:
     """The messages of one communicator, on this rank.
 
     Args:
-        communicator: they belong to.
+        rank: this rank in the group.
+        group: the C side.
         arena: this rank's engine memory.
     """
 
-    def __init__(self, communicator: ShmCommunicator, arena: Arena) -> None:
-        self._communicator = communicator
+    def __init__(self, rank: int, group: _shm.Group, arena: Arena) -> None:
+        # Not the communicator itself: a circle of references would keep its memory after close().
+        self._rank = rank
+        self._group = group
         self._outbox = Outbox(arena)
         self._lock = threading.RLock()
         self._outgoing: dict[int, deque[tuple[int, Buffer, Allocation | None]]] = {}  # the last: of the outbox
         self._incoming: dict[int, deque[ReceiveWork]] = {}
 
-    def send(self, buffer: Buffer, to: int) -> Work:
+    def send(self, communicator: ShmCommunicator, buffer: Buffer, to: int) -> Work:
         """Post a message. Engine memory is read by the receiver in place; other memory is copied at once."""
-        group = self._communicator.group
+        group = self._group
         with self._lock:
             self._reap(to)
             offset = group.offset(buffer.address, buffer.nbytes)
@@ -52,23 +56,23 @@ class Mailbox:
             self._outgoing.setdefault(to, deque()).append((number, buffer, own))
             if own is not None and is_visible:
                 return COMPLETED
-            return SendWork(self._communicator, to, number, is_copy=own is not None)
+            return SendWork(communicator, to, number, is_copy=own is not None)
 
-    def receive(self, buffer: Buffer, source: int) -> Work:
+    def receive(self, communicator: ShmCommunicator, buffer: Buffer, source: int) -> Work:
         """Ask for the next message of `source`."""
         with self._lock:
-            number = self._communicator.group.receive(source, buffer.address, buffer.nbytes, DTYPE_CODES[buffer.dtype])
-            work = ReceiveWork(self._communicator, self, source, buffer, number)
+            number = self._group.receive(source, buffer.address, buffer.nbytes, DTYPE_CODES[buffer.dtype])
+            work = ReceiveWork(communicator, self, source, buffer, number)
             self._incoming.setdefault(source, deque()).append(work)
             return work
 
     def note_received(self, work: ReceiveWork) -> None:
         """Note that `work` and all earlier ones of its source are complete, and which messages did not fit."""
         with self._lock:
-            for source, number, nbytes, dtype in self._communicator.group.misfits():
+            for source, number, nbytes, dtype in self._group.misfits():
                 misfit = next(item for item in self._incoming[source] if item.number == number)
                 misfit.error = MismatchError(
-                    f"recv on rank {self._communicator.rank} asked rank {source} for {misfit.buffer.nbytes} bytes of "
+                    f"recv on rank {self._rank} asked rank {source} for {misfit.buffer.nbytes} bytes of "
                     f"{misfit.buffer.dtype}, but the message has {nbytes} bytes of {dtype}. The message is lost."
                 )
             queue = self._incoming[work.source]
@@ -88,7 +92,7 @@ class Mailbox:
     def _reap(self, to: int) -> None:
         """Forget the memory of messages that rank `to` has taken."""
         outgoing = self._outgoing.get(to)
-        while outgoing and self._communicator.group.wait_sent(to, outgoing[0][0], 0) == 0:
+        while outgoing and self._group.wait_sent(to, outgoing[0][0], 0) == 0:
             _, _, own = outgoing.popleft()
             if own is not None:
                 self._outbox.give_back(own)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
-from unidist.algorithms._reduce import scale_in_place
+from unidist.algorithms._checks import check_count, check_same_type, checked_counts
+from unidist.algorithms._reduce import check_reduction, scale_in_place
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Capabilities, Communicator, ReduceOp, Work
 from unidist.engine import Availability, Engine
@@ -49,11 +50,15 @@ class SingleCommunicator(Communicator):
         self.capabilities = Capabilities(detects_mismatch=True)
         self.description = "single"
         self._aborted = ""
+        self._closed = False
         self._messages: deque[Buffer] = deque()
 
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Copy and scale."""
         self._check()
+        check_same_type("allreduce", source, target)
+        check_count("allreduce", "target", target, source.count)
+        check_reduction(target, op)
         copy(source, target)
         if scale != 1.0:
             scale_in_place(target, scale)
@@ -62,6 +67,9 @@ class SingleCommunicator(Communicator):
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         """Copy."""
         self._check()
+        check_same_type("allgather", source, target)
+        check_count("allgather", "target", target, checked_counts("allgather", counts, [source.count], self)[0])
+        check_count("allgather", "source", source, target.count)
         copy(source, target)
         return COMPLETED
 
@@ -81,13 +89,17 @@ class SingleCommunicator(Communicator):
         counts: Sequence[int] | None = None,
     ) -> Work:
         """Copy and scale."""
+        self._check()
+        check_count("reducescatter", "source", source, checked_counts("reducescatter", counts, [source.count], self)[0])
         return self.allreduce(source, target, op=op, scale=scale)
 
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
         """Copy."""
-        return self.allgather(source, target)
+        self._check()
+        check_count("alltoall", "source", source, checked_counts("alltoall", send_counts, (), self)[0])
+        return self.allgather(source, target, counts=receive_counts)
 
     def send(self, buffer: Buffer, *, to: int) -> Work:
         """Keep a copy for `recv`."""
@@ -120,6 +132,8 @@ class SingleCommunicator(Communicator):
         self._check()
         for rank in ranks:
             self.check_rank(rank, "ranks")
+        if len(ranks) > 1:
+            raise UsageError(f"split: ranks {tuple(ranks)} name rank 0 {len(ranks)} times; pass it once, or ()")
         return SingleCommunicator(member=self.members[0], timeout=self.timeout) if ranks else None
 
     def abort(self, reason: str) -> None:
@@ -127,8 +141,11 @@ class SingleCommunicator(Communicator):
         self._aborted = self._aborted or reason or "no reason given"
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to give back; later operations are refused."""
+        self._closed = True
 
     def _check(self) -> None:
+        if self._closed:
+            raise UsageError(f"this communicator is closed ({self.description})")
         if self._aborted:
             raise PeerLostError(f"this communicator was aborted: {self._aborted}")

@@ -43,7 +43,8 @@ def array_of(buffer: Buffer) -> Array:
         return np.empty(0, storage(buffer.dtype))
     memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
     memory.unidist_owner = buffer.owner  # type: ignore[attr-defined]  # the array keeps `memory`, `memory` the owner
-    return np.frombuffer(memory, dtype=storage(buffer.dtype))
+    array: Array = np.frombuffer(memory, dtype=storage(buffer.dtype))  # type: ignore[call-overload]  # it takes any buffer
+    return array
 
 
 def encode(values: Array, dtype: DType) -> Array:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Literal, Protocol
 
 import numpy as np
+import pytest
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
@@ -108,7 +109,8 @@ def _disagreements(communicator: Communicator) -> dict[str, tuple[Callable[[], W
 def a_rank_that_does_not_come(connects: Connects, limit: timedelta) -> tuple[str, str, tuple[int, ...], float]:
     """All but the last rank wait in an all-reduce until the timeout.
 
-    Returns the kind of the error, its text, the ranks it names, and the seconds waited; ("absent", ...) on the last one.
+    Returns the kind of the error, its text, the ranks that it names, and the seconds waited; on the last rank
+    "absent" and nothing.
     """
     communicator, side = connects.connect("stall", timeout=limit), connects.connect("side")
     buffer = _numbers(70_001, 1)
@@ -140,13 +142,10 @@ def a_short_wait(connects: Connects) -> float:
     seconds = 0.0
     if communicator.rank == 0:
         begin = time.monotonic()
-        try:
+        with pytest.raises(StalledError) as caught:
             communicator.recv(Buffer.allocate(1, DType.INT8), source=1).wait(timedelta(seconds=0.2))
-        except StalledError as exc:
-            assert exc.ranks == (1,), f"StalledError names ranks {exc.ranks}, not 1: {exc}"
-            seconds = time.monotonic() - begin
-        else:
-            raise AssertionError("a receive without a message completed")
+        seconds = time.monotonic() - begin
+        assert caught.value.ranks == (1,), f"StalledError names ranks {caught.value.ranks}, not 1: {caught.value}"
     side.barrier().wait()
     connects.close(communicator)
     connects.close(side)
@@ -154,7 +153,10 @@ def a_short_wait(connects: Connects) -> float:
 
 
 def abort_ends_every_wait(connects: Connects, operation: str) -> tuple[float, float, str]:
-    """Every rank waits; another thread of rank 0 aborts. Returns when it did (or 0), when the wait ended, and its error."""
+    """Every rank waits; another thread of rank 0 aborts.
+
+    Returns when it did so (0 on other ranks), when this rank's wait ended, and the text of its error.
+    """
     communicator, side = connects.connect("abort"), connects.connect("side")
     waiting, aborted_at = threading.Event(), [0.0]
 
@@ -235,8 +237,8 @@ def operations_after_close(connects: Connects) -> None:
         except UsageError:
             continue
         raise AssertionError(f"{what} after close() raises no UsageError on rank {communicator.rank}")
-    part.abort("after close")
     communicator.allreduce(buffer, buffer).wait()  # the parent does not mind
+    part.abort("after close")
     connects.close(communicator)
 
 

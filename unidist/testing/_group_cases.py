@@ -131,10 +131,10 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
             buffer = communicator.allocate(nbytes)
             assert buffer.count == nbytes
             assert buffer.dtype is DType.UINT8
-            view = buffer.bytes()
-            assert not any(view), f"{nbytes} bytes are not zeroed on rank {communicator.rank}"
-            view[:] = b"\xff" * nbytes
-            del view, buffer
+            array = array_of(buffer)
+            assert not array.any(), f"{nbytes} bytes are not zeroed on rank {communicator.rank}"
+            array[:] = 255
+            del array, buffer
     part = communicator.split(range(communicator.size))
     assert part is not None
     kept = part.allocate(100_000)

@@ -45,7 +45,7 @@ class CommunicatorConformance:
         names_lost_ranks: PeerLostError says who died.
         abort_reaches_peers: `abort` on one rank ends the waits of the others.
         abort_carries_reason: and its reason is in their message.
-        tests_death: ranks are killed; only for engines whose ranks are processes.
+        in_processes: each rank is a process: it can be killed, and what it holds can be counted.
         death_bound_sec: longest time from the death of a rank to PeerLostError on the others.
         abort_bound_sec: longest time from `abort` to PeerLostError.
         life_cycles: how often a communicator is made and closed to look for leaks.
@@ -65,7 +65,7 @@ class CommunicatorConformance:
     names_lost_ranks: ClassVar[bool] = True
     abort_reaches_peers: ClassVar[bool] = True
     abort_carries_reason: ClassVar[bool] = True
-    tests_death: ClassVar[bool] = True
+    in_processes: ClassVar[bool] = True
     death_bound_sec: ClassVar[float] = 1.0
     abort_bound_sec: ClassVar[float] = 1.0
     life_cycles: ClassVar[int] = 100
@@ -105,6 +105,10 @@ class CommunicatorConformance:
             metafunc.parametrize("seed", self.seeds)
         if "moment" in metafunc.fixturenames:
             metafunc.parametrize("moment", failures.MOMENTS)
+
+    def _need_processes(self) -> None:
+        if not self.in_processes:
+            pytest.skip(f"the ranks of {self.engine} are not processes")
 
     # Collectives
 
@@ -242,8 +246,7 @@ class CommunicatorConformance:
         self.run_connecting(size, failures.operations_after_close)
 
     def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
-        if not self.tests_death:
-            pytest.skip(f"{self.engine} has no processes of its own")
+        self._need_processes()
         victim = group_size - 1 if moment in ("recv", "barrier") else group_size // 2
         meeting = secrets.token_hex(4)
         connector = _rank_side.Connector(self.engine, meeting, self.case_timeout / 3, type(self).wrap)
@@ -262,10 +265,12 @@ class CommunicatorConformance:
                 )
 
     def test_many_lives_leave_nothing_behind(self, size: int) -> None:
+        self._need_processes()
         for early, late in self.run_connecting(size, failures.many_lives, self.life_cycles):
             assert late <= early, f"threads, mappings and descriptors grew from {early} to {late}"
 
     def test_splits_are_given_back(self, size: int) -> None:
+        self._need_processes()
         for early, late in self.run(size, failures.splits_are_given_back, 50):
             assert late <= early, f"threads, mappings and descriptors grew from {early} to {late}"
 

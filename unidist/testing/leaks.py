@@ -31,7 +31,6 @@ class Resources:
         children: processes that this one started and did not wait for.
         mappings: shared memory mapped without a name (memfd), and its size in bytes.
         shared_memory: files in /dev/shm.
-        sockets: abstract Unix sockets of unidist, of any process of the host.
         environment: environment variables.
     """
 
@@ -40,7 +39,6 @@ class Resources:
     children: Mapping[object, str]
     mappings: Mapping[object, str]
     shared_memory: Mapping[object, str]
-    sockets: Mapping[object, str]
     environment: Mapping[object, str]
 
     @classmethod
@@ -52,7 +50,6 @@ class Resources:
             children=_children(),
             mappings=_mappings(),
             shared_memory={name: f"/dev/shm/{name}" for name in _listed("/dev/shm")},
-            sockets=_abstract_sockets(),
             environment={
                 (name, value): f"environment variable {name}={value!r}"
                 for name, value in os.environ.items()
@@ -63,7 +60,7 @@ class Resources:
     def beyond(self, earlier: Resources) -> dict[object, str]:
         """Return what is held here and was not held `earlier`: in words, by a key that stays the same."""
         found: dict[object, str] = {}
-        for kind in ("threads", "descriptors", "children", "mappings", "shared_memory", "sockets", "environment"):
+        for kind in ("threads", "descriptors", "children", "mappings", "shared_memory", "environment"):
             now, then = getattr(self, kind), getattr(earlier, kind)
             found |= {(kind, key): text for key, text in now.items() if key not in then}
         for name in earlier.variables - self.variables:
@@ -129,12 +126,3 @@ def _mappings() -> dict[object, str]:
             found[fields[0]] = f"mapping {fields[0]} of {fields[5]}"
     return found
 
-
-def _abstract_sockets() -> dict[object, str]:
-    found: dict[object, str] = {}
-    with suppress(OSError):
-        for line in Path("/proc/net/unix").read_text().splitlines():
-            name = line.split()[-1]
-            if name.startswith("@unidist"):
-                found[name] = f"abstract socket {name}"
-    return found

@@ -214,7 +214,8 @@ class _Group:
             if not missing:
                 return part
             self._check(rank)
-        reason = f"split on rank {rank}: ranks {format_ranks(tuple(missing))} did not come within {timeout}"
+        limit = f"{timeout.total_seconds():g} s"
+        reason = f"split on rank {rank}: ranks {format_ranks(tuple(missing))} did not come within {limit}"
         self.abort(reason)
         raise StalledError(reason, ranks=missing)
 

@@ -171,12 +171,12 @@ def test_an_abort_ends_a_collective_of_another_rank() -> None:
 
 def test_a_stall_names_the_operation_and_the_rank() -> None:
     def main(communicator: Communicator) -> None:
+        communicator.barrier()  # opens the channel of the collectives
         if communicator.rank == 0:
-            with pytest.raises(
-                StalledError, match=r"allreduce \(butterfly\) of 4 int8 .* no message from rank 1"
-            ) as caught:
+            words = r"allreduce \(butterfly\) of 4 int8 .* no message from rank 1"
+            with pytest.raises(StalledError, match=words) as caught:
                 communicator.allreduce(Buffer.allocate(4, DType.INT8), Buffer.allocate(4, DType.INT8))
             assert caught.value.ranks == (1,)
 
-    with ThreadWorld(2, timeout=timedelta(seconds=0.1)) as world:
+    with ThreadWorld(2, timeout=timedelta(seconds=1)) as world:
         world.run(main)

@@ -113,11 +113,22 @@ class Mailbox:
         if self._failure is not None:
             raise self._failure
 
-    def abort(self, reason: str) -> None:
-        """Tell every peer and hang up, which also ends a wait in another thread of this process."""
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks whose loss made this mailbox useless."""
+        return self._failure.ranks if isinstance(self._failure, PeerLostError) else ()
+
+    def abort(self, reason: str, *, lost: tuple[int, ...] = ()) -> None:
+        """Tell every peer and hang up, which also ends a wait in another thread of this process.
+
+        Args:
+            reason: for the peers' message.
+            lost: the rank that is the cause, if it is not this one: the others shall hear of it, not of the messenger.
+        """
+        culprit = (*self.lost, *lost, self.rank)[0]
         text = f"rank {self.rank} aborted: {reason}"
-        self._fail(PeerLostError(text))
-        self._hang_up(_ABORTED + text.encode()[: _MAX_PACKET - 1])
+        self._fail(PeerLostError(text, ranks=lost))
+        self._hang_up(_ABORTED + bytes([culprit]) + text.encode()[: _MAX_PACKET - 2])
 
     def close(self) -> None:
         """Tell every peer that nothing more will come, and close the sockets. Idempotent."""
@@ -168,7 +179,7 @@ class Mailbox:
             elif kind == _SOCKET:
                 self._sockets[source].append((rest, socket.socket(fileno=descriptors[0])))
             elif kind == _ABORTED:
-                self._fail(PeerLostError(rest.decode(errors="replace"), ranks=(source,)))
+                self._fail(PeerLostError(rest[1:].decode(errors="replace"), ranks=(rest[0],)))
             elif kind == _LEFT:
                 self._left.add(source)
             else:

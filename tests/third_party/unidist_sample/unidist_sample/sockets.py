@@ -120,7 +120,9 @@ class SocketCommunicator(PointToPointCommunicator):
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`."""
         super().abort(reason)
-        self._mailbox.abort(reason)
+        # A peer that died during a collective was missed on the channel of the collectives.
+        channel = self._channel
+        self._mailbox.abort(reason, lost=channel._mailbox.lost if isinstance(channel, SocketCommunicator) else ())
 
     def close(self) -> None:
         """See `Communicator.close`; what was sent before can still be received by the others."""

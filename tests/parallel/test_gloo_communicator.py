@@ -1,0 +1,30 @@
+"""The gloo engine of the torch adapter against the contract of communicators."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from unidist.buffer import DType
+from unidist.communicator import ReduceOp
+from unidist.testing import CommunicatorConformance
+
+pytest.importorskip("torch", reason="the engine gloo is PyTorch's")
+pytestmark = pytest.mark.parallel
+
+
+class TestGlooCommunicator(CommunicatorConformance):
+    engine = "gloo"
+    sizes = (1, 2, 3, 4)
+    unsupported = frozenset((dtype, ReduceOp.PRODUCT) for dtype in (DType.COMPLEX64, DType.COMPLEX128))
+    nan_ops = (ReduceOp.SUM, ReduceOp.PRODUCT)  # gloo's own MIN and MAX depend on the order of the ranks
+    detects_mismatch = False
+    detects_message_size = False
+    names_missing_ranks = False
+    names_lost_ranks = False
+    abort_carries_reason = False
+    death_bound_sec = 3.0  # told by TCP
+    life_cycles = 20
+    seeds = (1,)
+    case_timeout = timedelta(seconds=90)
