@@ -94,6 +94,11 @@ class Strategy(ABC):
 class GradientOwner(ABC):
     """Power: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
 
+    @property
+    def completes_in_backward(self) -> bool:
+        """True: gradients are complete when the backward pass returns; False: at the step."""
+        return True
+
     @abstractmethod
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework

@@ -59,6 +59,8 @@ class Update:
         accumulation: how passes become updates.
         average: the gradients of the ranks are averaged, else added up.
         strategies: told of every update.
+        in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
+            after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class Update:
         accumulation: Accumulation,
         average: bool = True,
         strategies: Sequence[Strategy] = (),
+        in_backward: bool = False,
     ) -> None:
         self.context = context
         self.accumulation = accumulation
         self.average = average
         self.strategies = strategies
+        self.in_backward = in_backward
         self.num_ranks = context.axis_size("data")
         self.step = 0
         self._make_exchange = make_exchange
@@ -82,6 +86,8 @@ class Update:
         self._passes: list[int] = []  # of each parameter, in the current window
         self._pass_index = 0  # completed passes of the current window, stepwise only
         self._dirty = False  # gradients of the current window lie in the buffers
+        self.finished = False
+        """The exchange of the current window is complete: the buffers hold the reduced gradients."""
 
     @property
     def parameters(self) -> list[ParameterInfo]:
@@ -129,14 +135,31 @@ class Update:
             return self._pass_index == self.accumulation.passes - 1
         return self._passes[index] >= self.accumulation.passes - 1
 
-    def gradient_ready(self, index: int) -> None:
-        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
+    def takes_source(self, index: int) -> bool:
+        """Say whether `gradient_ready` may be given the gradient where it lies: it is all of this window's."""
+        return self.accumulation.passes == 1 and not self._passes[index] and self._place[index][0].takes_sources
+
+    def gradient_ready(self, index: int, source: Buffer | None = None) -> None:
+        """Note that the gradient of parameter `index` is complete; in the last pass the exchange may start.
+
+        Args:
+            index: the parameter.
+            source: where the gradient lies, unchanged until `finish` returns, if not in its buffer; only
+                where `takes_source` said so.
+        """
         last = self.is_last_pass(index)
+        if self.finished and self.accumulation.passes > 1:
+            raise UsageError(
+                f"a second backward pass before step() reached {self.parameters[index].name!r}, but the window of "
+                f"{self.accumulation.passes} passes is complete. accumulate=N counts one backward pass per step(); "
+                "add the losses up before backward()."
+            )
         self._passes[index] += 1
         self._dirty = True
+        self.finished = False
         exchange, local = self._place[index]
         if last:
-            exchange.ready(local)
+            exchange.ready(local, source)
         else:
             exchange.hold(local)
 
@@ -191,6 +214,9 @@ class Update:
             present += result.present
             largest = max(largest, result.notice)
         self._dirty = False
+        self.finished = True
+        if self.accumulation.passes == 1:
+            self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
         return present, largest
 
     def applied(self) -> None:
@@ -205,6 +231,7 @@ class Update:
         """Forget the passes of the current window."""
         self._passes = [0] * len(self._passes)
         self._pass_index = 0
+        self.finished = False
 
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.

@@ -23,7 +23,8 @@ def distribute(
     """Spread training over all ranks; the script keeps its loop, its model and its optimizer.
 
     Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
-    exchanged while `backward` runs and complete when `optimizer.step()` updates the parameters. Collective.
+    exchanged while `backward` runs, and when it returns every `p.grad` holds the average over the ranks, ready to be
+    clipped. Collective, and so is every backward pass that completes an update. Broadcasts nothing later.
 
     Args:
         model: built alike on every rank.
@@ -44,7 +45,7 @@ def distribute(
         model = item.partition(model, runtime)
     names = TorchFramework().parameters(model)
     _check_owned(optimizer, names)
-    _bind(runtime, plan, optimizer, dict(names))
+    _bind(runtime, plan, optimizer, dict(names), in_backward=True)
     broadcast_parameters(TorchFramework().model_state(model), root_rank=0)
     if runtime.topology.world_size > 1:
         broadcast_optimizer_state(optimizer, root_rank=0)
@@ -60,7 +61,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Return the optimizer, bound so that its `step` uses gradients reduced over all ranks. Collective.
 
-    Unlike `distribute` it copies nothing to other ranks: call `broadcast_parameters` and
+    As in Horovod, gradients are complete after `optimizer.synchronize()`, which `step` calls where the script does
+    not. Unlike `distribute` it copies nothing to other ranks: call `broadcast_parameters` and
     `broadcast_optimizer_state`, as Horovod's scripts do.
 
     Args:
@@ -93,6 +95,7 @@ def _bind(
     *,
     accumulation: Accumulation | None = None,
     average: bool = True,
+    in_backward: bool = False,
 ) -> Any:
     gate = context.update_gate(plan)
     if accumulation is None:
@@ -107,6 +110,7 @@ def _bind(
         accumulation=accumulation,
         average=average,
         strategies=plan.strategies,
+        in_backward=in_backward and owner.completes_in_backward,
     )
     return framework.bind_update(optimizer, update, names=names)
 

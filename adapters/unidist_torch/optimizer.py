@@ -135,7 +135,7 @@ class Binding:
         self._views: list[torch.Tensor] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
-        self._synchronized = False
+        self._callback_queued = False
         self._sparse = SparseGradients(update.context)
         self._agree()
 
@@ -147,7 +147,7 @@ class Binding:
             return self._step_with_closure(closure)
         if not self._update.begin_step():
             return None
-        if not (self.skip or self._synchronized):
+        if not (self.skip or self._update.finished):
             self._finish()
         loss = self._inner_step(grad_scaler)
         self._applied()
@@ -157,21 +157,17 @@ class Binding:
         """See `DistributedOptimizerMixin.zero_grad`."""
         if self._update.window_open:
             return
-        if self._update.in_round and not self._synchronized:
+        if self._update.in_round:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._update.finish()
         self._plain.zero_grad(self._optimizer, set_to_none)
         self._sparse.clear()
         self._update.reset_window()
-        self._synchronized = False
 
     def synchronize(self) -> None:
         """See `DistributedOptimizerMixin.synchronize`."""
-        accumulation = self._update.accumulation
-        if accumulation.stepwise and not self._update.completes_window:
-            return
-        self._finish()
-        self._synchronized = True
+        if self._update.completes_window and not self._update.finished:
+            self._finish()
 
     def flush(self) -> bool:
         """See `DistributedOptimizerMixin.flush`."""
@@ -218,7 +214,6 @@ class Binding:
         return self._plain.step(self._optimizer)
 
     def _applied(self) -> None:
-        self._synchronized = False
         self._sparse.clear()
         self._update.applied()
 
@@ -238,7 +233,13 @@ class Binding:
         if gradient.layout is not torch.strided:
             self._take_sparse(index, parameter, gradient)
             return
+        if update.in_backward:
+            self._finish_after_backward()
         view = self._views[index]
+        if update.takes_source(index) and gradient.stride() == view.stride() and gradient.device.type == "cpu":
+            # Taken where it is; `_finish` replaces it by the view.
+            update.gradient_ready(index, buffer_of(gradient))
+            return
         last = update.is_last_pass(index)
         if gradient.data_ptr() != view.data_ptr() or gradient.numel() == 0:
             with torch.no_grad():
@@ -250,7 +251,21 @@ class Binding:
         parameter.grad = view if last else None
         update.gradient_ready(index)
 
+    def _finish_after_backward(self) -> None:
+        """Complete the exchange when this backward pass ends, if it is the last of its window."""
+        if self._callback_queued or not self._update.completes_window:
+            return
+        self._callback_queued = True
+
+        def finish() -> None:
+            self._callback_queued = False
+            self._finish()
+
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
     def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if self._update.in_backward:
+            self._finish_after_backward()
         if not self._sparse.agreed(index):
             self.changed = True
         self._sparse.add(index, gradient)
@@ -261,26 +276,30 @@ class Binding:
     def _finish(self, *, scale: float | None = None) -> None:
         """Complete the exchange and give every parameter its reduced gradient. Collective."""
         self._watch()
-        self._take_stray()
-        present, notice = self._update.finish(notice=int(self.changed), scale=scale)
-        if notice:
+        notice = self._finish_from(0, scale)
+        if notice:  # on some rank something is trained that was not agreed on
             self.changed = False
             known = len(self._parameters)
             self._agree()
             if len(self._parameters) > known:
-                self._take_stray()
-                present += self._update.finish(scale=scale, first_parameter=known)[0]
-        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            if present[index]:
-                parameter.grad = view
-            elif not self._sparse.agreed(index):
-                parameter.grad = None
+                self._finish_from(known, scale)
         self._sparse.exchange(self._parameters, scale=self._update.scale if scale is None else scale)
 
-    def _take_stray(self) -> None:
+    def _finish_from(self, first: int, scale: float | None) -> int:
+        """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
+        self._take_stray(first)
+        present, notice = self._update.finish(notice=int(self.changed), scale=scale, first_parameter=first)
+        for index, is_present in enumerate(present, start=first):
+            if is_present:
+                self._parameters[index].grad = self._views[index]
+            elif not self._sparse.agreed(index):
+                self._parameters[index].grad = None
+        return notice
+
+    def _take_stray(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
-        for index, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
+        for index in range(first, len(self._parameters)):
+            gradient = self._parameters[index].grad
             if gradient is None or self._update.has_gradient(index) or gradient.layout is not torch.strided:
                 continue
             view = self._views[index]

@@ -153,7 +153,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = next_character_loss(model, *draw(text.train, args.batch_size, args.context, generator))
         loss.backward()
-        optimizer.synchronize()  # the gradients are now those of all ranks: clip them
+        optimizer.synchronize()  # the gradients are those of all ranks now: clip them
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -23,7 +23,9 @@ def _sample_is_installed() -> None:
     for source in SOURCES.glob("*.py"):
         installed = Path(str(distribution.locate_file(f"unidist_sample/{source.name}")))
         if not installed.exists() or not filecmp.cmp(source, installed, shallow=False):
-            pytest.fail(f"the installed sample plugin is not that of the sources ({source.name}). {REMEDY}", pytrace=False)
+            pytest.fail(
+                f"the installed sample plugin is not that of the sources ({source.name}). {REMEDY}", pytrace=False
+            )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The sample strategy: what its rounding does, what it sends, and how its updates compare with plain data parallelism."""
+"""The sample strategy: how it rounds, what it sends, and how its updates compare with plain data parallelism."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ class Group:
         scale: float,
         counts: tuple[int, ...] | None,
         counts2: tuple[int, ...] | None,
+        pieces: tuple[tuple[int, int, int], ...] | None,
         timeout_ns: int,
         /,
     ) -> int: ...

@@ -12,7 +12,9 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import (
     Capabilities,
     Communicator,
+    Piece,
     ReduceOp,
+    ReducesPieces,
     ReportsArrivals,
     Work,
     equal_counts,
@@ -38,7 +40,7 @@ _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals):
+class ShmCommunicator(Communicator, ReportsArrivals, ReducesPieces):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -85,6 +87,12 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         _check_alike(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
+
+    def allreduce_pieces(self, pieces: Sequence[Piece], target: Buffer, *, scale: float = 1.0) -> Work:
+        """See `ReducesPieces.allreduce_pieces`; this rank's share of the sum is read from the pieces directly."""
+        places = tuple((piece.offset, piece.buffer.count, piece.buffer.address) for piece in pieces)
+        keep = tuple(piece.buffer for piece in pieces)
+        return self._post(Opcode.ALLREDUCE, target, target, scale=scale, pieces=places, keep=keep)
 
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         """See `Communicator.allgather`."""
@@ -238,6 +246,8 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         scale: float = 1.0,
         counts: tuple[int, ...] | None = None,
         counts2: tuple[int, ...] | None = None,
+        pieces: tuple[tuple[int, int, int], ...] | None = None,
+        keep: tuple[Buffer, ...] = (),
     ) -> Work:
         self._check_usable()
         arguments = (
@@ -251,11 +261,12 @@ class ShmCommunicator(Communicator, ReportsArrivals):
             scale,
             counts,
             counts2,
+            pieces,
         )
         number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
-        self._pending[number] = (source, target)
+        self._pending[number] = (source, target, *keep)
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:

@@ -47,6 +47,11 @@ class DataParallel(Strategy, GradientOwner):
         if self.bucket_mb is not None and self.bucket_mb <= 0:
             raise ConfigurationError(f"data:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
 
+    @property
+    def completes_in_backward(self) -> bool:
+        """See `GradientOwner.completes_in_backward`."""
+        return self.overlap
+
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework
     ) -> GradientExchange:

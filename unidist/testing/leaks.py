@@ -125,4 +125,3 @@ def _mappings() -> dict[object, str]:
         if len(fields) == 6 and fields[5].startswith("/memfd:"):
             found[fields[0]] = f"mapping {fields[0]} of {fields[5]}"
     return found
-

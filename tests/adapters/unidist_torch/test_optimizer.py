@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import unidist.torch as ud
 from _training import (
     BATCH, CLASSES, FEATURES, alone, assert_close, data, loss_of, network, runtime, share, values,
@@ -283,6 +284,23 @@ def test_clipping_after_synchronize_equals_one_process(pool: Pool) -> None:
     check(pool(3).run(train, (sgd, network, loss_of, None, clip)), alone(sgd, before_step=clip))
 
 
+def test_clipping_after_backward_needs_no_change_of_the_script(pool: Pool) -> None:
+    def clip(model: nn.Module, optimizer: Any = None) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    check(pool(3).run(train, (sgd, network, loss_of, None, clip)), alone(sgd, before_step=clip))
+    check(pool(2).run(train, (sgd, network, loss_of, "data:bucket_mb=0.0001", clip)), alone(sgd, before_step=clip))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(pool: Pool, use_reentrant: bool) -> None:
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.utils.checkpoint.checkpoint(model[:2], x.requires_grad_(), use_reentrant=use_reentrant)
+        return nn.functional.cross_entropy(model[2](hidden), y)
+
+    check(pool(2).run(train, (sgd, network, loss)), alone(sgd))
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_between_backward_and_step_discards_the_gradients(pool: Pool, set_to_none: bool) -> None:
     def on_rank() -> list[torch.Tensor]:
@@ -317,16 +335,26 @@ def test_two_backward_passes_before_one_step(pool: Pool) -> None:
     def both(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return loss_of(model, x, y) + loss_of(model, x * 0.5, y)
 
+    check(pool(2).run(twice, (None,)), alone(sgd, loss=both))
     check(pool(2).run(twice, ("data:overlap=false",)), alone(sgd, loss=both))
 
-    def refused() -> str:
-        with pytest.raises(UsageError) as caught:
-            twice(None)
-        return str(caught.value)
+    def refused_in_a_window() -> None:
+        with pytest.raises(UsageError, match="second backward pass before step"):
+            twice("accumulate=2")
 
-    for message in pool(2).run(refused):
-        assert "became ready twice" in message
-        assert "accumulate=N" in message
+    pool(2).run(refused_in_a_window)
+
+    def refused_in_horovods_way() -> None:
+        with runtime():
+            model = network()
+            ud.DistributedOptimizer(sgd(model.parameters()))
+            x, y = (part[0] for part in data())
+            loss_of(model, x, y).backward()
+            with pytest.raises(UsageError, match=r"became ready twice .* backward_passes_per_step"):
+                loss_of(model, x, y).backward()
+
+    with RankPool(2) as own:
+        own.run(refused_in_horovods_way)
 
 
 def test_horovod_style_accumulation_sums_the_passes(pool: Pool) -> None:

@@ -1,0 +1,95 @@
+"""What users can name is in the documentation, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from unidist import hookspecs
+from unidist.environment import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    path
+    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
+    for path in folder.glob("*.md" if folder == ROOT else "**/*.md")
+)
+
+
+def words(page: str) -> set[str]:
+    """Return every name that a page shows as code, alone or in a longer piece of code."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```.*?```", text, re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return set(re.findall(r"\w+", " ".join(blocks + inline)))
+
+
+def public_names() -> list[str]:
+    """Return `__all__` of the PyTorch facade without importing torch."""
+    tree = ast.parse((ROOT / "unidist" / "torch.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise AssertionError("unidist/torch.py has no __all__")
+
+
+HOOKS = [
+    (name, list(inspect.signature(function).parameters))
+    for name, function in vars(hookspecs).items()
+    if name.startswith("unidist_")
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), HOOKS)
+def test_every_hook_is_in_the_plugin_guide_with_its_arguments(name: str, arguments: list[str]) -> None:
+    text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    assert f"| `{name}({', '.join(arguments)})` |" in text
+
+
+def test_the_plugin_guide_names_no_hook_that_does_not_exist() -> None:
+    named = {word for word in words("plugins.md") if re.match("unidist_(register|add)_", word)}
+    assert named <= {name for name, _ in HOOKS}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_every_environment_variable_is_documented(name: str) -> None:
+    assert name in words("environment.md")
+
+
+def test_no_other_variable_is_documented() -> None:
+    assert {word for word in words("environment.md") if word.startswith("UNIDIST_")} <= set(VARIABLES)
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_name_of_the_torch_facade_is_documented(name: str) -> None:
+    assert name in words("torch.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_python_code_imports_from_unidist_exists(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for module, names in re.findall(r"^ *from (unidist[\w.]*) import ([\w, ]+)$", block, re.MULTILINE):
+            loaded = importlib.import_module(module)
+            for name in names.split(", "):
+                assert hasattr(loaded, name), f"{page.name}: {module}.{name}"
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:`|^    |&& )make ([a-z]+)", text, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"demo", "test", "check", "bench"} <= named <= targets

@@ -1,0 +1,123 @@
+"""What every framework's training of the strategy conformance suite has in common: the data, and who takes which part."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from unidist import context
+from unidist.environment import Settings
+from unidist.testing._arrays import Array
+from unidist.testing.recording import RecordingCommunicator
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run.
+
+    Args:
+        optimizer: "sgd" (with momentum) or "adamw".
+        steps: calls of `step`.
+        batch: samples of all ranks together in one of them; divides by 1, 2, 3 and 4.
+        passes: calls of `step` that make one update.
+        loss_factor: the loss is multiplied by this.
+        flush: call `flush` at the end.
+    """
+
+    optimizer: str = "sgd"
+    steps: int = 10
+    batch: int = 12
+    passes: int = 1
+    loss_factor: float = 1.0
+    flush: bool = False
+
+    def data(self, width: int, classes: int) -> tuple[Array, Array]:
+        """Return features `(n, width)` and labels `(n,)` of all batches, alike on every rank."""
+        rng = np.random.default_rng(7)
+        n = self.steps * self.batch
+        return rng.standard_normal((n, width)), rng.integers(0, classes, n)
+
+    def shares(self, rank: int, size: int) -> Iterator[slice]:
+        """Yield the samples of each call of `step` for one of `size` ranks."""
+        each = self.batch // size
+        for start in range(0, self.steps * self.batch, self.batch):
+            yield slice(start + rank * each, start + (rank + 1) * each)
+
+    def concatenated(self) -> Training:
+        """Return the same training for one process without accumulation: a whole window is one batch."""
+        assert self.steps % self.passes == 0, "a short window is another training"
+        return Training(self.optimizer, self.steps // self.passes, self.batch * self.passes, 1, self.loss_factor)
+
+
+class FrameworkTraining(Protocol):
+    """What a module `unidist.testing._training_<framework>` has."""
+
+    def train(self, training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
+        """Train on one rank's share and return the parameters by path."""
+
+    def init(self) -> None:
+        """Start unidist."""
+
+    def shutdown(self) -> None:
+        """End unidist."""
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """What a rank brings back.
+
+    Args:
+        parameters: by path.
+        operations: names of the communicator's operations by which gradients were exchanged, in order.
+    """
+
+    parameters: dict[str, Array]
+    operations: tuple[str, ...]
+
+
+def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1) -> dict[str, Array]:
+    """Train without unidist, on one of `size` shares."""
+    return _module(framework).train(training, distributed=False, rank=rank, size=size)
+
+
+def train_on_rank(framework: str, strategy: str, engine: str, training: Training) -> RankOutcome:
+    """Train with unidist, from `init` to `shutdown`, on a rank."""
+    import os
+
+    module = _module(framework)
+    os.environ.update(UNIDIST_STRATEGY=strategy, UNIDIST_ENGINE=engine)
+    try:
+        Settings.read()
+        module.init()
+        try:
+            runtime = context.current()
+            records = _record(runtime)
+            topology = runtime.topology
+            parameters = module.train(training, distributed=True, rank=topology.rank, size=topology.world_size)
+        finally:
+            module.shutdown()
+    finally:
+        for name in ("UNIDIST_STRATEGY", "UNIDIST_ENGINE"):
+            os.environ.pop(name, None)
+    return RankOutcome(parameters, tuple(record.operation for record in records))
+
+
+def _record(runtime: context.Context) -> list[Any]:
+    """Let every communicator that strategies ask for from now on write down what it is used for."""
+    records: list[Any] = []
+    make = runtime.new_communicator
+
+    def recording(axis: str, *, memory: str = "host") -> RecordingCommunicator:
+        return RecordingCommunicator(make(axis, memory=memory), records)
+
+    runtime.new_communicator = recording  # type: ignore[method-assign]  # this run only
+    return records
+
+
+def _module(framework: str) -> FrameworkTraining:
+    module: Any = importlib.import_module(f"unidist.testing._training_{framework}")
+    return module

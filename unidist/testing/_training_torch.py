@@ -1,0 +1,92 @@
+"""The training of the strategy conformance suite in PyTorch: one fixed model, data and loop, with and without unidist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import unidist.torch as ud
+from unidist.testing._arrays import Array
+from unidist.testing._training import Training
+
+_WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
+
+
+class Model(torch.nn.Module):
+    """A small network with everything that gets in the way: tied, frozen, unused, float32 and empty parameters.
+
+    The float32 branch adds to the loss without touching the gradients of the rest, so that those stay exact to float64.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def weight(*shape: int, dtype: torch.dtype = torch.float64) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) * 0.3)
+
+        self.inner = weight(_HIDDEN, _WIDTH)
+        self.tied = self.inner  # used again, transposed
+        self.frozen = weight(_HIDDEN)
+        self.frozen.requires_grad = False
+        self.unused = weight(4, 4)
+        self.empty = weight(0, 3)
+        self.head = weight(_CLASSES, _WIDTH)
+        self.bias = weight(_CLASSES)
+        self.narrow = weight(_WIDTH, dtype=torch.float32)
+
+    def forward(self, features_BF: torch.Tensor) -> torch.Tensor:  # noqa: N803 - dims: batch, features
+        """Return the logits, `(batch, classes)`."""
+        hidden_BH = torch.tanh(features_BF @ self.inner.T + self.frozen)  # noqa: N806
+        return torch.tanh(hidden_BH @ self.tied) @ self.head.T + self.bias
+
+    def narrow_loss(self, features_BF: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        """Return the loss of the float32 branch."""
+        return ((features_BF.float() @ self.narrow) ** 2).mean().double()
+
+
+def train(training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
+    """Train on this rank's share of every batch and return the parameters by path.
+
+    Args:
+        training: what to do.
+        distributed: exchange gradients by unidist, which is initialized; False: leave the exchange out.
+        rank: whose share.
+        size: number of shares.
+    """
+    model: Any = Model()
+    optimizer: Any = _optimizer(training.optimizer, model)
+    if distributed:
+        model, optimizer = ud.distribute(model, optimizer)
+    features, labels = training.data(_WIDTH, _CLASSES)
+    for share in training.shares(rank, size):
+        optimizer.zero_grad()
+        inputs, targets = torch.from_numpy(features[share]), torch.from_numpy(labels[share])
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets) + model.narrow_loss(inputs)
+        (loss * training.loss_factor).backward()
+        optimizer.step()
+    if distributed and training.flush:
+        optimizer.flush()
+    return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
+
+
+def init() -> None:
+    """Start unidist, as a script does."""
+    ud.init()
+
+
+def shutdown() -> None:
+    """End unidist, as a script does."""
+    ud.shutdown()
+
+
+def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    raise ValueError(f"no optimizer {name!r} in this training; choices: sgd, adamw")

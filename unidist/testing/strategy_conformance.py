@@ -1,0 +1,127 @@
+"""The conformance suite of strategies: training over ranks gives the numbers of one process.
+
+    from unidist.testing import StrategyConformance
+
+    class TestMyStrategy(StrategyConformance):
+        strategy = "mine=2"
+
+Runs in real processes; the conftest needs `pytest_plugins = ["unidist.testing.fixtures"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from unidist.testing._arrays import Array
+from unidist.testing._training import RankOutcome, Training, train_alone, train_on_rank
+from unidist.testing.fixtures import RankPoolFactory
+
+
+class StrategyConformance:
+    """See the module's text. Each attribute may be replaced in a subclass.
+
+    Attributes:
+        strategy: the strategy line.
+        engine: engine that it runs on.
+        framework: "torch".
+        sizes: numbers of ranks; they divide 12.
+        optimizers: of "sgd" (with momentum) and "adamw".
+        passes: calls of `step` that make one update.
+        loss_factor: what the loss of the single process is multiplied by (a strategy that sums over passes).
+        tolerance: largest relative difference of float64 parameters from those of one process.
+        narrow_tolerance: the same for float32 parameters.
+        case_timeout: longest time for one training.
+    """
+
+    strategy: ClassVar[str] = ""
+    engine: ClassVar[str] = "shm"
+    framework: ClassVar[str] = "torch"
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4)
+    optimizers: ClassVar[Sequence[str]] = ("sgd", "adamw")
+    passes: ClassVar[int] = 1
+    loss_factor: ClassVar[float] = 1.0
+    tolerance: ClassVar[float] = 1e-12
+    narrow_tolerance: ClassVar[float] = 1e-5
+    case_timeout: ClassVar[timedelta] = timedelta(seconds=100)
+
+    @pytest.fixture(autouse=True)
+    def _use_pool(self, rank_pool: RankPoolFactory) -> None:
+        self._rank_pool = rank_pool
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give each test the sizes and optimizers of this class."""
+        if "size" in metafunc.fixturenames:
+            metafunc.parametrize("size", self.sizes)
+        if "group_size" in metafunc.fixturenames:
+            metafunc.parametrize("group_size", [size for size in self.sizes if size > 1])
+        if "optimizer" in metafunc.fixturenames:
+            metafunc.parametrize("optimizer", self.optimizers)
+
+    def training(self, optimizer: str) -> Training:
+        """Return the training: ten updates."""
+        return Training(optimizer, steps=10 * self.passes, passes=self.passes)
+
+    def train(self, size: int, training: Training) -> list[RankOutcome]:
+        """Train over `size` ranks with this strategy."""
+        return self._rank_pool(size).run(
+            train_on_rank, (self.framework, self.strategy, self.engine, training), timeout=self.case_timeout
+        )
+
+    def train_one_process(self, training: Training) -> dict[str, Array]:
+        """Train in one process, on the concatenated batches, without unidist."""
+        whole = training.concatenated()
+        whole = Training(whole.optimizer, whole.steps, whole.batch, 1, self.loss_factor)
+        outcome: dict[str, Array] = self._rank_pool(1).run(train_alone, (self.framework, whole))[0]
+        return outcome
+
+    def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str) -> None:
+        training = self.training(optimizer)
+        expected = self.train_one_process(training)
+        for rank, outcome in enumerate(self.train(size, training)):
+            assert outcome.parameters.keys() == expected.keys()
+            for name, value in expected.items():
+                limit = self.narrow_tolerance if value.dtype == np.float32 else self.tolerance
+                error = _error(outcome.parameters[name], value)
+                assert error <= limit, f"{name} on rank {rank} differs by {error:.2e} from one process, more than {limit:.0e}"
+
+    def test_the_comparison_fails_without_the_exchange(self, group_size: int, optimizer: str) -> None:
+        training = self.training(optimizer)
+        expected = self.train_one_process(training)
+        alone = self._rank_pool(1).run(train_alone, (self.framework, training, 0, group_size))[0]
+        for name in ("inner", "head", "bias", "narrow"):
+            limit = self.narrow_tolerance if expected[name].dtype == np.float32 else self.tolerance
+            error = _error(alone[name], expected[name])
+            assert error > 100 * limit, f"{name} differs by {error:.2e} only: a missing exchange would not be seen"
+
+    def test_parameters_are_the_same_bits_on_every_rank(self, group_size: int, optimizer: str) -> None:
+        first, *others = self.train(group_size, self.training(optimizer))
+        for rank, outcome in enumerate(others, start=1):
+            for name, value in first.parameters.items():
+                assert value.tobytes() == outcome.parameters[name].tobytes(), f"{name} differs between ranks 0 and {rank}"
+
+    def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int) -> None:
+        training = self.training(self.optimizers[0])
+        first, second = self.train(group_size, training)[0], self.train(group_size, training)[0]
+        assert first.operations == second.operations
+        for name, value in first.parameters.items():
+            assert value.tobytes() == second.parameters[name].tobytes(), f"{name} differs between two runs"
+
+    def test_what_is_frozen_or_unused_stays(self, group_size: int) -> None:
+        if "adamw" not in self.optimizers:
+            pytest.skip("an optimizer with weight decay shows whether an unused parameter is touched")
+        training = self.training("adamw")
+        before = self._rank_pool(1).run(train_alone, (self.framework, Training("adamw", steps=0)))[0]
+        for outcome in self.train(group_size, training):
+            for name in ("frozen", "unused", "empty"):
+                assert outcome.parameters[name].tobytes() == before[name].tobytes(), f"{name} was changed"
+
+
+def _error(found: Array, expected: Array) -> float:
+    if not expected.size:
+        return 0.0
+    return float(np.max(np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)))
