@@ -23,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.demo ## train the digits example on two processes
-	$(VENV)/bin/unidist launch -np 2 $(DEMO_FLAGS) examples/torch/digits.py
+	$(VENV)/bin/unidist launch -np 2 examples/torch/digits.py $(DEMO_FLAGS)
 
 test: $(VENV)/.sample ## run every test (TEST_FLAGS="-k name" for some)
 	$(PY) -m pytest $(TEST_FLAGS)

@@ -204,13 +204,19 @@ class LocalRendezvous(Rendezvous):
         try:
             socket.send_fds(self._peers[peer], [message], list(fds))
         except OSError as exc:
+            if message[:1] == _DATA:
+                self._raise_farewell(peer)
             raise PeerLostError(f"rank {self.rank} lost rank {peer} during init: {exc}", ranks=(peer,)) from exc
 
     def _receive(self, peer: int, deadline: float) -> Contribution:
         connection = self._peers[peer]
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            message, fds = _receive_fds(connection)
+            try:
+                message, fds = _receive_fds(connection)
+            except ConnectionResetError:
+                # It closed with something of ours unread. What it had said before comes after this error.
+                message, fds = _receive_fds(connection)
         except TimeoutError:
             raise StalledError(f"init: rank {self.rank} waited for rank {peer} in vain", ranks=(peer,)) from None
         except OSError as exc:
@@ -218,9 +224,24 @@ class LocalRendezvous(Rendezvous):
         if not message:
             raise PeerLostError(f"rank {peer} died or left during init (seen on rank {self.rank})", ranks=(peer,))
         if message[:1] == _ERROR:
-            kind, _, text = message[1:].decode().partition("\0")
-            raise (StalledError if kind == "StalledError" else PeerLostError)(text)
+            raise _told_error(message)
         return Contribution(message[1:], tuple(fds))
+
+    def _raise_farewell(self, peer: int) -> None:
+        """Raise the error that a peer told before it closed the connection, if it did."""
+        with contextlib.suppress(OSError):
+            self._peers[peer].settimeout(0.001)
+            message, fds = _receive_fds(self._peers[peer])
+            for descriptor in fds:
+                os.close(descriptor)
+            if message[:1] == _ERROR:
+                raise _told_error(message)
+
+
+def _told_error(message: bytes) -> PeerLostError:
+    """Return the error in a message of another rank."""
+    kind, _, text = message[1:].decode().partition("\0")
+    return StalledError(text) if kind == "StalledError" else PeerLostError(text)
 
 
 def _receive_fds(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -20,6 +20,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     """gloo on the loopback interface; device tensors are staged through host memory."""
 
     backend = "gloo"
+    polls_messages = False  # is_completed() of a message becomes true in wait() only
 
     def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)

@@ -145,6 +145,13 @@ class Binding:
         """See `DistributedOptimizerMixin.step`."""
         if closure is not None:
             return self._step_with_closure(closure)
+        accumulation = self._update.accumulation
+        if grad_scaler is not None and accumulation.stepwise and accumulation.passes > 1:
+            raise UsageError(
+                f"GradScaler with accumulate={accumulation.passes}: the scaler would change its scale inside a window, "
+                "between gradients that are added up. Use bfloat16, which needs no scaler, or "
+                "backward_passes_per_step."
+            )
         if not self._update.begin_step():
             return None
         if not (self.skip or self._update.finished):

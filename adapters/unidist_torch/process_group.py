@@ -47,6 +47,8 @@ class ProcessGroupCommunicator(Communicator):
     """
 
     backend: str
+    polls_messages = True
+    """The backend knows whether a message is complete without being waited on."""
 
     def __init__(
         self,
@@ -225,8 +227,12 @@ class ProcessGroupCommunicator(Communicator):
         chosen = tuple(ranks)
         for rank in chosen:
             self.check_rank(rank, "ranks")
-        if chosen and self.rank not in chosen:
-            raise UsageError(f"split: rank {self.rank} passed ranks {chosen}; pass a group that it belongs to, or ()")
+        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
+            raise UsageError(
+                f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
+            )
+        # A member that is gone shows here at once; the making of a group would wait for it until the timeout.
+        self.barrier().wait()
         number = next(self._splits)
         if not chosen:
             return None
@@ -260,8 +266,7 @@ class ProcessGroupCommunicator(Communicator):
         *,
         peer: int | None = None,
     ) -> Work:
-        if self._closed:
-            raise UsageError(f"this communicator is closed ({self.description})")
+        self._check_open()
         if self._aborted:
             raise PeerLostError(
                 f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}"
@@ -272,6 +277,10 @@ class ProcessGroupCommunicator(Communicator):
         if not works and finish is None:
             return COMPLETED
         return _GroupWork(self, what, works, finish, peer)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"this communicator is closed ({self.description})")
 
     def _translated(self, what: str, timeout: timedelta, peer: int | None = None) -> _Translation:
         return _Translation(self, what, timeout, peer)
@@ -323,10 +332,14 @@ class _GroupWork(Work):
         self._works = works
         self._finish = finish
         self._peer = peer
+        self._waiter: threading.Thread | None = None
+        self._failure: RuntimeError | None = None
 
     def wait(self, timeout: timedelta | None = None) -> None:
         limit = self._communicator.timeout if timeout is None else timeout
         with self._communicator._translated(self._what, limit, self._peer):
+            if self._waiter is not None:
+                self._join(self._waiter, limit)
             while self._works:
                 self._works[0].wait(limit)
                 self._works.pop(0)
@@ -335,7 +348,27 @@ class _GroupWork(Work):
             finish()
 
     def done(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        if self._peer is None or self._communicator.polls_messages or not self._works:
+            return all(work.is_completed() for work in self._works)
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait_aside, name=f"unidist {self._what}", daemon=True)
+            self._waiter.start()
+        return not self._waiter.is_alive()
+
+    def _wait_aside(self) -> None:
+        """Wait for a message on a thread of its own."""
+        try:
+            self._works[0].wait(self._communicator.timeout)
+        except RuntimeError as exc:
+            self._failure = exc
+
+    def _join(self, waiter: threading.Thread, limit: timedelta) -> None:
+        waiter.join(limit.total_seconds())
+        if waiter.is_alive():
+            raise RuntimeError(f"the message did not move within {limit.total_seconds():g} s")
+        self._works.clear()
+        if self._failure is not None:
+            raise self._failure
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

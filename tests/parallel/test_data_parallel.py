@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unidist.testing import StrategyConformance
-from unidist.testing._training import Training, train_alone, train_on_rank
+from unidist.testing._training import Training, train_on_rank
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
@@ -67,7 +67,9 @@ def test_a_short_last_window_is_applied_by_flush(rank_pool: RankPoolFactory, red
 def test_nothing_is_exchanged_inside_a_window(rank_pool: RankPoolFactory) -> None:
     def operations(strategy: str, steps: int) -> int:
         training = Training("sgd", steps=steps)
-        counts = {len(outcome.operations) for outcome in rank_pool(2).run(train_on_rank, ("torch", strategy, "shm", training))}
+        counts = {
+            len(outcome.operations) for outcome in rank_pool(2).run(train_on_rank, ("torch", strategy, "shm", training))
+        }
         assert len(counts) == 1, "the ranks exchanged differently"
         return counts.pop()
 
@@ -99,10 +101,3 @@ def _windows(training: Training, windows: list[int], reduction: str) -> dict[str
         optimizer.step()
         start = stop
     return {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
-
-
-def test_the_reference_training_is_the_same_by_shares_and_whole() -> None:
-    # One share of one is the whole: the oracle of the suite does not depend on how it is cut.
-    whole = train_alone("torch", Training("sgd"))
-    again = train_alone("torch", Training("sgd"), 0, 1)
-    assert all(np.array_equal(whole[name], again[name]) for name in whole)

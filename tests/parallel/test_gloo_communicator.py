@@ -23,8 +23,9 @@ class TestGlooCommunicator(CommunicatorConformance):
     detects_message_size = False
     names_missing_ranks = False
     names_lost_ranks = False
+    abort_reaches_peers = False  # a wait inside gloo ends with its timeout
     abort_carries_reason = False
     death_bound_sec = 3.0  # told by TCP
-    life_cycles = 20
+    life_cycles = 8
     seeds = (1,)
     case_timeout = timedelta(seconds=90)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from unidist import context
-from unidist.environment import Settings
 from unidist.testing._arrays import Array
 from unidist.testing.recording import RecordingCommunicator
 
@@ -86,12 +86,9 @@ def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1
 
 def train_on_rank(framework: str, strategy: str, engine: str, training: Training) -> RankOutcome:
     """Train with unidist, from `init` to `shutdown`, on a rank."""
-    import os
-
     module = _module(framework)
     os.environ.update(UNIDIST_STRATEGY=strategy, UNIDIST_ENGINE=engine)
     try:
-        Settings.read()
         module.init()
         try:
             runtime = context.current()

@@ -87,7 +87,9 @@ class StrategyConformance:
             for name, value in expected.items():
                 limit = self.narrow_tolerance if value.dtype == np.float32 else self.tolerance
                 error = _error(outcome.parameters[name], value)
-                assert error <= limit, f"{name} on rank {rank} differs by {error:.2e} from one process, more than {limit:.0e}"
+                assert error <= limit, (
+                    f"{name} on rank {rank} differs by {error:.2e} from one process, more than {limit:.0e}"
+                )
 
     def test_the_comparison_fails_without_the_exchange(self, group_size: int, optimizer: str) -> None:
         training = self.training(optimizer)
@@ -102,7 +104,9 @@ class StrategyConformance:
         first, *others = self.train(group_size, self.training(optimizer))
         for rank, outcome in enumerate(others, start=1):
             for name, value in first.parameters.items():
-                assert value.tobytes() == outcome.parameters[name].tobytes(), f"{name} differs between ranks 0 and {rank}"
+                assert value.tobytes() == outcome.parameters[name].tobytes(), (
+                    f"{name} differs between ranks 0 and {rank}"
+                )
 
     def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int) -> None:
         training = self.training(self.optimizers[0])

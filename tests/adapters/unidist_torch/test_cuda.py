@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import unidist.torch as ud
 from _training import alone, assert_close, data, loss_of, network, runtime, share, values
 
+import unidist.torch as ud
 from unidist.buffer import Buffer, DType
 from unidist.context import current
 from unidist.runner import RankPool

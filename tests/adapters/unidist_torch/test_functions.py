@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import unidist.torch as ud
 from _training import network, runtime, values
 
+import unidist.torch as ud
 from unidist.errors import UsageError
 from unidist.runner import RankPool
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-import unidist.torch as ud
 from _training import runtime
 
+import unidist.torch as ud
 from unidist.errors import MismatchError, NotInitializedError, StalledError, UsageError
 from unidist.runner import RankPool
 from unidist_torch.memory import DTYPES
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(params=["shm-2", "shm-3", "gloo-2", "single-1"])
-def ranks(request: pytest.FixtureRequest, pool: Pool) -> Iterator[RankPool]:
+def ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
-    yield pool(int(size), engine)
+    return pool(int(size), engine)
 
 
 def test_allreduce_of_every_dtype_and_reduction(ranks: RankPool) -> None:

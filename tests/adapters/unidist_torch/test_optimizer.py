@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-import unidist.torch as ud
 from _training import (
-    BATCH, CLASSES, FEATURES, alone, assert_close, data, loss_of, network, runtime, share, values,
+    BATCH,
+    CLASSES,
+    FEATURES,
+    alone,
+    assert_close,
+    data,
+    loss_of,
+    network,
+    runtime,
+    share,
+    values,
 )  # fmt: skip
 from torch import nn
 
+import unidist.torch as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runner import RankPool
 
@@ -123,7 +133,7 @@ def test_lbfgs_with_a_closure_equals_one_process(pool: Pool) -> None:
 
 
 class Tricky(nn.Module):
-    """Tied weights, a frozen layer, a parameter that nobody uses, one that odd ranks do not use, an empty one, a scalar."""
+    """Tied weights, a frozen layer, parameters that nobody or not every rank uses, an empty one, a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -463,6 +473,19 @@ def test_grad_scaler_skips_on_every_rank_when_one_overflows(pool: Pool) -> None:
     wanted, scale = reference()
     check([found for found, _ in results], wanted, 1e-5)
     assert {found for _, found in results} == {scale}
+
+
+def test_grad_scaler_and_accumulation_are_refused(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            model = network().float()
+            model, optimizer = ud.distribute(model, sgd(model.parameters()), "accumulate=2")
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(loss_of(model, data()[0][0].float(), data()[1][0])).backward()
+            with pytest.raises(UsageError, match="bfloat16"):
+                scaler.step(optimizer)
+
+    pool(1).run(on_rank)
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])

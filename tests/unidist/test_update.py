@@ -1,0 +1,225 @@
+"""Updates: which backward passes make one, and what is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from unidist.buckets import ParameterInfo
+from unidist.buffer import Buffer, DType
+from unidist.engines.single import SingleCommunicator
+from unidist.errors import PeerLostError, UsageError
+from unidist.gradients import GradientExchange, RoundResult
+from unidist.update import Accumulation, Update
+
+
+class FakeExchange(GradientExchange):
+    """Writes down what it is told."""
+
+    def __init__(self, parameters: Sequence[ParameterInfo]) -> None:
+        self.parameters = tuple(parameters)
+        self.calls: list[Any] = []
+        self.error: Exception | None = None
+        self._buffers = [Buffer.allocate(item.count, item.dtype) for item in parameters]
+
+    def buffer(self, index: int) -> Buffer:
+        return self._buffers[index]
+
+    def ready(self, index: int, source: Buffer | None = None) -> None:
+        self.calls.append(("ready", index))
+
+    def hold(self, index: int) -> None:
+        self.calls.append(("hold", index))
+
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("finish", scale, notice))
+        return RoundResult((True,) * len(self.parameters), notice)
+
+    @property
+    def in_round(self) -> bool:
+        return bool(self.calls)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeContext:
+    """Four ranks that all do the same."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.failures: list[BaseException] = []
+
+    def axis_size(self, name: str) -> int:
+        return 4
+
+    def axis(self, name: str) -> Any:
+        class FourAlike(SingleCommunicator):
+            def allreduce(self, source: Buffer, target: Buffer, **options: Any) -> Any:
+                values = target.bytes().cast("q")
+                values[0] *= 4
+                return super().allreduce(target, target, **options)
+
+        return FourAlike()
+
+    def step_applied(self, step: int) -> None:
+        self.steps.append(step)
+
+    def report_failure(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+
+PARAMETERS = [ParameterInfo("a", (2,), DType.FLOAT32), ParameterInfo("b", (3,), DType.FLOAT32)]
+
+
+def make(accumulation: Accumulation | None = None, **options: Any) -> tuple[Update, list[FakeExchange], FakeContext]:
+    exchanges: list[FakeExchange] = []
+    context: Any = FakeContext()
+
+    def make_exchange(parameters: Sequence[ParameterInfo]) -> FakeExchange:
+        exchanges.append(FakeExchange(parameters))
+        return exchanges[-1]
+
+    update = Update(context, make_exchange, accumulation=accumulation or Accumulation(), **options)
+    update.add_parameters(PARAMETERS)
+    return update, exchanges, context
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "average", "scale"),
+    [
+        (Accumulation(), True, 1 / 4),
+        (Accumulation(), False, 1.0),
+        (Accumulation(3), True, 1 / 12),
+        (Accumulation(3, average=False), True, 1 / 4),
+        (Accumulation(3), False, 1 / 3),
+        (Accumulation(3, average=False), False, 1.0),
+    ],
+)
+def test_the_scale_makes_the_mean_that_was_asked_for(accumulation: Accumulation, average: bool, scale: float) -> None:
+    update, (exchange,), _ = make(accumulation, average=average)
+    assert update.scale == pytest.approx(scale)
+    assert exchange.scale == update.scale
+
+
+def test_a_plain_pass_is_exchanged_as_it_comes_and_applied() -> None:
+    update, (exchange,), context = make()
+    assert not update.in_round
+    for index in (1, 0):
+        update.gradient_ready(index)
+    assert update.in_round
+    assert update.begin_step()
+    assert update.finish() == ([True, True], 0)
+    update.applied()
+    assert exchange.calls == [("ready", 1), ("ready", 0), ("finish", None, 0)]
+    assert (context.steps, update.step, update.in_round) == ([1], 1, False)
+
+
+def test_a_stepwise_window_is_held_until_its_last_pass() -> None:
+    update, (exchange,), context = make(Accumulation(3))
+    for expected in (False, False, True):
+        update.gradient_ready(0)
+        assert update.begin_step() is expected
+        assert update.window_open
+    assert exchange.calls == [("hold", 0), ("hold", 0), ("ready", 0)]
+    update.finish()
+    update.applied()
+    assert not update.window_open
+    assert context.steps == [1]
+    update.gradient_ready(0)
+    assert exchange.calls[-1] == ("hold", 0)
+
+
+def test_horovods_window_counts_passes_of_each_parameter_and_one_step() -> None:
+    update, (exchange,), _ = make(Accumulation(2, average=False, stepwise=False))
+    update.gradient_ready(0)
+    assert update.has_gradient(0)
+    assert not update.has_gradient(1)
+    update.gradient_ready(0)
+    assert update.begin_step()
+    assert exchange.calls == [("hold", 0), ("ready", 0)]
+
+
+def test_one_backward_pass_too_many_in_a_finished_window_is_refused() -> None:
+    update, _, _ = make(Accumulation(2))
+    for _ in range(2):
+        update.gradient_ready(0)
+        update.begin_step()
+    update.finish()
+    with pytest.raises(UsageError, match="window of 2 passes is complete"):
+        update.gradient_ready(0)
+
+
+def test_parameters_added_later_are_numbered_on_and_have_an_exchange_of_their_own() -> None:
+    update, exchanges, _ = make()
+    update.add_parameters([ParameterInfo("c", (1,), DType.FLOAT64)])
+    update.gradient_ready(2)
+    assert exchanges[1].calls == [("ready", 0)]
+    assert update.buffer(2) is exchanges[1].buffer(0)
+    assert [item.name for item in update.parameters] == ["a", "b", "c"]
+    assert update.finish(first_parameter=2) == ([True], 0)
+    assert exchanges[0].calls == []
+
+
+def test_the_largest_notice_of_all_exchanges_is_returned() -> None:
+    update, _, _ = make()
+    update.add_parameters([ParameterInfo("c", (1,), DType.FLOAT64)])
+    assert update.finish(notice=3)[1] == 3
+
+
+def test_a_lost_peer_is_reported_and_raised() -> None:
+    update, (exchange,), context = make()
+    exchange.error = PeerLostError("rank 2 died", ranks=(2,))
+    with pytest.raises(PeerLostError, match="rank 2 died"):
+        update.finish()
+    assert context.failures == [exchange.error]
+
+
+def test_a_short_window_is_averaged_over_the_passes_there_were() -> None:
+    for average, over_passes, expected in (
+        (True, True, 1 / 8),
+        (True, False, 1 / 4),
+        (False, True, 1 / 2),
+        (False, False, 1.0),
+    ):
+        update, _, _ = make(Accumulation(4, average=over_passes), average=average)
+        for _ in range(2):
+            update.gradient_ready(0)
+            update.begin_step()
+        assert update.short_window_scale() == pytest.approx(expected)
+
+
+def test_an_empty_window_has_nothing_to_apply() -> None:
+    update, _, _ = make(Accumulation(4))
+    assert update.short_window_scale() is None
+
+
+def test_strategies_hear_of_every_update() -> None:
+    class Listener:
+        heard: list[int]
+
+        def on_step(self, step: int) -> None:
+            self.heard.append(step)
+
+    listener: Any = Listener()
+    listener.heard = []
+    update, _, _ = make(strategies=[listener])
+    for _ in range(3):
+        update.applied()
+    assert listener.heard == [1, 2, 3]
+
+
+def test_close_closes_every_exchange_once() -> None:
+    update, (exchange,), _ = make()
+    update.close()
+    update.close()
+    assert exchange.calls == ["close"]
+
+
+def test_less_than_one_pass_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 backward passes"):
+        Accumulation(0)
