@@ -165,7 +165,7 @@ class AllReduceExchange(GradientExchange):
     @property
     def takes_sources(self) -> bool:
         """See `GradientExchange.takes_sources`."""
-        return self._overlap and isinstance(self._host, ReducesPieces)
+        return False
 
     def ready(self, index: int, source: Buffer | None = None) -> None:
         """See `GradientExchange.ready`."""

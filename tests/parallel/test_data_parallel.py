@@ -66,10 +66,9 @@ def test_a_short_last_window_is_applied_by_flush(rank_pool: RankPoolFactory, red
 
 def test_nothing_is_exchanged_inside_a_window(rank_pool: RankPoolFactory) -> None:
     def operations(strategy: str, steps: int) -> int:
-        training = Training("sgd", steps=steps)
-        counts = {
-            len(outcome.operations) for outcome in rank_pool(2).run(train_on_rank, ("torch", strategy, "shm", training))
-        }
+        arguments = ("torch", strategy, "shm", Training("sgd", steps=steps))
+        outcomes = rank_pool(2).run(train_on_rank, arguments, {"record": True})
+        counts = {len(outcome.operations) for outcome in outcomes}
         assert len(counts) == 1, "the ranks exchanged differently"
         return counts.pop()
 

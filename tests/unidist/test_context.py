@@ -121,9 +121,9 @@ def test_a_rank_that_does_not_come_to_init_is_named() -> None:
         if os.environ["UNIDIST_RANK"] != "1":
             context.init()
 
-    with RankPool(3, env={"UNIDIST_START_TIMEOUT_SEC": "0.5"}, timeout=timedelta(seconds=30)) as pool:
-        with pytest.raises(RemoteError, match=r"StalledError: init: rank 1 of 3 did not come in time"):
-            pool.run(main)
+    told = pytest.raises(RemoteError, match=r"StalledError: init: rank 1 of 3 did not come in time")
+    with RankPool(3, env={"UNIDIST_START_TIMEOUT_SEC": "0.5"}, timeout=timedelta(seconds=30)) as pool, told:
+        pool.run(main)
 
 
 def test_ranks_with_different_engines_are_told_so() -> None:
@@ -132,6 +132,6 @@ def test_ranks_with_different_engines_are_told_so() -> None:
             os.environ["UNIDIST_ENGINE"] = "gloo"
         context.init()
 
-    with RankPool(2, env={"UNIDIST_ENGINE": "shm"}, timeout=timedelta(seconds=60)) as pool:
-        with pytest.raises(RemoteError, match="rank 0: shm, rank 1: gloo"):
-            pool.run(main)
+    told = pytest.raises(RemoteError, match="rank 0: shm, rank 1: gloo")
+    with RankPool(2, env={"UNIDIST_ENGINE": "shm"}, timeout=timedelta(seconds=60)) as pool, told:
+        pool.run(main)

@@ -163,7 +163,7 @@ def test_another_scale_after_the_exchange_began_is_refused() -> None:
     def main(communicator: Communicator) -> None:
         exchange = exchange_over(communicator, ALIKE, bucket_bytes=1)
         exchange.ready(2)
-        with pytest.raises(UsageError, match="scale 0.25 differs from 1"):
+        with pytest.raises(UsageError, match=r"scale 0\.25 differs from 1"):
             exchange.finish(scale=0.25)
 
     on_ranks(1, main)

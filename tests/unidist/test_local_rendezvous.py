@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -64,9 +65,9 @@ def together(*calls: Callable[[], R]) -> list[R | BaseException]:
 
 
 def all_ranks(size: int, key: str) -> list[LocalRendezvous]:
-    made = together(*[lambda rank=rank: meet(rank, size, key) for rank in range(size)])  # type: ignore[misc]
+    made = together(*(partial(meet, rank, size, key) for rank in range(size)))
     assert all(isinstance(item, LocalRendezvous) for item in made), made
-    return made  # type: ignore[return-value]
+    return made
 
 
 def close(made: list[LocalRendezvous]) -> None:
@@ -79,11 +80,9 @@ def close(made: list[LocalRendezvous]) -> None:
 def test_every_rank_gets_what_all_gave_in_rank_order(key: str, size: int) -> None:
     made = all_ranks(size, key)
     for turn in range(3):
-        replies = together(
-            *[lambda item=item: item.allgather(f"{item.rank}/{turn}".encode(), timeout=LONG) for item in made]
-        )  # type: ignore[misc]
+        replies = together(*(partial(item.allgather, f"{item.rank}/{turn}".encode(), timeout=LONG) for item in made))
         for reply in replies:
-            assert [item.payload.decode() for item in reply] == [f"{rank}/{turn}" for rank in range(size)]  # type: ignore[union-attr]
+            assert [item.payload.decode() for item in reply] == [f"{rank}/{turn}" for rank in range(size)]
     close(made)
 
 
@@ -102,7 +101,7 @@ def test_descriptors_are_handed_to_every_rank(key: str) -> None:
             os.close(reply.fds[0])
         return found
 
-    assert together(*[lambda item=item: give(item) for item in made]) == [[b"from 0", b"from 1", b"from 2"]] * 3  # type: ignore[misc]
+    assert together(*(partial(give, item) for item in made)) == [[b"from 0", b"from 1", b"from 2"]] * 3
     close(made)
 
 
@@ -114,7 +113,7 @@ def test_missing_ranks_are_named_to_all_that_came(key: str) -> None:
         assert isinstance(error, StalledError)
         assert "ranks 1, 3 of 4" in str(error)
         assert "UNIDIST_START_TIMEOUT_SEC" in str(error)
-    assert errors[0].ranks == (1, 3)  # type: ignore[union-attr]
+    assert errors[0].ranks == (1, 3)
 
 
 def test_a_missing_rank_0_is_named(key: str) -> None:
@@ -174,7 +173,7 @@ def test_two_jobs_with_one_key_are_told_apart(key: str) -> None:
 def test_a_rank_that_dies_before_its_exchange_is_named_to_all(key: str) -> None:
     made = all_ranks(3, key)
     made[1].close()
-    errors = together(*[lambda item=item: item.allgather(b"", timeout=LONG) for item in (made[0], made[2])])  # type: ignore[misc]
+    errors = together(*(partial(item.allgather, b"", timeout=LONG) for item in (made[0], made[2])))
     for error in errors:
         assert isinstance(error, PeerLostError)
         assert "rank 1" in str(error)
@@ -183,7 +182,7 @@ def test_a_rank_that_dies_before_its_exchange_is_named_to_all(key: str) -> None:
 
 def test_a_rank_that_does_not_answer_is_named(key: str) -> None:
     made = all_ranks(3, key)
-    errors = together(*[lambda item=item: item.allgather(b"", timeout=SHORT) for item in (made[0], made[1])])  # type: ignore[misc]
+    errors = together(*(partial(item.allgather, b"", timeout=SHORT) for item in (made[0], made[1])))
     assert isinstance(errors[0], StalledError)
     assert errors[0].ranks == (2,)
     assert isinstance(errors[1], StalledError)

@@ -11,7 +11,7 @@ from unidist.algorithms._reduce import check_reduction
 from unidist.algorithms.allreduce import ALGORITHMS
 from unidist.buffer import HOST, Buffer, copy
 from unidist.communicator import COMPLETED, Communicator, ReduceOp, ReportsArrivals, Work
-from unidist.errors import ConfigurationError, unknown_choice
+from unidist.errors import ConfigurationError, UsageError, unknown_choice
 
 
 class AlgorithmCommunicator(Communicator, ReportsArrivals):
@@ -41,6 +41,7 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         assert channel is not None, "split(range(size)) includes every rank"
         self._inner, self._channel, self._name = inner, channel, name
         self._allreduce = ALGORITHMS[name]
+        self._closed = False
         self.rank, self.size, self.members, self.timeout = inner.rank, inner.size, inner.members, inner.timeout
         self.capabilities = replace(inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False)
         self.description = f"{inner.description}, {name} all-reduce"
@@ -50,6 +51,8 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         _checks.check_same_type("allreduce", source, target)
         _checks.check_count("allreduce", "target", target, source.count)
         check_reduction(target, op)
+        if self._closed:  # a group of one sends no message that would notice
+            raise UsageError(f"allreduce: this communicator is closed ({self.description})")
         copy(source, target)
         with speaking_for(self, f"allreduce of {source.count} {source.dtype}"):
             self._allreduce(self._channel, target, op=op, scale=scale)
@@ -114,5 +117,6 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
 
     def close(self) -> None:
         """Close the inner communicator and its split for messages."""
+        self._closed = True
         self._channel.close()
         self._inner.close()

@@ -93,7 +93,9 @@ def reduced(arrays: Sequence[Array], dtype: DType, op: ReduceOp, scale: float) -
             return np.asarray(total * scale).astype(storage(dtype))
         divisor = round(1.0 / scale)
         wide = total.astype(np.float64)
-        return np.trunc(wide / divisor if divisor and 1.0 / divisor == scale else wide * scale).astype(storage(dtype))
+        scaled: Array = wide / divisor if divisor and 1.0 / divisor == scale else wide * scale
+        truncated: Array = np.trunc(scaled).astype(storage(dtype))
+        return truncated
 
 
 def difference(found: Array, expected: Array, dtype: DType, *, ulps: float = 0.0) -> str:

@@ -206,7 +206,7 @@ def alltoall(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, i
 
 
 def allreduce_of_pieces(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int] | None:
-    """An all-reduce whose source lies in pieces, some of them in their place; None where the engine has no such power."""
+    """An all-reduce whose source lies in pieces, some of them in their place; None: the engine has no such power."""
     if not isinstance(communicator, ReducesPieces):
         return None
     size, rank, outcomes = communicator.size, communicator.rank, Outcomes(communicator.rank)

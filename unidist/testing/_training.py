@@ -1,4 +1,4 @@
-"""What every framework's training of the strategy conformance suite has in common: the data, and who takes which part."""
+"""What the trainings of the strategy conformance suite have in common: the data, and who takes which part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -84,15 +84,17 @@ def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1
     return _module(framework).train(training, distributed=False, rank=rank, size=size)
 
 
-def train_on_rank(framework: str, strategy: str, engine: str, training: Training) -> RankOutcome:
-    """Train with unidist, from `init` to `shutdown`, on a rank."""
+def train_on_rank(
+    framework: str, strategy: str, engine: str, training: Training, *, record: bool = False
+) -> RankOutcome:
+    """Train with unidist, from `init` to `shutdown`, on a rank; `record`: bring back what was communicated."""
     module = _module(framework)
     os.environ.update(UNIDIST_STRATEGY=strategy, UNIDIST_ENGINE=engine)
     try:
         module.init()
         try:
             runtime = context.current()
-            records = _record(runtime)
+            records = _record(runtime) if record else []
             topology = runtime.topology
             parameters = module.train(training, distributed=True, rank=topology.rank, size=topology.world_size)
         finally:
@@ -116,5 +118,5 @@ def _record(runtime: context.Context) -> list[Any]:
 
 
 def _module(framework: str) -> FrameworkTraining:
-    module: Any = importlib.import_module(f"unidist.testing._training_{framework}")
+    module: FrameworkTraining = cast(Any, importlib.import_module(f"unidist.testing._training_{framework}"))
     return module

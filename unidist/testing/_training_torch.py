@@ -1,4 +1,4 @@
-"""The training of the strategy conformance suite in PyTorch: one fixed model, data and loop, with and without unidist."""
+"""The training of the strategy conformance suite in PyTorch: one fixed model, data and loop."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def shutdown() -> None:
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}]
+    groups: list[dict[str, Any]] = [{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}]
     if name == "sgd":
         return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     if name == "adamw":

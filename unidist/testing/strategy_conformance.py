@@ -111,7 +111,6 @@ class StrategyConformance:
     def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int) -> None:
         training = self.training(self.optimizers[0])
         first, second = self.train(group_size, training)[0], self.train(group_size, training)[0]
-        assert first.operations == second.operations
         for name, value in first.parameters.items():
             assert value.tobytes() == second.parameters[name].tobytes(), f"{name} differs between two runs"
 

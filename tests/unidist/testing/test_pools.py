@@ -1,0 +1,63 @@
+"""The cache of pools: shared while healthy, replaced after a failure, bounded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from unidist.errors import RemoteError
+from unidist.testing.pools import PoolCache
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture
+def cache() -> Iterator[PoolCache]:
+    with PoolCache(max_idle_ranks=4) as made:
+        yield made
+
+
+def test_a_pool_is_given_out_again_for_the_same_wishes(cache: PoolCache) -> None:
+    pool = cache.get(1)
+    assert cache.get(1) is pool
+    assert cache.get(1, env={"A": "1"}) is not pool
+    assert cache.get(1, engine="shm") is not pool
+
+
+def test_a_pool_in_which_a_call_failed_is_replaced(cache: PoolCache) -> None:
+    pool = cache.get(1)
+    with pytest.raises(RemoteError):
+        pool.run(lambda: 1 // 0)
+    fresh = cache.get(1)
+    assert fresh is not pool
+    assert fresh.run(lambda: 1) == [1]
+    assert not psutil.pid_exists(pool.pids[0])
+
+
+def test_a_pool_with_a_killed_rank_is_replaced(cache: PoolCache) -> None:
+    pool = cache.get(2)
+    pool.kill(1)
+    assert cache.get(2) is not pool
+
+
+def test_the_oldest_pools_end_when_there_are_too_many_ranks(cache: PoolCache) -> None:
+    first, second = cache.get(2), cache.get(1)
+    third = cache.get(3)
+    assert not any(map(psutil.pid_exists, first.pids))
+    assert third.run(os.getpid) == list(third.pids)
+    assert second.run(lambda: 1) == [1]
+
+
+def test_importing_the_kit_imports_no_framework(cache: PoolCache) -> None:
+    def imported() -> list[str]:
+        import sys
+
+        import unidist.testing.communicator_conformance
+        import unidist.testing.strategy_conformance  # noqa: F401 - what they import is the point
+
+        return [name for name in ("torch", "tensorflow", "keras") if name in sys.modules]
+
+    assert cache.get(1, env={"FRESH": "1"}).run(imported) == [[]]
