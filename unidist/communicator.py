@@ -224,31 +224,6 @@ class Communicator(ABC):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of an operation's source that lies elsewhere: it stands for elements `offset` on of the target."""
-
-    offset: int
-    buffer: Buffer
-
-
-class ReducesPieces(ABC):
-    """Power of a communicator: an all-reduce whose source lies in pieces, which saves copying them together first."""
-
-    @abstractmethod
-    def allreduce_pieces(self, pieces: Sequence[Piece], target: Buffer, *, scale: float = 1.0) -> Work:
-        """Sum up over all ranks what the pieces hold, times `scale`, into `target` on each.
-
-        Every rank passes pieces of the same offsets and sizes; what lies between them is left undefined.
-
-        Args:
-            pieces: in the target's dtype, in order, without overlap; a piece may lie in its place in the target.
-                Their memory belongs to the engine until the work is done.
-            target: `(n,)` elements of memory from `allocate`.
-            scale: factor for the sums.
-        """
-
-
 class ReportsArrivals(ABC):
     """Power of a communicator: it can tell which ranks an operation still waits for. Asked for by isinstance."""
 

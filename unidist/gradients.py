@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from unidist.buckets import BucketLayout, ParameterInfo, plan_buckets
 from unidist.buffer import HOST, Buffer
-from unidist.communicator import Communicator, Piece, ReduceOp, ReducesPieces, Work
+from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,19 +55,8 @@ class GradientExchange(ABC):
         """Return the place for the gradient of parameter `index`; the same memory all the time."""
 
     @abstractmethod
-    def ready(self, index: int, source: Buffer | None = None) -> None:
-        """Say that this rank's gradient of parameter `index` is complete; it may be exchanged from now on.
-
-        Args:
-            index: the parameter.
-            source: where the gradient lies, unchanged until `finish` returns, if not in its buffer. Only where
-                `takes_sources` is True.
-        """
-
-    @property
-    def takes_sources(self) -> bool:
-        """True: `ready` takes gradients where they lie, which is cheaper than to copy them to their buffers."""
-        return False
+    def ready(self, index: int) -> None:
+        """Say that this rank's gradient of parameter `index` is in its buffer; it may be exchanged from now on."""
 
     @abstractmethod
     def hold(self, index: int) -> None:
@@ -100,7 +89,6 @@ class _Bucket:
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
-    sources: dict[int, Buffer] = field(default_factory=dict)  # gradients that lie elsewhere
 
 
 class AllReduceExchange(GradientExchange):
@@ -162,12 +150,7 @@ class AllReduceExchange(GradientExchange):
         self._in_round = True
         self._status_bytes[index] = 1
 
-    @property
-    def takes_sources(self) -> bool:
-        """See `GradientExchange.takes_sources`."""
-        return False
-
-    def ready(self, index: int, source: Buffer | None = None) -> None:
+    def ready(self, index: int) -> None:
         """See `GradientExchange.ready`."""
         if not self._overlap:
             self.hold(index)
@@ -182,8 +165,6 @@ class AllReduceExchange(GradientExchange):
         self._in_round = True
         self._status_bytes[index] = 1
         bucket.missing.discard(index)
-        if source is not None:
-            bucket.sources[index] = source
         bucket.waiting -= 1
         if bucket.waiting == 0:
             while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
@@ -235,25 +216,14 @@ class AllReduceExchange(GradientExchange):
         for index in bucket.missing:
             if not self._status_bytes[index]:
                 self._framework.zero(self._place[index][1])
-        bucket.work = self._start(bucket, scale)
+        bucket.work = self._communicator(bucket).allreduce(bucket.memory, bucket.memory, scale=scale)
         self._posted += 1
         if self._timeline is not None:
             bucket.posted_ns = time.monotonic_ns()
 
-    def _start(self, bucket: _Bucket, scale: float) -> Work:
-        communicator = self._communicator(bucket)
-        if bucket.sources and isinstance(communicator, ReducesPieces):
-            pieces = [
-                Piece(slot.offset, bucket.sources.get(slot.parameter) or self._place[slot.parameter][1])
-                for slot in bucket.layout.slots
-            ]
-            return communicator.allreduce_pieces(pieces, bucket.memory, scale=scale)
-        return communicator.allreduce(bucket.memory, bucket.memory, scale=scale)
-
     def _reset(self) -> None:
         for bucket in self._buckets:
             bucket.work = None
-            bucket.sources.clear()
             bucket.missing = {slot.parameter for slot in bucket.layout.slots}
             bucket.waiting = len(bucket.missing)
         for i in range(len(self._status_bytes)):

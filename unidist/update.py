@@ -135,18 +135,8 @@ class Update:
             return self._pass_index == self.accumulation.passes - 1
         return self._passes[index] >= self.accumulation.passes - 1
 
-    def takes_source(self, index: int) -> bool:
-        """Say whether `gradient_ready` may be given the gradient where it lies: it is all of this window's."""
-        return self.accumulation.passes == 1 and not self._passes[index] and self._place[index][0].takes_sources
-
-    def gradient_ready(self, index: int, source: Buffer | None = None) -> None:
-        """Note that the gradient of parameter `index` is complete; in the last pass the exchange may start.
-
-        Args:
-            index: the parameter.
-            source: where the gradient lies, unchanged until `finish` returns, if not in its buffer; only
-                where `takes_source` said so.
-        """
+    def gradient_ready(self, index: int) -> None:
+        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
         last = self.is_last_pass(index)
         if self.finished and self.accumulation.passes > 1:
             raise UsageError(
@@ -159,7 +149,7 @@ class Update:
         self.finished = False
         exchange, local = self._place[index]
         if last:
-            exchange.ready(local, source)
+            exchange.ready(local)
         else:
             exchange.hold(local)
 

@@ -18,7 +18,7 @@ import torch
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
-from unidist_torch.memory import buffer_of, dtype_of, is_dense, memory_kind, tensor_of
+from unidist_torch.memory import buffer_of, copy_tensor, dtype_of, is_dense, memory_kind, tensor_of
 from unidist_torch.sparse import SparseGradients
 
 _log = logging.getLogger("unidist.torch")
@@ -243,17 +243,13 @@ class Binding:
         if update.in_backward:
             self._finish_after_backward()
         view = self._views[index]
-        if update.takes_source(index) and gradient.stride() == view.stride() and gradient.device.type == "cpu":
-            # Taken where it is; `_finish` replaces it by the view.
-            update.gradient_ready(index, buffer_of(gradient))
-            return
         last = update.is_last_pass(index)
-        if gradient.data_ptr() != view.data_ptr() or gradient.numel() == 0:
-            with torch.no_grad():
-                if update.has_gradient(index):
+        if gradient.data_ptr() != view.data_ptr():
+            if update.has_gradient(index):
+                with torch.no_grad():
                     view.add_(gradient)
-                else:
-                    view.copy_(gradient)
+            else:
+                copy_tensor(gradient, view)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
         parameter.grad = view if last else None
         update.gradient_ready(index)
@@ -311,8 +307,7 @@ class Binding:
                 continue
             view = self._views[index]
             if gradient.data_ptr() != view.data_ptr():
-                with torch.no_grad():
-                    view.copy_(gradient)
+                copy_tensor(gradient, view)
             self._update.hold(index)
 
     # Which parameters

@@ -12,9 +12,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import (
     Capabilities,
     Communicator,
-    Piece,
     ReduceOp,
-    ReducesPieces,
     ReportsArrivals,
     Work,
     equal_counts,
@@ -40,7 +38,7 @@ _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals, ReducesPieces):
+class ShmCommunicator(Communicator, ReportsArrivals):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -87,12 +85,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, ReducesPieces):
         _check_alike(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
-
-    def allreduce_pieces(self, pieces: Sequence[Piece], target: Buffer, *, scale: float = 1.0) -> Work:
-        """See `ReducesPieces.allreduce_pieces`; this rank's share of the sum is read from the pieces directly."""
-        places = tuple((piece.offset, piece.buffer.count, piece.buffer.address) for piece in pieces)
-        keep = tuple(piece.buffer for piece in pieces)
-        return self._post(Opcode.ALLREDUCE, target, target, scale=scale, pieces=places, keep=keep)
 
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         """See `Communicator.allgather`."""
@@ -246,8 +238,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, ReducesPieces):
         scale: float = 1.0,
         counts: tuple[int, ...] | None = None,
         counts2: tuple[int, ...] | None = None,
-        pieces: tuple[tuple[int, int, int], ...] | None = None,
-        keep: tuple[Buffer, ...] = (),
     ) -> Work:
         self._check_usable()
         arguments = (
@@ -261,12 +251,11 @@ class ShmCommunicator(Communicator, ReportsArrivals, ReducesPieces):
             scale,
             counts,
             counts2,
-            pieces,
         )
         number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
-        self._pending[number] = (source, target, *keep)
+        self._pending[number] = (source, target)
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:

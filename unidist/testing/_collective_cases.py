@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator, Piece, ReduceOp, ReducesPieces, Work
+from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 from unidist.testing._arrays import Array, array_of, buffer_of, decode, encode, exact_values, reduced, storage
 from unidist.testing._placing import Mode, Outcomes, modes_for, place, room
@@ -202,36 +202,6 @@ def alltoall(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, i
             target = room(communicator, sum(received), dtype, engine=mode.engine_on(rank))
             communicator.alltoall(source, target, send_counts=matrix[rank], receive_counts=received).wait()
             outcomes.check(f"alltoall of {dtype}{matrix} in {mode}", target, np.concatenate(parts), alike=False)
-    return outcomes.digests
-
-
-def allreduce_of_pieces(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int] | None:
-    """An all-reduce whose source lies in pieces, some of them in their place; None: the engine has no such power."""
-    if not isinstance(communicator, ReducesPieces):
-        return None
-    size, rank, outcomes = communicator.size, communicator.rank, Outcomes(communicator.rank)
-    rng = np.random.default_rng(8)
-    for dtype in dtypes:
-        for lengths in ([1], [1000, 0, 64], [5, 70_001, 300], [64] * 40):
-            gap = 16
-            offsets = [sum(lengths[:i]) + gap * i for i in range(len(lengths))]
-            count = sum(lengths) + gap * len(lengths)
-            values = [[exact_values(rng, length, dtype, ReduceOp.SUM) for length in lengths] for _ in range(size)]
-            for scale in (1.0,) if dtype is DType.BOOL else (1.0, 0.5):
-                target = communicator.allocate(count * dtype.itemsize).cast(dtype)
-                pieces = []
-                for i, offset in enumerate(offsets):
-                    if i % 3 == 1:  # it lies in its place
-                        piece = target.slice(offset, lengths[i])
-                        array_of(piece)[:] = values[rank][i]
-                    else:
-                        piece = place(communicator, values[rank][i], dtype, engine=i % 2 == 0 and rank % 2 == 0)
-                    pieces.append(Piece(offset, piece))
-                communicator.allreduce_pieces(pieces, target, scale=scale).wait()
-                for i, offset in enumerate(offsets):
-                    what = f"piece {i} of {dtype}{lengths} scale={scale:g}"
-                    expected = reduced([values[other][i] for other in range(size)], dtype, ReduceOp.SUM, scale)
-                    outcomes.check(what, target.slice(offset, lengths[i]), expected)
     return outcomes.digests
 
 

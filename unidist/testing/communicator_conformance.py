@@ -121,12 +121,6 @@ class CommunicatorConformance:
     def test_allreduce_rounds_little_and_gives_every_rank_the_same_bits(self, size: int) -> None:
         alike(self.run(size, collectives.allreduce_rounds_little_and_alike, self.dtypes))
 
-    def test_allreduce_of_pieces(self, size: int) -> None:
-        outcomes = self.run(size, collectives.allreduce_of_pieces, self.dtypes)
-        if None in outcomes:
-            pytest.skip(f"{self.engine} does not reduce pieces")
-        alike(outcomes)
-
     def test_means_of_integers_are_exact_and_truncate(self, size: int) -> None:
         alike(self.run(size, collectives.integer_means_are_exact_and_truncate, self.dtypes))
 

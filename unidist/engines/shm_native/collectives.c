@@ -46,9 +46,7 @@ int64_t ud_offset(ud_group *group, const void *address, uint64_t nbytes) {
 void ud_free_op(ud_op *op) {
     free(op->counts);
     free(op->counts2);
-    free(op->pieces);
     op->counts = op->counts2 = NULL;
-    op->pieces = NULL;
 }
 
 /* ---- posting ---- */
@@ -67,37 +65,12 @@ static int is_small(ud_group *group, const ud_op *op) {
 }
 
 static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* Where rank `member`'s share of `count` elements begins; shares are whole cache lines of the widest type. */
 static uint64_t share_begin(uint64_t count, int size, int member) {
     uint64_t share = (count + (uint64_t)size - 1) / (uint64_t)size;
     share = (share + 63) & ~UINT64_C(63);
     return min64(count, share * (uint64_t)member);
-}
-
-/* Copy elements `begin` to `end` of the pieces to where they belong. */
-static void gather_pieces(const ud_op *op, uint64_t begin, uint64_t end) {
-    size_t item = ud_dtype_bytes[op->dtype];
-    for (int i = 0; i < op->num_pieces; i++) {
-        const ud_piece *piece = &op->pieces[i];
-        uint64_t from = max64(begin, piece->offset), to = min64(end, piece->offset + piece->count);
-        char *target = op->target + from * item;
-        const char *source = piece->address + (from - piece->offset) * item;
-        if (from < to && target != source) memcpy(target, source, (to - from) * item);
-    }
-}
-
-/* Peers read their shares of the source from engine memory; this rank's own share can stay where it is. */
-static void export_pieces(ud_group *group, ud_op *op, int keep_own_share) {
-    if (!op->pieces) return;
-    uint64_t begin = share_begin(op->count, group->size, group->rank);
-    uint64_t end = keep_own_share ? share_begin(op->count, group->size, group->rank + 1) : begin;
-    gather_pieces(op, 0, begin);
-    gather_pieces(op, end, op->count);
-    if (keep_own_share) return;
-    free(op->pieces);
-    op->pieces = NULL;
 }
 
 int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
@@ -118,7 +91,6 @@ int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
     mine->layout = op->counts && op->opcode != UD_ALLTOALL ? hash_counts(op->counts, group->size) : 0;
     mine->source = ud_offset(group, op->source, op_bytes(op));
     mine->target = ud_offset(group, op->target, op_bytes(op));
-    export_pieces(group, op, !is_small(group, op) && mine->source != UD_NO_OFFSET);
     char *small = ud_small(group, group->rank, seq);
     if (op->opcode == UD_ALLTOALL) {
         memcpy(small, op->counts, group->size * sizeof(uint64_t));
@@ -251,24 +223,6 @@ static int runs_small(ud_group *group, const ud_op *op) {
 
 /* ---- direct ---- */
 
-/* This rank's share, with its own contribution read from the pieces. What lies between pieces is padding. */
-static void reduce_pieces(ud_group *group, ud_op *op, uint64_t begin, uint64_t end) {
-    size_t item = ud_dtype_bytes[op->dtype];
-    const char *sources[group->size];
-    char *targets[group->size];
-    for (int i = 0; i < op->num_pieces; i++) {
-        const ud_piece *piece = &op->pieces[i];
-        uint64_t from = max64(begin, piece->offset), to = min64(end, piece->offset + piece->count);
-        if (from >= to) continue;
-        for (int m = 0; m < group->size; m++) {
-            sources[m] = peer_source(group, m, op->seq) + from * item;
-            targets[m] = group->bases[m] + descriptor(group, m, op->seq)->target + from * item;
-        }
-        sources[group->rank] = piece->address + (from - piece->offset) * item;
-        ud_reduce(targets, group->size, sources, group->size, to - from, op->dtype, op->redop, op->scale);
-    }
-}
-
 static void run_direct(ud_group *group, ud_op *op) {
     size_t item = ud_dtype_bytes[op->dtype];
     const char *sources[group->size];
@@ -282,10 +236,6 @@ static void run_direct(ud_group *group, ud_op *op) {
     switch (op->opcode) {
     case UD_ALLREDUCE: {
         uint64_t begin = share_begin(op->count, group->size, me), end = share_begin(op->count, group->size, me + 1);
-        if (op->pieces) {
-            reduce_pieces(group, op, begin, end);
-            break;
-        }
         for (int m = 0; m < group->size; m++) {
             sources[m] += begin * item;
             targets[m] = group->bases[m] + descriptor(group, m, op->seq)->target + begin * item;
@@ -472,7 +422,6 @@ static int advance(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame
             if (op->opcode == UD_BROADCAST && (int)op->root != group->rank) return UD_OK; /* nobody reads ours */
             op->phase = RELEASE;
         } else {
-            export_pieces(group, op, 0); /* a peer has no engine memory */
             op->phase = WINDOWS;
         }
     }

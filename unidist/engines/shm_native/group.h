@@ -59,11 +59,6 @@ typedef struct {
      * small[UD_RING][small_bytes], windows[2][window_bytes]. */
 } ud_slot;
 
-typedef struct { /* a part of an operation's source that lies elsewhere: `count` elements from element `offset` on */
-    uint64_t offset, count;
-    const char *address;
-} ud_piece;
-
 typedef struct { /* an operation as its owner sees it */
     uint32_t seq;
     uint8_t opcode, dtype, redop;
@@ -74,8 +69,6 @@ typedef struct { /* an operation as its owner sees it */
     char *target;
     uint64_t *counts;  /* per rank: of the target (allgather), the source (reducescatter), sent (alltoall) */
     uint64_t *counts2; /* received (alltoall) */
-    ud_piece *pieces;  /* allreduce in place: where the source really is; NULL: in the source */
-    int num_pieces;
     int phase;         /* how far an operation in several steps has come */
     uint64_t window;
 } ud_op;

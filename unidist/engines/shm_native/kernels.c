@@ -3,6 +3,9 @@
 #include "kernels.h"
 
 #include <math.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 #include <string.h>
 
 #define BLOCK 2048 /* elements of the accumulator */
@@ -244,4 +247,26 @@ int ud_reduce(char *const *targets, int num_targets, const char *const *sources,
     default: return -1;
     }
 #undef CALL
+}
+
+#define STREAM_BYTES 65536 /* below this the caches serve better */
+
+void ud_copy(char *target, const char *source, size_t nbytes) {
+#if defined(__x86_64__)
+    if (nbytes >= STREAM_BYTES) {
+        size_t head = -(uintptr_t)target & 63; /* whole cache lines are streamed */
+        memcpy(target, source, head);
+        target += head, source += head, nbytes -= head;
+        size_t lines = nbytes / 64;
+        for (size_t i = 0; i < lines; i++, target += 64, source += 64) {
+            __m128i a = _mm_loadu_si128((const __m128i *)source), b = _mm_loadu_si128((const __m128i *)source + 1);
+            __m128i c = _mm_loadu_si128((const __m128i *)source + 2), d = _mm_loadu_si128((const __m128i *)source + 3);
+            _mm_stream_si128((__m128i *)target, a), _mm_stream_si128((__m128i *)target + 1, b);
+            _mm_stream_si128((__m128i *)target + 2, c), _mm_stream_si128((__m128i *)target + 3, d);
+        }
+        _mm_sfence();
+        nbytes -= lines * 64;
+    }
+#endif
+    memcpy(target, source, nbytes);
 }

@@ -25,4 +25,8 @@ extern const size_t ud_dtype_bytes[UD_NUM_DTYPES];
 int ud_reduce(char *const *targets, int num_targets, const char *const *sources, int num_sources,
               size_t count, int dtype, int op, double scale);
 
+/* Copies without a detour through the caches, where the processor can: a store that goes past them does not first
+ * read what it overwrites. For large blocks that this core does not read again soon. */
+void ud_copy(char *target, const char *source, size_t nbytes);
+
 #endif

@@ -122,42 +122,20 @@ static void group_dealloc(GroupObject *self) {
     Py_DECREF(type);
 }
 
-/* Copies a tuple of (offset, count, address). */
-static int read_pieces(PyObject *tuple, ud_op *op) {
-    if (tuple == Py_None) return 0;
-    Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
-    if (n < 0 || !(op->pieces = malloc((size_t)(n ? n : 1) * sizeof *op->pieces))) {
-        PyErr_SetString(PyExc_ValueError, "pieces must be a tuple that fits into memory");
-        return -1;
-    }
-    op->num_pieces = (int)n;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        unsigned long long offset, count, address;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "KKK", &offset, &count, &address)) return -1;
-        if (offset + count > op->count) {
-            PyErr_SetString(PyExc_ValueError, "a piece lies outside of the operation");
-            return -1;
-        }
-        op->pieces[i] = (ud_piece){offset, count, (const char *)(uintptr_t)address};
-    }
-    return 0;
-}
-
 static PyObject *group_post(GroupObject *self, PyObject *args) {
     int opcode, dtype, redop, root;
     unsigned long long source, target, count;
     double scale;
-    PyObject *counts, *counts2, *pieces;
+    PyObject *counts, *counts2;
     long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "iKKKiiidOOOL", &opcode, &source, &target, &count, &dtype, &redop, &root, &scale, &counts,
-                          &counts2, &pieces, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "iKKKiiidOOL", &opcode, &source, &target, &count, &dtype, &redop, &root, &scale, &counts,
+                          &counts2, &timeout_ns))
         return NULL;
     ud_group *group = self->group;
     ud_op op = {.opcode = (uint8_t)opcode, .dtype = (uint8_t)dtype, .redop = (uint8_t)redop, .root = (uint32_t)root,
                 .count = count, .scale = scale, .source = (const char *)(uintptr_t)source,
                 .target = (char *)(uintptr_t)target};
-    if (read_numbers(counts, group->size, &op.counts) || read_numbers(counts2, group->size, &op.counts2) ||
-        read_pieces(pieces, &op)) {
+    if (read_numbers(counts, group->size, &op.counts) || read_numbers(counts2, group->size, &op.counts2)) {
         ud_free_op(&op);
         return NULL;
     }
@@ -388,6 +366,16 @@ static PyObject *module_reduce(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *module_copy(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long target, source, nbytes;
+    if (!PyArg_ParseTuple(args, "KKK", &target, &source, &nbytes)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    ud_copy((char *)(uintptr_t)target, (const char *)(uintptr_t)source, nbytes);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyObject *module_map(PyObject *module, PyObject *args) {
     (void)module;
     int fd;
@@ -419,6 +407,7 @@ static PyObject *module_slot_bytes(PyObject *module, PyObject *args) {
 static PyMethodDef module_methods[] = {
     {"reduce", module_reduce, METH_VARARGS,
      "reduce(target, sources, count, dtype, op, scale): combine arrays at addresses element by element."},
+    {"copy", module_copy, METH_VARARGS, "copy(target, source, nbytes): copy memory past the caches."},
     {"map", module_map, METH_VARARGS, "map(fd, nbytes): map a file as shared memory; returns the address."},
     {"unmap", module_unmap, METH_VARARGS, "unmap(address, nbytes)"},
     {"slot_bytes", module_slot_bytes, METH_VARARGS, "slot_bytes(size, small_bytes, window_bytes): size of one slot."},

@@ -79,20 +79,13 @@ class CompressedExchange(GradientExchange):
         """See `GradientExchange.in_round`."""
         return bool(self._held) or self._inner.in_round
 
-    @property
-    def takes_sources(self) -> bool:
-        """See `GradientExchange.takes_sources`: rounding reads a gradient wherever it lies."""
-        return self._inner.takes_sources
-
-    def ready(self, index: int, source: Buffer | None = None) -> None:
+    def ready(self, index: int) -> None:
         """See `GradientExchange.ready`."""
         self._held.discard(index)  # after this the inner buffer belongs to the engine: it is written once
         self._inner.scale = self.scale
         if index in self._wide:
-            self._narrow(index, source)
-            self._inner.ready(index)
-        else:
-            self._inner.ready(index, source)
+            self._narrow(index)
+        self._inner.ready(index)
 
     def hold(self, index: int) -> None:
         """See `GradientExchange.hold`. What is held may still grow, so it is rounded only at the end."""
@@ -116,9 +109,9 @@ class CompressedExchange(GradientExchange):
         self._wide.clear()
         self._inner.close()
 
-    def _narrow(self, index: int, source: Buffer | None = None) -> None:
+    def _narrow(self, index: int) -> None:
         if index in self._wide and self.parameters[index].count:
-            narrow(self._wide[index] if source is None else source, self._inner.buffer(index))
+            narrow(self._wide[index], self._inner.buffer(index))
 
 
 def narrow(source: Buffer, target: Buffer) -> None:
