@@ -18,7 +18,7 @@ import torch
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
-from unidist_torch.memory import buffer_of, copy_tensor, dtype_of, is_dense, memory_kind, tensor_of
+from unidist_torch.memory import CopyInto, buffer_of, dtype_of, is_dense, memory_kind, tensor_of
 from unidist_torch.sparse import SparseGradients
 
 _log = logging.getLogger("unidist.torch")
@@ -133,6 +133,7 @@ class Binding:
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._parameters: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
+        self._places: list[CopyInto] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
         self._callback_queued = False
@@ -243,15 +244,15 @@ class Binding:
         if update.in_backward:
             self._finish_after_backward()
         view = self._views[index]
-        last = update.is_last_pass(index)
-        if gradient.data_ptr() != view.data_ptr():
+        place = self._places[index]
+        if not place.holds(gradient):
             if update.has_gradient(index):
                 with torch.no_grad():
                     view.add_(gradient)
             else:
-                copy_tensor(gradient, view)
+                place.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = view if last else None
+        parameter.grad = view if update.is_last_pass(index) else None
         update.gradient_ready(index)
 
     def _finish_after_backward(self) -> None:
@@ -305,9 +306,8 @@ class Binding:
             gradient = self._parameters[index].grad
             if gradient is None or self._update.has_gradient(index) or gradient.layout is not torch.strided:
                 continue
-            view = self._views[index]
-            if gradient.data_ptr() != view.data_ptr():
-                copy_tensor(gradient, view)
+            if not self._places[index].holds(gradient):
+                self._places[index].copy(gradient)
             self._update.hold(index)
 
     # Which parameters
@@ -344,7 +344,9 @@ class Binding:
         for index, (_, parameter) in enumerate(new, start=first):
             self._parameters.append(parameter)
             self._index[id(parameter)] = index
-            self._views.append(_shaped(tensor_of(self._update.buffer(index)), parameter))
+            view = _shaped(tensor_of(self._update.buffer(index)), parameter)
+            self._views.append(view)
+            self._places.append(CopyInto(view))
         self._watch()
 
     def _watch(self) -> None:

@@ -56,7 +56,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self.members = members
         self.timeout = timeout
         self.description = f"shm, ranks {format_ranks(members)}"
-        self.capabilities = Capabilities(detects_mismatch=True, engine_memory=True, bucket_bytes=4 << 20)
+        self.capabilities = Capabilities(detects_mismatch=True, engine_memory=True, bucket_bytes=32 << 20)
         self._shared = shared
         self._slot = slot
         crowded = len(host.bases) > len(os.sched_getaffinity(0))
