@@ -50,12 +50,14 @@ class FrameworkSpec:
         path: "module:Class" of an `unidist.framework.Framework`.
         requires: the package that must be installed, by import name.
         summary: one line for lists.
+        conformance: module with the adapter's half of `unidist.testing.StrategyConformance`; "" if it has none.
     """
 
     name: str
     path: str
     requires: str
     summary: str
+    conformance: str = ""
 
     def load(self) -> Framework:
         """Import the class and return a new adapter."""

@@ -32,4 +32,12 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 @hookimpl
 def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
     """Register `torch`."""
-    registry.add(FrameworkSpec("torch", "unidist_torch.framework:TorchFramework", "torch", "PyTorch"))
+    registry.add(
+        FrameworkSpec(
+            "torch",
+            "unidist_torch.framework:TorchFramework",
+            "torch",
+            "PyTorch",
+            conformance="unidist_torch.conformance",
+        )
+    )

@@ -85,11 +85,11 @@ def _windows(training: Training, windows: list[int], reduction: str) -> dict[str
     """Train in one process, with windows of these numbers of batches; each window's gradient is a mean or a sum."""
     import torch
 
-    from unidist.testing import _training_torch
+    from unidist_torch import conformance
 
-    model = _training_torch.Model()
-    optimizer = _training_torch._optimizer(training.optimizer, model)
-    features, labels = training.data(_training_torch._WIDTH, _training_torch._CLASSES)
+    model = conformance.Model()
+    optimizer = conformance._optimizer(training.optimizer, model)
+    features, labels = training.data(conformance._WIDTH, conformance._CLASSES)
     start = 0
     for window in windows:
         stop = start + window * training.batch

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from unidist import context
+from unidist.plugins import PluginManager
 from unidist.testing._arrays import Array
 from unidist.testing.recording import RecordingCommunicator
 
@@ -54,7 +55,7 @@ class Training:
 
 
 class FrameworkTraining(Protocol):
-    """What a module `unidist.testing._training_<framework>` has."""
+    """What a framework adapter gives the suite, under the path `FrameworkSpec.conformance`."""
 
     def train(self, training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
         """Train on one rank's share and return the parameters by path."""
@@ -118,5 +119,6 @@ def _record(runtime: context.Context) -> list[Any]:
 
 
 def _module(framework: str) -> FrameworkTraining:
-    module: FrameworkTraining = cast(Any, importlib.import_module(f"unidist.testing._training_{framework}"))
+    spec = PluginManager().load().frameworks.get(framework)
+    module: FrameworkTraining = cast(Any, importlib.import_module(spec.conformance))
     return module

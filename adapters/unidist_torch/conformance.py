@@ -1,4 +1,4 @@
-"""The training of the strategy conformance suite in PyTorch: one fixed model, data and loop."""
+"""The training of the strategy conformance suite (`unidist.testing`) in PyTorch: one fixed model, data and loop."""
 
 from __future__ import annotations
 
