@@ -43,7 +43,7 @@ class Mailbox:
         self._messages: dict[int, deque[bytes]] = {source: deque() for source in (rank, *peers)}
         self._receipts: dict[int, deque[Receipt]] = {source: deque() for source in (rank, *peers)}
         self._sockets: dict[int, deque[tuple[bytes, socket.socket]]] = {source: deque() for source in peers}
-        self._failure: UnidistError | None = None
+        self._failure: PeerLostError | None = None
         self._closed = False
         for peer in self._peers.values():
             peer.setblocking(False)
@@ -116,19 +116,20 @@ class Mailbox:
     @property
     def lost(self) -> tuple[int, ...]:
         """Ranks whose loss made this mailbox useless."""
-        return self._failure.ranks if isinstance(self._failure, PeerLostError) else ()
+        return () if self._failure is None else self._failure.ranks
 
     def abort(self, reason: str, *, lost: tuple[int, ...] = ()) -> None:
         """Tell every peer and hang up, which also ends a wait in another thread of this process.
 
+        A mailbox that has failed before passes the first cause on: the others shall hear of it, not of the messenger.
+
         Args:
             reason: for the peers' message.
-            lost: the rank that is the cause, if it is not this one: the others shall hear of it, not of the messenger.
+            lost: the ranks that are the cause, if it is not this one.
         """
-        culprit = (*self.lost, *lost, self.rank)[0]
-        text = f"rank {self.rank} aborted: {reason}"
-        self._fail(PeerLostError(text, ranks=lost))
-        self._hang_up(_ABORTED + bytes([culprit]) + text.encode()[: _MAX_PACKET - 2])
+        self._fail(PeerLostError(f"rank {self.rank} aborted: {reason}", ranks=lost))
+        culprit = (*self.lost, self.rank)[0]
+        self._hang_up(_ABORTED + bytes([culprit]) + str(self._failure).encode()[: _MAX_PACKET - 2])
 
     def close(self) -> None:
         """Tell every peer that nothing more will come, and close the sockets. Idempotent."""
@@ -193,7 +194,7 @@ class Mailbox:
         while messages and receipts:
             receipts.popleft().fill(messages.popleft())
 
-    def _fail(self, error: UnidistError) -> None:
+    def _fail(self, error: PeerLostError) -> None:
         self._failure = self._failure or error
 
     def _hang_up(self, last_packet: bytes) -> None:
