@@ -169,6 +169,7 @@ class Binding:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._update.finish()
         self._plain.zero_grad(self._optimizer, set_to_none)
+        self._callback_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()
 
@@ -222,6 +223,7 @@ class Binding:
         return self._plain.step(self._optimizer)
 
     def _applied(self) -> None:
+        self._callback_queued = False
         self._sparse.clear()
         self._update.applied()
 

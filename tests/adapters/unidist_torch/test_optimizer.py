@@ -302,6 +302,31 @@ def test_clipping_after_backward_needs_no_change_of_the_script(pool: Pool) -> No
     check(pool(2).run(train, (sgd, network, loss_of, "data:bucket_mb=0.0001", clip)), alone(sgd, before_step=clip))
 
 
+def test_gradients_are_complete_after_backward_also_after_one_that_failed(pool: Pool) -> None:
+    def on_rank() -> tuple[torch.Tensor, torch.Tensor]:
+        with runtime():
+            model, optimizer = network(), None
+            model, optimizer = ud.distribute(model, sgd(model.parameters()))
+            x, y = (share(part[0], ud.rank(), ud.size()) for part in data())
+
+            def fail(gradient: torch.Tensor) -> None:
+                raise RuntimeError("out of memory, say")
+
+            hidden = model[1](model[0](x))
+            hidden.register_hook(fail)  # the last layer has its gradients by then
+            with pytest.raises(RuntimeError, match="out of memory"):
+                nn.functional.cross_entropy(model[2](hidden), y).backward()
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            after_backward = model[0].weight.grad.clone()
+            optimizer.synchronize()
+            return after_backward, model[0].weight.grad.clone()
+
+    (first, complete), (second, _) = pool(2).run(on_rank)
+    assert torch.equal(first, second)
+    assert torch.equal(first, complete)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_activation_checkpointing(pool: Pool, use_reentrant: bool) -> None:
     def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
