@@ -56,11 +56,15 @@ class SparseGradients:
         return gather_objects(self._communicator, value)
 
     def exchange(self, parameters: Sequence[torch.Tensor], *, scale: float) -> None:
-        """Give every agreed parameter `scale` times the sum over all ranks, as a sparse gradient. Collective."""
+        """Give every agreed parameter `scale` times the sum over all ranks, as a sparse gradient, and forget what was added.
+
+        Collective.
+        """
         for index in self._agreed:
             parameter = parameters[index]
             total = self._exchange_one(parameter, self._pending.get(index, []), scale)
             parameter.grad = total if total._nnz() or self._pending.get(index) else None
+        self._pending.clear()  # the next backward pass adds to `parameter.grad`, which holds all of this one
 
     def _exchange_one(self, parameter: torch.Tensor, gradients: list[torch.Tensor], scale: float) -> torch.Tensor:
         shape = tuple(parameter.shape)

@@ -285,6 +285,28 @@ def test_sparse_embeddings_that_one_rank_does_not_use(pool: Pool) -> None:
     check(pool(2).run(train, (plain_sgd, Embedder, loss)), alone(plain_sgd, Embedder, loss_alone))
 
 
+def test_sparse_embeddings_with_two_backward_passes_before_one_step(pool: Pool) -> None:
+    def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    def twice() -> list[torch.Tensor]:
+        with runtime():
+            model = Embedder()
+            model, optimizer = ud.distribute(model, plain_sgd(model.parameters()))
+            for x, y in zip(*data(), strict=True):
+                x, y = share(x, ud.rank(), ud.size()), share(y, ud.rank(), ud.size())
+                optimizer.zero_grad()
+                loss_of(model, x, y).backward()
+                loss_of(model, x * 0.5, y).backward()
+                optimizer.step()
+            return values(model)
+
+    def both(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss_of(model, x, y) + loss_of(model, x * 0.5, y)
+
+    check(pool(2).run(twice), alone(plain_sgd, Embedder, both))
+
+
 def test_clipping_after_synchronize_equals_one_process(pool: Pool) -> None:
     def clip(model: nn.Module, optimizer: Any = None) -> None:
         if optimizer is not None:
