@@ -56,9 +56,9 @@ class SparseGradients:
         return gather_objects(self._communicator, value)
 
     def exchange(self, parameters: Sequence[torch.Tensor], *, scale: float) -> None:
-        """Give every agreed parameter `scale` times the sum over all ranks, as a sparse gradient, and forget what was added.
+        """Give every agreed parameter `scale` times the sum over all ranks, and forget what was added.
 
-        Collective.
+        The new gradient is sparse and coalesced. Collective.
         """
         for index in self._agreed:
             parameter = parameters[index]
