@@ -30,8 +30,6 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 
-_LARGE_BYTES = 1 << 16
-
 try:
     from unidist.engines._shm import copy as _copy
 except ImportError:  # built without a C compiler: PyTorch's own copy does
@@ -66,7 +64,8 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 class CopyInto:
     """Copies tensors into one and the same target, again and again.
 
-    Large CPU tensors of the target's memory order go past the caches, which costs a third less.
+    CPU tensors of the target's memory order are copied as plain memory, large ones past the caches, which costs a
+    third less.
 
     Args:
         target: its memory stays where it is.
@@ -80,8 +79,8 @@ class CopyInto:
         self._dtype = target.dtype
         self._stride = target.stride()
         nbytes = target.numel() * target.element_size()
-        streams = _copy is not None and target.device.type == "cpu" and nbytes >= _LARGE_BYTES and is_dense(target)
-        self._nbytes = nbytes if streams else 0
+        is_plain = _copy is not None and target.device.type == "cpu" and is_dense(target)
+        self._nbytes = nbytes if is_plain else 0
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Say whether `tensor` is the target's memory already."""
@@ -89,7 +88,13 @@ class CopyInto:
 
     def copy(self, source: torch.Tensor) -> None:
         """Copy the values of `source`, of the target's shape."""
-        if self._nbytes and source.stride() == self._stride and source.dtype is self._dtype and source.is_cpu:
+        if (
+            self._nbytes
+            and source.stride() == self._stride
+            and source.dtype is self._dtype
+            and source.is_cpu
+            and not (source.is_conj() or source.is_neg())  # whose memory does not hold the values yet
+        ):
             _copy(self._address, source.data_ptr(), self._nbytes)
         else:
             with torch.no_grad():

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from unidist.buckets import ParameterInfo
+from unidist.buffer import HOST
 from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
+from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.memory import CopyInto, buffer_of, dtype_of, is_dense, memory_kind, tensor_of
 from unidist_torch.sparse import SparseGradients
 
@@ -343,6 +345,8 @@ class Binding:
         ]
         first = len(self._parameters)
         self._update.add_parameters(infos)
+        if any(info.memory == HOST for info in infos):
+            keep_freed_memory()
         for index, (_, parameter) in enumerate(new, start=first):
             self._parameters.append(parameter)
             self._index[id(parameter)] = index
