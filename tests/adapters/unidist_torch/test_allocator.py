@@ -22,7 +22,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(mode):
-    result = subprocess.run([sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, timeout=60, check=True
+    )
     return int(result.stdout)
 
 
@@ -32,7 +34,8 @@ def test_freed_memory_is_not_faulted_in_again():
 
 
 @pytest.mark.parametrize(
-    "env", [{"MALLOC_TRIM_THRESHOLD_": "1"}, {"MALLOC_MMAP_THRESHOLD_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.check=3"}]
+    "env",
+    [{"MALLOC_TRIM_THRESHOLD_": "1"}, {"MALLOC_MMAP_THRESHOLD_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.check=3"}],
 )
 def test_the_users_own_setting_is_left_alone(env):
     assert not keep_freed_memory(env)
