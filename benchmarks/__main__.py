@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,49 @@ def _on_ranks(module: str, num_proc: int, repetitions: int) -> dict[str, float]:
         subprocess.run([*command, "-m", module, str(output), str(repetitions)], check=True, cwd=_ROOT, timeout=1800)
         medians: dict[str, float] = json.loads(output.read_text())
     return medians
+
+
+def _under_horovodrun(engine: str, repetitions: int) -> dict[str, float]:
+    """Run `benchmarks.horovod_beside` on two ranks of Horovod and return its medians."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as probe:
+        output, port = Path(folder) / "medians.json", probe.getsockname()[1]
+        probe.close()
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "UNIDIST_ENGINE": engine,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        command = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable]
+        arguments = ["-m", "benchmarks.horovod_beside", str(output), str(repetitions)]
+        subprocess.run([*command, *arguments], check=True, cwd=_ROOT, timeout=1800, env=env)
+        medians: dict[str, float] = json.loads(output.read_text())
+    return medians
+
+
+def _horovod_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    if importlib.util.find_spec("horovod") is None:
+        click.echo("Horovod is not installed (unidist build horovod): it is left out")
+        return []
+    click.echo("measuring beside Horovod, unidist over shm ...")
+    beside = groups["beside Horovod, np=2"] = _under_horovodrun("shm", repetitions)
+    click.echo("measuring beside Horovod, unidist over Horovod ...")
+    through = groups["through Horovod, np=2"] = _under_horovodrun("horovod", repetitions)
+    rows = []
+    for what, target in (("GPT step", 1.3), ("100 MB", 1.0), ("4 KB", 1.0)):
+        title = "GPT training step, np=2" if what == "GPT step" else f"all-reduce, np=2: {what}"
+        rows.append(
+            _faster(f"{title}, of Horovod", beside[f"{what}, unidist"], beside[f"{what}, Horovod"], target, "Horovod")
+        )
+    for what in ("GPT step", "100 MB", "4 KB"):
+        ours, theirs = through[f"{what}, unidist"], through[f"{what}, Horovod"]
+        detail = f"{duration(ours)}, Horovod {duration(theirs)}"
+        rows.append(
+            Row(f"engine horovod, np=2: {what}, of Horovod itself", ours / theirs, "x", "at most", 1.05, detail)
+        )
+    return rows
 
 
 def _faster(what: str, ours: float, theirs: float, target: float, peer: str) -> Row:
@@ -75,6 +121,7 @@ def main(repetitions: int, output_dir: Path) -> None:
                 f"{duration(step['unidist'])}, {peer} {duration(step[peer])}",
             )
         )
+    rows += _horovod_rows(groups, repetitions)
     click.echo("measuring the launchers ...")
     launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
     ours, theirs = launch["unidist launch"], launch["torchrun"]

@@ -21,7 +21,10 @@ from benchmarks.timing import side_by_side
 BATCH = 4
 
 
-def make_step(wrap: Callable[[torch.nn.Module, torch.optim.Optimizer], tuple[torch.nn.Module, torch.optim.Optimizer]]):
+Wrap = Callable[[torch.nn.Module, torch.optim.Optimizer], tuple[torch.nn.Module, torch.optim.Optimizer]]
+
+
+def make_step(wrap: Wrap) -> Callable[[], None]:
     """Return a function that does one step of a model of its own."""
     torch.manual_seed(0)
     model: torch.nn.Module = GPT()
@@ -30,7 +33,7 @@ def make_step(wrap: Callable[[torch.nn.Module, torch.optim.Optimizer], tuple[tor
     ids = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()  # which forgets them: set_to_none is the default, and Horovod takes no argument
         logits = model(ids[:, :-1])
         functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
         optimizer.step()

@@ -74,7 +74,10 @@ def save(folder: Path, groups: Mapping[str, Mapping[str, float]], rows: Sequence
     figure, axes = pyplot.subplots(1, len(groups), figsize=(4.2 * len(groups), 4), layout="constrained")
     for axis, (title, medians) in zip(axes, groups.items(), strict=True):
         names = list(medians)
-        colors = ["tab:orange" if any(word in name for word in ("gloo", "torchrun")) else "tab:blue" for name in names]
+        colors = [
+            "tab:orange" if any(word in name for word in ("gloo", "torchrun", "Horovod")) else "tab:blue"
+            for name in names
+        ]
         bars = axis.barh(names, [medians[name] for name in names], color=colors)
         axis.bar_label(bars, labels=[duration(medians[name]) for name in names], padding=3)
         axis.set_title(title)

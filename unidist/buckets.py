@@ -22,12 +22,14 @@ class ParameterInfo:
         shape: as the framework gives it.
         dtype: of the gradient.
         memory: kind of memory that holds the gradient ("host", "cuda:0").
+        group: gradients of one group number are exchanged together, in one bucket; None leaves that to the packing.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
     memory: str = HOST
+    group: int | None = None
 
     @property
     def count(self) -> int:
@@ -60,7 +62,8 @@ def plan_buckets(
     """Pack gradients into buckets of about `bucket_bytes`, in the order in which backward makes them ready.
 
     Backward runs through a model from its end, so parameters are taken in reverse. The first bucket is small,
-    so that the first exchange starts early. A gradient larger than a bucket gets one of its own.
+    so that the first exchange starts early. A gradient larger than a bucket gets one of its own. The gradients of a
+    `ParameterInfo.group` share one bucket of whatever size (one per dtype and kind of memory).
 
     Args:
         parameters: in registration order.
@@ -72,26 +75,48 @@ def plan_buckets(
     """
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
-    closed: list[BucketLayout] = []
-    open_slots: dict[tuple[DType, str], list[Slot]] = {}
-    filled: dict[tuple[DType, str], int] = {}
-
-    def close(kind: tuple[DType, str]) -> None:
-        slots = open_slots.pop(kind)
-        closed.append(BucketLayout(kind[0], kind[1], tuple(slots), filled.pop(kind)))
-
+    packed = _Packing()
+    grouped: dict[tuple[int, DType, str], _Packing] = {}
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
+        if parameter.group is None:
+            limit = bucket_bytes if packed.closed else min(first_bucket_bytes, bucket_bytes)
+            packed.add(index, parameter, limit)
+        else:
+            key = (parameter.group, parameter.dtype, parameter.memory)
+            grouped.setdefault(key, _Packing()).add(index, parameter, None)
+    buckets = packed.close_all()
+    if grouped:
+        buckets += [bucket for packing in grouped.values() for bucket in packing.close_all()]
+        # A bucket is complete when the gradient of its first parameter is there, which comes last.
+        buckets.sort(key=lambda bucket: -bucket.slots[-1].parameter)
+    return tuple(buckets)
+
+
+class _Packing:
+    """Buckets being filled, one at a time for each dtype and kind of memory."""
+
+    def __init__(self) -> None:
+        self.closed: list[BucketLayout] = []
+        self._slots: dict[tuple[DType, str], list[Slot]] = {}
+        self._filled: dict[tuple[DType, str], int] = {}
+
+    def add(self, index: int, parameter: ParameterInfo, limit: int | None) -> None:
+        """Give parameter `index` the next place; a bucket that would grow beyond `limit` bytes is closed before."""
         kind = (parameter.dtype, parameter.memory)
         item = parameter.dtype.itemsize
-        limit = bucket_bytes if closed else min(first_bucket_bytes, bucket_bytes)
-        if kind in open_slots and (filled[kind] + parameter.count) * item > limit:
-            close(kind)
-        slots = open_slots.setdefault(kind, [])
-        offset = filled.get(kind, 0)
-        slots.append(Slot(index, offset, parameter.count))
+        if limit is not None and kind in self._slots and (self._filled[kind] + parameter.count) * item > limit:
+            self._close(kind)
+        offset = self._filled.get(kind, 0)
+        self._slots.setdefault(kind, []).append(Slot(index, offset, parameter.count))
         step = max(1, ALIGNMENT_BYTES // item)
-        filled[kind] = -(-(offset + parameter.count) // step) * step
-    for kind in list(open_slots):
-        close(kind)
-    return tuple(closed)
+        self._filled[kind] = -(-(offset + parameter.count) // step) * step
+
+    def close_all(self) -> list[BucketLayout]:
+        """Return every bucket, in the order in which they were closed."""
+        for kind in list(self._slots):
+            self._close(kind)
+        return self.closed
+
+    def _close(self, kind: tuple[DType, str]) -> None:
+        self.closed.append(BucketLayout(kind[0], kind[1], tuple(self._slots.pop(kind)), self._filled.pop(kind)))

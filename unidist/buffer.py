@@ -40,6 +40,11 @@ class DType(StrEnum):
         return self in _FLOATING
 
     @property
+    def is_unsigned(self) -> bool:
+        """True for booleans and unsigned integers, of which zero is the smallest."""
+        return self in _UNSIGNED
+
+    @property
     def is_complex(self) -> bool:
         """True for complex types, which have no order: MIN and MAX do not apply."""
         return self in (DType.COMPLEX64, DType.COMPLEX128)
@@ -63,6 +68,7 @@ ITEM_BYTES: dict[DType, int] = {
     DType.COMPLEX128: 16,
 }
 _FLOATING = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64))
+_UNSIGNED = frozenset((DType.BOOL, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64))
 
 HOST = "host"
 """The memory kind of ordinary process memory. Others are framework device names such as "cuda:0"."""

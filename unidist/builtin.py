@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unidist.plugins import hookimpl
-from unidist.registry import EngineSpec, Registry, StrategyType
+from unidist.registry import CompressorSpec, EngineSpec, Registry, StrategyType
 
 
 @hookimpl
@@ -24,3 +24,11 @@ def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
         StrategyType("data", "unidist.strategies.data:DataParallel", "average gradients by all-reduce (the default)")
     )
     registry.add(StrategyType("identity", "unidist.strategies.identity:Identity", "does nothing: a model for plugins"))
+
+
+@hookimpl
+def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
+    """Register `none`, `fp16` and `bf16`."""
+    registry.add(CompressorSpec("none", "unidist.compressors.none:NoCompression", "gradients travel as they are"))
+    registry.add(CompressorSpec("fp16", "unidist.compressors.half:Float16", "gradients travel as float16"))
+    registry.add(CompressorSpec("bf16", "unidist.compressors.half:BFloat16", "gradients travel as bfloat16"))

@@ -15,17 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 from unidist import engine_choice
+from unidist.announcements import Announcements
 from unidist.communicator import Communicator
 from unidist.environment import Placement, Settings, configure_logging, read_placement
 from unidist.errors import NotInitializedError, UsageError
 from unidist.local_rendezvous import LocalRendezvous
 from unidist.mesh import DATA_AXIS
-from unidist.negotiation import Negotiator
+from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
 from unidist.plugins import PluginManager
+from unidist.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.strategy import GradientOwner, Plan, UpdateGate
 from unidist.strategy_spec import StrategyLike, build, make_plan
-from unidist.timeline import Timeline
+from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist")
@@ -40,7 +42,9 @@ class Context:
         plugins: the plugin manager.
         plan: the strategies of the command line, checked, and the mesh.
         world: communicator over all ranks, for host memory, for the script's own use.
-        negotiator: runs named operations, over a communicator of its own.
+        negotiator: runs named operations over all ranks, on a communicator of its own.
+        process_sets: the same over some of the ranks.
+        announcements: of updates, for ranks that have joined.
         engine: which engine the world communicator uses, and why.
     """
 
@@ -54,24 +58,22 @@ class Context:
         self._closers: list[Callable[[], None]] = []
         self._worlds: dict[str, Communicator] = {}
         self._axes: dict[tuple[str, str], Communicator] = {}
-        self.timeline = self._open_timeline()
+        self.recorder = Recorder()
+        if settings.timeline is not None:
+            self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
+        self._closers.append(self.recorder.stop)
         try:
             self._rendezvous = self._meet(placement)
             self._closers.append(self._rendezvous.close)
             self.engine = engine_choice.choose(settings.engine, "host", self.topology, plugins.engines)
             self.world = self._connect("host", self.engine)
-            duplicate = self.world.split(range(self.world.size))
-            assert duplicate is not None
-            self._closers.append(duplicate.close)
-            self.negotiator = Negotiator(
-                duplicate,
-                fusion_threshold_bytes=settings.fusion_threshold_bytes,
-                cycle_time=settings.cycle_time,
-                stall_check=settings.stall_check,
-                timeline=self.timeline,
-                on_failure=self.report_failure,
-            )
+            self.negotiator = self._named_operations(self._duplicate_world())
             self._closers.append(self.negotiator.close)
+            self.process_sets = ProcessSets(
+                self.topology, self._duplicate_world, self.negotiator, self._named_operations
+            )
+            self._closers.append(self.process_sets.close)
+            self.announcements = Announcements(self.negotiator)
         except BaseException:
             self.close()
             raise
@@ -119,6 +121,21 @@ class Context:
             )
         return plan
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline that is being recorded on this rank, or None."""
+        return self.recorder.timeline
+
+    def operations(self, process_set: ProcessSet | None = None) -> NamedOperations:
+        """Return the named operations over a process set; None means all ranks."""
+        if process_set is None or process_set is global_process_set:
+            return self.negotiator
+        return self.process_sets.operations(process_set)
+
+    def join(self) -> int:
+        """Take part in what the others do, with nothing to contribute, until all have joined; returns the last one."""
+        return self.negotiator.join(self.announcements.serve)
+
     def report_failure(self, error: BaseException) -> None:
         """Tell plugins that an operation of this rank failed; the caller raises `error` to the script."""
         self.plugins.notify("unidist_failure", context=self, error=error)
@@ -160,11 +177,25 @@ class Context:
         self._worlds[kind] = world
         return world
 
-    def _open_timeline(self) -> Timeline | None:
-        timeline = Timeline.for_rank(self.settings.timeline, rank=self.topology.rank)
-        if timeline is not None:
-            self._closers.append(timeline.close)
-        return timeline
+    def _duplicate_world(self) -> Communicator:
+        duplicate = self.world.split(range(self.world.size))
+        assert duplicate is not None
+        self._closers.append(duplicate.close)
+        return duplicate
+
+    def _named_operations(self, communicator: Communicator) -> NamedOperations:
+        options = NegotiationOptions(
+            fusion_threshold_bytes=self.settings.fusion_threshold_bytes,
+            cycle_time=self.settings.cycle_time,
+            stall_check=self.settings.stall_check,
+            stall_shutdown=self.settings.stall_shutdown,
+            cache_capacity=self.settings.cache_capacity,
+            recorder=self.recorder,
+            on_failure=self.report_failure,
+        )
+        if isinstance(communicator, NegotiatesNames):
+            return communicator.named_operations(options)
+        return Negotiator(communicator, options)
 
 
 def gradient_owner(plan: Plan) -> GradientOwner:
@@ -234,6 +265,13 @@ def current() -> Context:
     if _current is None:
         raise NotInitializedError("unidist is not initialized in this process; call init() first")
     return _current
+
+
+def engine_usable(name: str) -> bool:
+    """Say whether an engine of this name is registered, and usable on this machine. Before `init()` too."""
+    disabled = _current.settings.disabled_plugins if _current is not None else Settings.read().disabled_plugins
+    engines = _manager(disabled).engines
+    return any(spec.name == name and spec.load().availability().usable for spec in engines)
 
 
 def _manager(disabled: tuple[str, ...]) -> PluginManager:

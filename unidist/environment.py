@@ -1,7 +1,7 @@
 """The only module that reads the process environment.
 
-Precedence everywhere: argument of the call > environment > default. The variables and their defaults are
-the table `VARIABLES`; docs/environment.md is checked against it.
+Precedence everywhere: argument of the call > UNIDIST_* > HOROVOD_* > default. The variables and their defaults are
+the tables `VARIABLES` and `HOROVOD_VARIABLES`; docs/environment.md and docs/horovod.md are checked against them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
+from unidist.launch_contracts import CONTRACTS, Contract
 from unidist.topology import Topology
 
 VARIABLES: dict[str, str] = {
@@ -32,19 +33,56 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
     "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
     "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with who is missing (default: 60; 0: no)",
+    "UNIDIST_STALL_SHUTDOWN_SEC": "named operations older than this end the job (default: 0: UNIDIST_TIMEOUT_SEC does)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
+    "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
     "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
-    "UNIDIST_LOG_LEVEL": "debug, info, warning or error (default: warning)",
+    "UNIDIST_LOG_LEVEL": "trace, debug, info, warning, error or fatal (default: warning)",
+    "UNIDIST_LOG_TIMESTAMP": "1: log lines begin with the time (default: 0)",
     "UNIDIST_FUSION_THRESHOLD_BYTES": "named operations are fused up to this size (default: 67108864; 0: never)",
     "UNIDIST_CYCLE_TIME_MS": "longest pause between two rounds of negotiation while ranks disagree (default: 1)",
+    "UNIDIST_CACHE_CAPACITY": "names of operations that ranks need not spell out again (default: 8192; 0: none)",
+    "UNIDIST_AUTOTUNE": "1: find the best size of gradient buckets in the first updates (default: 0)",
+    "UNIDIST_AUTOTUNE_LOG": "file for what the search tried, as CSV (default: none)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
     "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
 }
 
+HOROVOD_VARIABLES: dict[str, str] = {
+    "HOROVOD_TIMELINE": "as UNIDIST_TIMELINE; DYNAMIC: none, as start_timeline() needs no permission",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "as UNIDIST_TIMELINE_MARK_CYCLES",
+    "HOROVOD_FUSION_THRESHOLD": "as UNIDIST_FUSION_THRESHOLD_BYTES",
+    "HOROVOD_CYCLE_TIME": "as UNIDIST_CYCLE_TIME_MS",
+    "HOROVOD_CACHE_CAPACITY": "as UNIDIST_CACHE_CAPACITY",
+    "HOROVOD_STALL_CHECK_DISABLE": "1: no stall check and, as in Horovod, no stall shutdown",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "as UNIDIST_STALL_CHECK_SEC",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "as UNIDIST_STALL_SHUTDOWN_SEC",
+    "HOROVOD_START_TIMEOUT": "as UNIDIST_START_TIMEOUT_SEC",
+    "HOROVOD_AUTOTUNE": "as UNIDIST_AUTOTUNE",
+    "HOROVOD_AUTOTUNE_LOG": "as UNIDIST_AUTOTUNE_LOG",
+    "HOROVOD_LOG_LEVEL": "as UNIDIST_LOG_LEVEL",
+    "HOROVOD_LOG_HIDE_TIME": "0: as UNIDIST_LOG_TIMESTAMP=1",
+}
+"""Horovod's own settings, each read where ours is not set."""
+
+LOG_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+MAX_CACHE_CAPACITY = 1 << 16
+"""A name's number on the wire has 16 bits."""
+
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's choices as the environment gives them; see `VARIABLES` for meanings and units."""
+    """The user's choices as the environment gives them; see `VARIABLES` for meanings and units.
+
+    `stall_shutdown` of zero: only `timeout` ends an operation that waits.
+    """
 
     engine: str = "auto"
     strategy: str = ""
@@ -52,10 +90,15 @@ class Settings:
     timeout: timedelta = timedelta(seconds=1800)
     start_timeout: timedelta = timedelta(seconds=120)
     stall_check: timedelta = timedelta(seconds=60)
+    stall_shutdown: timedelta = timedelta(0)
     timeline: Path | None = None
+    timeline_mark_cycles: bool = False
     disabled_plugins: tuple[str, ...] = ()
     fusion_threshold_bytes: int = 64 << 20
     cycle_time: timedelta = timedelta(milliseconds=1)
+    cache_capacity: int = 8192
+    autotune: bool = False
+    autotune_log: Path | None = None
     shm_capacity_bytes: int | None = None
     shm_staging_bytes: int = 4 << 20
 
@@ -69,18 +112,29 @@ class Settings:
         env = os.environ if environ is None else environ
         default = cls()
         capacity = _number(env, "UNIDIST_SHM_CAPACITY_BYTES", 0)
-        timeline = env.get("UNIDIST_TIMELINE", "")
+        fusion = _first(env, "UNIDIST_FUSION_THRESHOLD_BYTES", "HOROVOD_FUSION_THRESHOLD")
+        start_timeout = _first(env, "UNIDIST_START_TIMEOUT_SEC", "HOROVOD_START_TIMEOUT")
+        mark_cycles = _first(env, "UNIDIST_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES")
+        autotune_log = _first(env, "UNIDIST_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG")
+        stall_check, stall_shutdown = _stall_times(env, default)
         return cls(
             engine=env.get("UNIDIST_ENGINE") or "auto",
             strategy=env.get("UNIDIST_STRATEGY", ""),
             allreduce_algorithm=env.get("UNIDIST_ALLREDUCE_ALGORITHM") or None,
             timeout=_seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
-            start_timeout=_seconds(env, "UNIDIST_START_TIMEOUT_SEC", default.start_timeout),
-            stall_check=_seconds(env, "UNIDIST_STALL_CHECK_SEC", default.stall_check, zero_allowed=True),
-            timeline=Path(timeline) if timeline else None,
+            start_timeout=_seconds(env, start_timeout, default.start_timeout),
+            stall_check=stall_check,
+            stall_shutdown=stall_shutdown,
+            timeline=_timeline(env),
+            timeline_mark_cycles=_integer(env, mark_cycles, 0) > 0,
             disabled_plugins=tuple(name for name in env.get("UNIDIST_DISABLE_PLUGINS", "").split(",") if name),
-            fusion_threshold_bytes=_number(env, "UNIDIST_FUSION_THRESHOLD_BYTES", default.fusion_threshold_bytes),
-            cycle_time=timedelta(milliseconds=_real(env, "UNIDIST_CYCLE_TIME_MS", 1.0)),
+            fusion_threshold_bytes=_number(env, fusion, default.fusion_threshold_bytes),
+            cycle_time=timedelta(
+                milliseconds=_real(env, _first(env, "UNIDIST_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), 1.0)
+            ),
+            cache_capacity=_cache_capacity(env, default.cache_capacity),
+            autotune=_integer(env, _first(env, "UNIDIST_AUTOTUNE", "HOROVOD_AUTOTUNE"), 0) > 0,
+            autotune_log=Path(env[autotune_log]) if env.get(autotune_log) else None,
             shm_capacity_bytes=capacity or None,
             shm_staging_bytes=_number(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
         )
@@ -103,103 +157,6 @@ class Placement:
     secret: bytes = b""
 
 
-@dataclass(frozen=True)
-class _Contract:
-    """The variables of one launcher: names for rank, world size, local rank and size, node rank and count."""
-
-    source: str
-    marker: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_size: str
-    node_rank: str = ""
-    num_nodes: str = ""
-    job_key: tuple[str, ...] = ()
-
-
-# In order of precedence: `unidist launch` also exports torchrun's and Horovod's names, and srun may run mpirun.
-_CONTRACTS = (
-    _Contract(
-        "unidist",
-        "UNIDIST_RANK",
-        "UNIDIST_RANK",
-        "UNIDIST_WORLD_SIZE",
-        "UNIDIST_LOCAL_RANK",
-        "UNIDIST_LOCAL_WORLD_SIZE",
-        "UNIDIST_NODE_RANK",
-        "UNIDIST_NUM_NODES",
-        ("UNIDIST_JOB_ID",),
-    ),
-    _Contract(
-        "torchrun",
-        "TORCHELASTIC_RUN_ID",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
-    ),
-    _Contract(
-        "horovodrun",
-        "HOROVOD_RANK",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_CROSS_RANK",
-        "HOROVOD_CROSS_SIZE",
-        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
-    ),
-    _Contract(
-        "mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "",
-        "",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-    ),
-    _Contract(
-        "mpirun",
-        "PMI_RANK",
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        "",
-        "",
-        ("PMI_PORT", "HYDI_CONTROL_FD", "PMI_JOBID"),
-    ),
-    _Contract(
-        "srun",
-        "SLURM_PROCID",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_NODEID",
-        "SLURM_STEP_NUM_NODES",
-        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    ),
-    _Contract(
-        "env://",
-        "RANK",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        ("MASTER_ADDR", "MASTER_PORT"),
-    ),
-)
-
-
 def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
     """Return this process's place from the first launcher whose variables are set; else that of a single process.
 
@@ -207,14 +164,14 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
         ConfigurationError: the variables are incomplete or contradict each other.
     """
     env = os.environ if environ is None else environ
-    for contract in _CONTRACTS:
+    for contract in CONTRACTS:
         # Slurm sets its variables for every process of an allocation; only a step of several tasks is a job of ours.
         if contract.marker in env and (contract.source != "srun" or _integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
             return _read_contract(env, contract)
     return Placement(Topology())
 
 
-def _read_contract(env: Mapping[str, str], contract: _Contract) -> Placement:
+def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
     where = f"set by {contract.source}"
     rank = _required(env, contract.rank, where)
     world_size = _required(env, contract.world_size, where)
@@ -234,7 +191,7 @@ def _read_contract(env: Mapping[str, str], contract: _Contract) -> Placement:
     return Placement(topology, contract.source, key or f"parent={os.getppid()}", _read_secret(env))
 
 
-def _local_size(env: Mapping[str, str], contract: _Contract, world_size: int) -> int:
+def _local_size(env: Mapping[str, str], contract: Contract, world_size: int) -> int:
     if contract.source == "srun":  # "2(x3),1": tasks of each node; only the first number matters when all are alike
         first = env.get(contract.local_size, str(world_size)).split("(")[0].split(",")[0]
         size = _integer({contract.local_size: first}, contract.local_size, world_size)
@@ -265,21 +222,65 @@ def _read_secret(env: Mapping[str, str]) -> bytes:
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     """Set the level of the `unidist` loggers from UNIDIST_LOG_LEVEL.
 
-    A script that configures logging owns where the lines go; for one that does not, they go to standard error.
+    A script that configures logging owns where the lines go; for one that does not, they go to standard error, with
+    the time if UNIDIST_LOG_TIMESTAMP asks for it.
     """
     env = os.environ if environ is None else environ
-    text = env.get("UNIDIST_LOG_LEVEL", "")
-    if not text:
+    name = _first(env, "UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL")
+    text = env.get(name, "")
+    timestamp = _log_timestamp(env)
+    if not text and not timestamp:
         return
-    levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-    if text.lower() not in levels:
-        raise ConfigurationError(f"UNIDIST_LOG_LEVEL={text!r}; choices: {', '.join(levels)}")
+    if text and text.lower() not in LOG_LEVELS:
+        raise ConfigurationError(f"{name}={text!r}; choices: {', '.join(LOG_LEVELS)}")
     logger = logging.getLogger("unidist")
-    logger.setLevel(levels[text.lower()])
+    if text:
+        logger.setLevel(LOG_LEVELS[text.lower()])
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(f"{'%(asctime)s ' if timestamp else ''}%(name)s: %(message)s"))
         logger.addHandler(handler)
+
+
+def _log_timestamp(env: Mapping[str, str]) -> bool:
+    if env.get("UNIDIST_LOG_TIMESTAMP"):
+        return _integer(env, "UNIDIST_LOG_TIMESTAMP", 0) > 0
+    return bool(env.get("HOROVOD_LOG_HIDE_TIME")) and _integer(env, "HOROVOD_LOG_HIDE_TIME", 1) == 0
+
+
+def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, timedelta]:
+    """Return the ages at which a waiting operation is reported and at which it ends the job; zero: never."""
+    check = _first(env, "UNIDIST_STALL_CHECK_SEC", "HOROVOD_STALL_CHECK_TIME_SECONDS")
+    shutdown = _first(env, "UNIDIST_STALL_SHUTDOWN_SEC", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    times = (
+        _seconds(env, check, default.stall_check, zero_allowed=True),
+        _seconds(env, shutdown, default.stall_shutdown, zero_allowed=True),
+    )
+    if _integer(env, "HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
+        # It switches off Horovod's times, not ours: a variable of ours wins over any of Horovod's.
+        none = timedelta(0)
+        return (times[0] if env.get("UNIDIST_STALL_CHECK_SEC") else none), (
+            times[1] if env.get("UNIDIST_STALL_SHUTDOWN_SEC") else none
+        )
+    return times
+
+
+def _timeline(env: Mapping[str, str]) -> Path | None:
+    text = env.get("UNIDIST_TIMELINE") or env.get("HOROVOD_TIMELINE", "")
+    return Path(text) if text and text != "DYNAMIC" else None
+
+
+def _cache_capacity(env: Mapping[str, str], default: int) -> int:
+    name = _first(env, "UNIDIST_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY")
+    capacity = _number(env, name, default)
+    if capacity > MAX_CACHE_CAPACITY:
+        raise ConfigurationError(f"{name}={capacity} is more than {MAX_CACHE_CAPACITY}, the largest that is possible")
+    return capacity
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    """Return the first of `names` that is set; the first of all if none is."""
+    return next((name for name in names if env.get(name)), names[0])
 
 
 def _required(env: Mapping[str, str], name: str, where: str) -> int:

@@ -52,6 +52,14 @@ class Framework(ABC):
         """Set every element to zero."""
 
     @abstractmethod
+    def multiply(self, buffer: Buffer, factor: float) -> None:
+        """Multiply every element of a floating-point or complex buffer by `factor`, in place."""
+
+    @abstractmethod
+    def convert(self, source: Buffer, target: Buffer) -> None:
+        """Write the elements of `source` to `target`, rounded to its type; floating point, one kind of memory."""
+
+    @abstractmethod
     def dtype(self, tensor: Tensor) -> DType:
         """Return the tensor's element type."""
 

@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING
 from unidist.buckets import BucketLayout, ParameterInfo, plan_buckets
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
+from unidist.compression import Bucket, BucketCompressor
 from unidist.errors import UsageError
+from unidist.exchange_options import ExchangeOptions
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.timeline import Timeline
+
+
+MAX_EARLY_OPERATIONS = 48
+"""Collectives that a round posts before `finish`. An engine has room for some (shm: 64); when it is used up, posting
+waits for the peers, and a peer that has joined comes only when it is told to, which happens before `finish`."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,12 @@ class GradientExchange(ABC):
     Attributes:
         parameters: whose gradients these are.
         scale: factor that is applied to every sum; set it before the first round.
+        bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
     """
 
     parameters: tuple[ParameterInfo, ...]
     scale: float = 1.0
+    bucket_bytes: int | None = None
 
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
@@ -86,6 +95,7 @@ class _Bucket:
     layout: BucketLayout
     memory: Buffer
     waiting: int  # gradients that are not ready yet
+    compression: BucketCompressor | None = None
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
@@ -105,6 +115,8 @@ class AllReduceExchange(GradientExchange):
         bucket_bytes: see `plan_buckets`; default: what suits the engine.
         overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
         timeline: takes one event per bucket and round, from the start of its exchange to its end; or None.
+        options: compression and predivision; where `host` and `device` lead is the caller's choice. With a single
+            rank nothing travels, and nothing is compressed.
     """
 
     def __init__(
@@ -117,15 +129,18 @@ class AllReduceExchange(GradientExchange):
         bucket_bytes: int | None = None,
         overlap: bool = True,
         timeline: Timeline | None = None,
+        options: ExchangeOptions | None = None,
     ) -> None:
+        self._options = options or ExchangeOptions()
         self.parameters = tuple(parameters)
         self._framework = framework
         self._host = host
         self._device = device
         self._overlap = overlap
         self._timeline = timeline
-        limit = bucket_bytes or (device or host).capabilities.bucket_bytes
-        self._buckets = [self._make_bucket(layout) for layout in plan_buckets(self.parameters, bucket_bytes=limit)]
+        self.bucket_bytes = bucket_bytes or (device or host).capabilities.bucket_bytes
+        layouts = plan_buckets(self.parameters, bucket_bytes=self.bucket_bytes)
+        self._buckets = [self._make_bucket(layout) for layout in layouts]
         self._place: dict[int, tuple[_Bucket, Buffer]] = {}
         for bucket in self._buckets:
             for slot in bucket.layout.slots:
@@ -133,6 +148,7 @@ class AllReduceExchange(GradientExchange):
         self._status = host.allocate(len(self.parameters) + 1)
         self._status_bytes = self._status.bytes()
         self._posted = 0
+        self._num_early = 0
         self._in_round = False
         self._reset()
 
@@ -167,8 +183,7 @@ class AllReduceExchange(GradientExchange):
         bucket.missing.discard(index)
         bucket.waiting -= 1
         if bucket.waiting == 0:
-            while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
-                self._post(self._buckets[self._posted], self.scale)
+            self._post_early()
 
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """See `GradientExchange.finish`."""
@@ -192,6 +207,9 @@ class AllReduceExchange(GradientExchange):
 
     def close(self) -> None:
         """See `GradientExchange.close`."""
+        for bucket in self._buckets:
+            if bucket.compression is not None:
+                bucket.compression.close()
         self._buckets.clear()
         self._place.clear()
         self._host.close()
@@ -204,19 +222,42 @@ class AllReduceExchange(GradientExchange):
             memory = self._host.allocate(nbytes).cast(layout.dtype)
         else:
             memory = self._framework.allocate(layout.count, layout.dtype, layout.memory)
-        return _Bucket(layout, memory, len(layout.slots))
+        return _Bucket(layout, memory, len(layout.slots), self._compression(layout, memory))
 
-    def _communicator(self, bucket: _Bucket) -> Communicator:
-        if bucket.layout.memory == HOST:
+    def _compression(self, layout: BucketLayout, memory: Buffer) -> BucketCompressor | None:
+        communicator = self._communicator(layout)
+        if self._options.compressor is None or communicator.size == 1:
+            return None
+        parameters = tuple(self.parameters[slot.parameter] for slot in layout.slots)
+        return self._options.compressor.attach(Bucket(layout, parameters, memory, communicator, self._framework))
+
+    def _communicator(self, layout: BucketLayout) -> Communicator:
+        if layout.memory == HOST:
             return self._host
         assert self._device is not None
         return self._device
+
+    def _post_early(self) -> None:
+        """Post the buckets whose turn it is, but the last, as long as there is room."""
+        while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
+            bucket = self._buckets[self._posted]
+            self._num_early += bucket.compression.num_operations if bucket.compression is not None else 1
+            if self._num_early > MAX_EARLY_OPERATIONS:
+                return
+            self._post(bucket, self.scale)
 
     def _post(self, bucket: _Bucket, scale: float) -> None:
         for index in bucket.missing:
             if not self._status_bytes[index]:
                 self._framework.zero(self._place[index][1])
-        bucket.work = self._communicator(bucket).allreduce(bucket.memory, bucket.memory, scale=scale)
+        factor = self._options.predivide_factor
+        if factor != 1.0:
+            self._framework.multiply(bucket.memory, 1.0 / factor)
+        if bucket.compression is not None:
+            bucket.work = bucket.compression.allreduce(scale * factor)
+        else:
+            communicator = self._communicator(bucket.layout)
+            bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._posted += 1
         if self._timeline is not None:
             bucket.posted_ns = time.monotonic_ns()
@@ -229,4 +270,5 @@ class AllReduceExchange(GradientExchange):
         for i in range(len(self._status_bytes)):
             self._status_bytes[i] = 0
         self._posted = 0
+        self._num_early = 0
         self._in_round = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from click import Group
 
     from unidist.context import Context
-    from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
+    from unidist.registry import CompressorSpec, EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
 
 hookspec = pluggy.HookspecMarker("unidist")
 
@@ -35,6 +35,11 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
 @hookspec
 def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
     """Register strategies. Their modules are loaded by the launcher too, so they import no framework at the top."""
+
+
+@hookspec
+def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
+    """Register gradient compressors. Their modules import no framework and no numpy at the top."""
 
 
 @hookspec

@@ -23,6 +23,7 @@ class Job:
         grace_period: time between a forwarded SIGTERM and SIGKILL.
         verbose: more lines about what the launcher does.
         quiet: ranks' output only from rank 0 (errors of all).
+        timestamps: each line of the ranks is shown with the time.
     """
 
     command: tuple[str, ...]
@@ -32,6 +33,7 @@ class Job:
     grace_period: timedelta = timedelta(seconds=10)
     verbose: bool = False
     quiet: bool = False
+    timestamps: bool = False
 
 
 class Launcher(ABC):

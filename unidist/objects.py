@@ -14,15 +14,14 @@ import cloudpickle
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
-from unidist.context import Context
-from unidist.negotiation import OperationKind, Request
+from unidist.negotiation import NamedOperations, OperationKind, Request
 
 
-def allgather_object(context: Context, obj: Any, *, name: str) -> list[Any]:
+def allgather_object(operations: NamedOperations, obj: Any, *, name: str) -> list[Any]:
     """Return the objects of all ranks, in rank order. Every rank calls it with the same name.
 
     Args:
-        context: the runtime.
+        operations: over the ranks in question.
         obj: anything that cloudpickle can pickle.
         name: what ranks match by.
     """
@@ -34,7 +33,7 @@ def allgather_object(context: Context, obj: Any, *, name: str) -> list[Any]:
         received = bytearray(sum(rows))
         return Buffer.of(received)
 
-    handle = context.negotiator.submit(
+    handle = operations.submit(
         Request(
             f"{name}.objects",
             OperationKind.ALLGATHER,
@@ -47,30 +46,30 @@ def allgather_object(context: Context, obj: Any, *, name: str) -> list[Any]:
     return _unpickle(received, handle.rows)
 
 
-def broadcast_object(context: Context, obj: Any, *, root: int, name: str) -> Any:
+def broadcast_object(operations: NamedOperations, obj: Any, *, root: int, name: str) -> Any:
     """Return rank `root`'s object on every rank; the root gets its own back. Every rank calls it with the same name.
 
     Args:
-        context: the runtime.
+        operations: over the ranks in question.
         obj: on the root, anything that cloudpickle can pickle; elsewhere ignored.
-        root: the rank whose object it is.
+        root: the rank in the group whose object it is.
         name: what ranks match by.
     """
-    is_root = context.topology.rank == root
+    is_root = operations.rank == root
     payload = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
     size = Buffer.allocate(1, DType.INT64)
     number = size.bytes().cast("q")
     number[0] = len(payload)
-    _broadcast(context, size, root, f"{name}.size")
+    _broadcast(operations, size, root, f"{name}.size")
     if not is_root:
         payload = bytearray(number[0])
-    _broadcast(context, Buffer.of(payload), root, f"{name}.object")
+    _broadcast(operations, Buffer.of(payload), root, f"{name}.object")
     return obj if is_root else pickle.loads(payload)
 
 
-def _broadcast(context: Context, buffer: Buffer, root: int, name: str) -> None:
+def _broadcast(operations: NamedOperations, buffer: Buffer, root: int, name: str) -> None:
     request = Request(name, OperationKind.BROADCAST, target=buffer, shape=(buffer.count,), root=root)
-    context.negotiator.submit(request).wait()
+    operations.submit(request).wait()
 
 
 def gather_objects(communicator: Communicator, obj: Any) -> list[Any]:

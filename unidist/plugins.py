@@ -18,7 +18,7 @@ import pluggy
 
 from unidist import hookspecs
 from unidist.errors import ConfigurationError, PluginError, unknown_choice
-from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
+from unidist.registry import CompressorSpec, EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
 
 ENTRY_POINT_GROUP = "unidist"
 OWN_DISTRIBUTION = "unidist-train"
@@ -115,6 +115,11 @@ class PluginManager:
     def strategies(self) -> Registry[StrategyType]:
         """Every registered strategy."""
         return self._collect(Registry("strategy"), "unidist_register_strategies")
+
+    @cached_property
+    def compressors(self) -> Registry[CompressorSpec]:
+        """Every registered gradient compressor."""
+        return self._collect(Registry("compression"), "unidist_register_compressors")
 
     @cached_property
     def launchers(self) -> Registry[LauncherSpec]:

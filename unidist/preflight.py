@@ -8,6 +8,7 @@ from __future__ import annotations
 from unidist.environment import Settings
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.plugins import PluginManager
+from unidist.strategy import NamesPlugins
 from unidist.strategy_spec import build, make_plan
 from unidist.topology import Topology
 
@@ -37,6 +38,9 @@ def check(settings: Settings, num_proc: int, manager: PluginManager) -> None:
     if settings.strategy:
         strategies = build(settings.strategy, manager.strategies)
         make_plan(strategies, num_proc, manager.strategies)
+        for strategy in strategies:
+            if isinstance(strategy, NamesPlugins):
+                strategy.check_plugins(manager)
 
 
 def _check_engine(name: str, num_proc: int, manager: PluginManager) -> None:

@@ -11,6 +11,7 @@ from unidist.buffer import HOST
 from unidist.errors import PluginError, unknown_choice
 
 if TYPE_CHECKING:
+    from unidist.compression import GradientCompressor
     from unidist.engine import Engine
     from unidist.framework import Framework
     from unidist.launcher import Launcher
@@ -97,6 +98,23 @@ class LauncherSpec:
         """Import the class and return a new launcher."""
         launcher: Launcher = _load(self.path, f"launcher {self.name!r}")()
         return launcher
+
+
+@dataclass(frozen=True)
+class CompressorSpec:
+    """A gradient compressor, not yet imported: `path` is "module:Class" of an `unidist.compression.GradientCompressor`.
+
+    Its module is loaded by the launcher too, to check options, so it imports neither a framework nor numpy at the top.
+    """
+
+    name: str
+    path: str
+    summary: str
+
+    def load(self) -> type[GradientCompressor]:
+        """Import and return the class."""
+        compressor: type[GradientCompressor] = _load(self.path, f"compression {self.name!r}")
+        return compressor
 
 
 class Spec(Protocol):

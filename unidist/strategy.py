@@ -17,8 +17,10 @@ from unidist.mesh import Mesh
 if TYPE_CHECKING:
     from unidist.buckets import ParameterInfo
     from unidist.context import Context
+    from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
     from unidist.gradients import GradientExchange
+    from unidist.plugins import PluginManager
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,17 @@ class GradientOwner(ABC):
 
     @abstractmethod
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework
+        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
-        """Return the exchange for these parameters. Collective; every rank passes an equal list."""
+        """Return the exchange for these parameters. Collective over the ranks that exchange with each other.
+
+        Args:
+            parameters: equal on every rank.
+            context: the runtime.
+            framework: does arithmetic on gradients.
+            options: what the script asks of this exchange, equal on every rank. An owner that does not honour one of
+                them refuses it: `options.check_supported_by(self.name)`.
+        """
 
 
 class UpdateGate(ABC):
@@ -118,3 +128,15 @@ class UpdateGate(ABC):
     @abstractmethod
     def averages_passes(self) -> bool:
         """True: the update uses the mean over the passes; False: their sum."""
+
+
+class NamesPlugins(ABC):
+    """Power: an option of the strategy names something that a plugin registers."""
+
+    @abstractmethod
+    def check_plugins(self, plugins: PluginManager) -> None:
+        """Check that it is there. Pure; runs in the launcher before any process starts.
+
+        Raises:
+            ConfigurationError: it is not; lists the choices.
+        """

@@ -11,12 +11,14 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.mesh import DATA_AXIS, Mesh
 from unidist.registry import Registry, StrategyType
 from unidist.strategy import GradientOwner, Plan, Strategy, UpdateGate
+
+T = TypeVar("T")
 
 StrategyLike = str | Strategy | Sequence["str | Strategy"] | None
 """What users may pass as `strategy=`: a line, one object, or a list of both; None takes the command line's."""
@@ -68,7 +70,7 @@ def build(strategy: StrategyLike, registry: Registry[StrategyType]) -> tuple[Str
         if isinstance(part, Strategy):
             built.append(part)
         elif isinstance(part, str):
-            built += [_construct(request, registry.get(request.name).load()) for request in parse(part)]
+            built += [construct(request, registry.get(request.name).load()) for request in parse(part)]
         else:
             raise ConfigurationError(f"a strategy is a line of text or a Strategy object, not {type(part).__name__}")
     names = [item.name for item in built]
@@ -115,19 +117,30 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
     return Mesh(axes, world_size=world_size)
 
 
-def _construct(request: StrategyRequest, cls: type[Strategy]) -> Strategy:
-    options_type: Any = cls  # a dataclass, by the contract of Strategy
+def construct(request: StrategyRequest, cls: type[T], *, kind: str = "strategy", has_value: bool = True) -> T:
+    """Return an object of a dataclass whose first field is the request's value and the others are its options.
+
+    Args:
+        request: what the user wrote.
+        cls: a dataclass of `int`, `float`, `bool`, `str` and `Literal` fields.
+        kind: what it is, for messages.
+        has_value: False: all fields are options.
+
+    Raises:
+        ConfigurationError: an unknown option, a missing one, or a value of the wrong type.
+    """
+    options_type: Any = cls
     fields = [item for item in dataclasses.fields(options_type) if item.init]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     if request.value is not None:
         if not fields:
-            raise ConfigurationError(f"strategy {request.name!r} takes no value, but was given {request.value!r}")
+            raise ConfigurationError(f"{kind} {request.name!r} takes no value, but was given {request.value!r}")
         arguments[fields[0].name] = _convert(request.value, hints[fields[0].name], request.name)
-    options = {item.name: hints[item.name] for item in fields[1:]}
+    options = {item.name: hints[item.name] for item in (fields[1:] if has_value else fields)}
     for key, text in request.options.items():
         if key not in options:
-            raise unknown_choice(f"option of strategy {request.name!r}:", key, options)
+            raise unknown_choice(f"option of {kind} {request.name!r}:", key, options)
         arguments[key] = _convert(text, options[key], f"{request.name}:{key}")
     missing = [
         item.name
@@ -137,9 +150,7 @@ def _construct(request: StrategyRequest, cls: type[Strategy]) -> Strategy:
         and item.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigurationError(
-            f"strategy {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})"
-        )
+        raise ConfigurationError(f"{kind} {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})")
     return cls(**arguments)
 
 

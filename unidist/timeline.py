@@ -18,10 +18,40 @@ _FLUSH_SECONDS = 0.5
 Event = tuple[str, str, int, int]
 
 
+class Recorder:
+    """Where a process records, if it does: `timeline` is None as long as nothing is to be recorded.
+
+    Attributes:
+        timeline: the open timeline, or None.
+        mark_cycles: record the start of every cycle of negotiation too.
+    """
+
+    timeline: Timeline | None = None
+    mark_cycles: bool = False
+
+    def start(self, path: Path, *, rank: int, mark_cycles: bool = False) -> None:
+        """Record to `path` from now on; a path without "%r" is written by rank 0 alone.
+
+        Raises:
+            UsageError: a timeline is being recorded already.
+            ConfigurationError: the file cannot be written.
+        """
+        if self.timeline is not None:
+            raise UsageError(f"rank {rank} records the timeline {self.timeline.path} already; stop it first")
+        self.mark_cycles = mark_cycles
+        self.timeline = Timeline.for_rank(path, rank=rank)
+
+    def stop(self) -> None:
+        """End the recording. Idempotent."""
+        timeline, self.timeline = self.timeline, None
+        if timeline is not None:
+            timeline.close()
+
+
 class Timeline:
     """Records events in memory and writes them from a thread of its own. Thread-safe.
 
-    Code that records holds a `Timeline | None`, so that no timeline costs one test for None.
+    Code that records holds a `Recorder`, so that no timeline costs one test for None.
 
     Args:
         path: file to write; "%r" in its name becomes the rank. An existing file is replaced.
@@ -71,12 +101,10 @@ class Timeline:
             start_ns: start, of `time.monotonic_ns`.
             stop_ns: end, of the same clock.
 
-        Raises:
-            UsageError: the timeline is closed.
+        An event that comes after `close` is dropped: whatever was under way when a recording was stopped.
         """
-        if self._closed:
-            raise UsageError(f"the timeline {self.path} is closed; record before shutdown()")
-        self._events.append((row, event, start_ns, stop_ns))
+        if not self._closed:
+            self._events.append((row, event, start_ns, stop_ns))
 
     def close(self) -> None:
         """Write what is left and close the array. Idempotent."""

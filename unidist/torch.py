@@ -1,19 +1,34 @@
 """The PyTorch facade: `import unidist.torch as ud` (or `as hvd`, in a Horovod script)."""
 
-from unidist_torch.basics import (
-    buffer,
+from unidist.basics import (
+    add_process_set,
+    ccl_built,
     cross_rank,
     cross_size,
-    empty,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
     rank,
+    remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     world,
 )
+from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist_torch import elastic
+from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
+from unidist_torch.compression import Compression
 from unidist_torch.distribute import DistributedOptimizer, distribute
 from unidist_torch.functions import (
     allgather_object,
@@ -22,7 +37,9 @@ from unidist_torch.functions import (
     broadcast_parameters,
 )
 from unidist_torch.operations import (
+    Adasum,
     Average,
+    GroupHandle,
     Handle,
     Max,
     Min,
@@ -36,24 +53,42 @@ from unidist_torch.operations import (
     allreduce_async,
     allreduce_async_,
     alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
     poll,
     recv,
     reducescatter,
     reducescatter_async,
     send,
+    sparse_allreduce_async,
     synchronize,
 )
+from unidist_torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Average", "DistributedOptimizer", "Handle", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_async",
-    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "barrier",
-    "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "buffer", "cross_rank", "cross_size", "distribute", "empty", "init", "is_initialized",
-    "local_rank", "local_size", "poll", "rank", "recv", "reducescatter", "reducescatter_async", "send", "shutdown",
-    "size", "synchronize", "world",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError", "Max",
+    "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
+    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async",
+    "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "distribute", "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled",
+    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
+    "remove_process_set", "rocm_built", "send", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
+    "stop_timeline", "synchronize", "world",
 ]  # fmt: skip

@@ -16,15 +16,17 @@ after every pass and all but every N-th call do nothing. *Horovod's* (`backward_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.errors import PeerLostError, UsageError
+from unidist.exchange_options import ExchangeOptions
 from unidist.gradients import GradientExchange
 
 if TYPE_CHECKING:
+    from unidist.communicator import Communicator
     from unidist.context import Context
     from unidist.strategy import Strategy
 
@@ -55,10 +57,11 @@ class Update:
 
     Args:
         context: the runtime.
-        make_exchange: builds the exchange for a list of parameters; collective.
+        make_exchange: builds the exchange for a list of parameters with these options; collective.
         accumulation: how passes become updates.
         average: the gradients of the ranks are averaged, else added up.
         strategies: told of every update.
+        options: what the script asks of the exchange; which ranks take part, above all.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
     """
@@ -66,11 +69,12 @@ class Update:
     def __init__(
         self,
         context: Context,
-        make_exchange: Callable[[Sequence[ParameterInfo]], GradientExchange],
+        make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange],
         *,
         accumulation: Accumulation,
         average: bool = True,
         strategies: Sequence[Strategy] = (),
+        options: ExchangeOptions | None = None,
         in_backward: bool = False,
     ) -> None:
         self.context = context
@@ -78,12 +82,14 @@ class Update:
         self.average = average
         self.strategies = strategies
         self.in_backward = in_backward
-        self.num_ranks = context.axis_size("data")
+        self.options = options or ExchangeOptions()
+        self.num_ranks = self.options.num_ranks(context)
         self.step = 0
         self._make_exchange = make_exchange
         self._exchanges: list[GradientExchange] = []
         self._place: list[tuple[GradientExchange, int]] = []
         self._passes: list[int] = []  # of each parameter, in the current window
+        self._communicator: Communicator | None = None
         self._pass_index = 0  # completed passes of the current window, stepwise only
         self._dirty = False  # gradients of the current window lie in the buffers
         self.finished = False
@@ -94,15 +100,47 @@ class Update:
         """The parameters whose gradients are exchanged."""
         return [exchange.parameters[index] for exchange, index in self._place]
 
+    @property
+    def communicator(self) -> Communicator:
+        """Over the ranks that exchange gradients, for the binding's own use. Collective when first asked for."""
+        if self.options.process_set is None:
+            return self.context.axis("data")
+        if self._communicator is None:
+            self._communicator = self.options.communicator(self.context)
+        return self._communicator
+
     def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
         """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
         if not parameters and self._exchanges:
             return
-        exchange = self._make_exchange(parameters)
-        exchange.scale = self.scale
+        exchange = self._new_exchange(parameters)
         self._exchanges.append(exchange)
         self._place += [(exchange, index) for index in range(len(parameters))]
         self._passes += [0] * len(parameters)
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """Size of the buckets; None if the exchange has none whose size can be chosen."""
+        return self._exchanges[0].bucket_bytes if self._exchanges else None
+
+    def set_bucket_bytes(self, bucket_bytes: int) -> None:
+        """Exchange in buckets of another size, after `finish` and before the next round. Collective.
+
+        Every `buffer` is another one afterwards; what the old ones hold is not copied.
+        """
+        assert not self._dirty, "buckets are changed between two rounds"
+        self.options = replace(self.options, bucket_bytes=bucket_bytes)
+        old, self._exchanges, self._place = self._exchanges, [], []
+        for exchange in old:
+            made = self._new_exchange(exchange.parameters)
+            self._exchanges.append(made)
+            self._place += [(made, index) for index in range(len(made.parameters))]
+            exchange.close()
+
+    def _new_exchange(self, parameters: Sequence[ParameterInfo]) -> GradientExchange:
+        exchange = self._make_exchange(parameters, self.options)
+        exchange.scale = self.scale
+        return exchange
 
     def buffer(self, index: int) -> Buffer:
         """Return the place for the gradient of parameter `index`."""
@@ -223,6 +261,25 @@ class Update:
         self._pass_index = 0
         self.finished = False
 
+    def set_passes(self, passes: int) -> None:
+        """Let the next updates take this many backward passes. Every rank calls it alike, between two updates.
+
+        Raises:
+            UsageError: the passes are counted by a strategy, or there are gradients that were not applied.
+        """
+        if self.accumulation.stepwise and self.accumulation.passes > 1:
+            raise UsageError(
+                f"the strategy accumulate={self.accumulation.passes} counts the passes of this optimizer; leave it out "
+                "to count them in the script"
+            )
+        if self._dirty:
+            raise UsageError(
+                "the number of backward passes per step was changed between backward() and step(); change it before "
+                "the first backward() of an update"
+            )
+        self.accumulation = Accumulation(passes, average=False, stepwise=False)
+        self.reset_window()
+
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
 
@@ -231,8 +288,7 @@ class Update:
         counts = Buffer.allocate(1, DType.INT64)
         passes = counts.bytes().cast("q")
         passes[0] = max(self._pass_index, max(self._passes, default=0))
-        communicator = self.context.axis("data")
-        communicator.allreduce(counts, counts).wait()
+        self.communicator.allreduce(counts, counts).wait()
         if passes[0] == 0:
             return None
         if not self.accumulation.average:
@@ -244,3 +300,5 @@ class Update:
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges.clear()
+        if self._communicator is not None:
+            self._communicator.close()

@@ -1,72 +1,16 @@
-"""Lifecycle and topology, by Horovod's names."""
+"""What of the basics needs PyTorch: tensors in engine memory, and which accelerators it was built for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.distributed
 
 from unidist import context
 from unidist.buffer import Buffer
-from unidist.communicator import Communicator
 from unidist_torch.memory import DTYPES, buffer_of, tensor_of
-
-
-def init() -> None:
-    """Start unidist in this process; every rank calls it once. Called again, it does nothing.
-
-    Under `unidist launch`, torchrun, horovodrun, mpirun or srun it finds its place in their variables; without any
-    of them this process is the only rank.
-    """
-    context.init()
-
-
-def shutdown() -> None:
-    """End unidist in this process. `init()` may be called again. Without `init()` it does nothing."""
-    context.shutdown()
-
-
-def is_initialized() -> bool:
-    """Say whether `init()` was called, and `shutdown()` not since."""
-    return context.is_initialized()
-
-
-def rank() -> int:
-    """Return the rank of this process, from 0."""
-    return context.current().topology.rank
-
-
-def size() -> int:
-    """Return the number of processes."""
-    return context.current().topology.world_size
-
-
-def local_rank() -> int:
-    """Return the rank of this process among those of its host."""
-    return context.current().topology.local_rank
-
-
-def local_size() -> int:
-    """Return the number of processes on this host."""
-    return context.current().topology.local_size
-
-
-def cross_rank() -> int:
-    """Return the index of this host."""
-    return context.current().topology.node_rank
-
-
-def cross_size() -> int:
-    """Return the number of hosts."""
-    return context.current().topology.num_nodes
-
-
-def world() -> Communicator:
-    """Return the communicator over all ranks: ordered, unnamed operations on buffers, with the least overhead.
-
-    Every rank issues the same operations on it in the same order. `buffer(tensor)` makes its arguments.
-    """
-    return context.current().world
 
 
 def buffer(tensor: torch.Tensor) -> Buffer:
@@ -81,8 +25,23 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> tor
     """
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = DTYPES[dtype]
-    count = 1
-    for dim in dims:
-        count *= dim
-    memory = context.current().world.allocate(count * kind.itemsize)
+    memory = context.current().world.allocate(math.prod(dims) * kind.itemsize)
     return tensor_of(memory.cast(kind), dims)
+
+
+def nccl_built() -> int:
+    """Return the version of NCCL that PyTorch was built with, as NCCL counts it (21903 is 2.19.3); 0 without it."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return 0
+    major, minor, patch = torch.cuda.nccl.version()[:3]
+    return int(major * 10000 + minor * 100 + patch)
+
+
+def cuda_built() -> bool:
+    """Say whether PyTorch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Say whether PyTorch was built for ROCm."""
+    return torch.version.hip is not None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from unidist import context
 from unidist.errors import UsageError
+from unidist.exchange_options import ExchangeOptions
+from unidist.process_sets import ProcessSet, global_process_set
 from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation, Update
+from unidist_torch.adasum_optimizer import bind_adasum
+from unidist_torch.compression import Compression
 from unidist_torch.framework import TorchFramework
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
-from unidist_torch.operations import Average, Op, Sum
+from unidist_torch.gradient_compression import CompressionLike, tensor_compressor
+from unidist_torch.horovod_arguments import Groups, NamedParameters, check_passes, exchange_options, names_of
+from unidist_torch.operations import Adasum, Average, Op, Sum
 
 
 def distribute(
@@ -45,7 +50,7 @@ def distribute(
         model = item.partition(model, runtime)
     names = TorchFramework().parameters(model)
     _check_owned(optimizer, names)
-    _bind(runtime, plan, optimizer, dict(names), in_backward=True)
+    bind(runtime, plan, optimizer, dict(names), in_backward=True)
     broadcast_parameters(TorchFramework().model_state(model), root_rank=0)
     if runtime.topology.world_size > 1:
         broadcast_optimizer_state(optimizer, root_rank=0)
@@ -54,10 +59,15 @@ def distribute(
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    *,
+    named_parameters: NamedParameters = None,
+    compression: CompressionLike = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the optimizer, bound so that its `step` uses gradients reduced over all ranks. Collective.
 
@@ -67,14 +77,54 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: any torch optimizer; the same object is returned, of a subclass of its class.
-        named_parameters: names for messages; as `model.named_parameters()`.
+        named_parameters: names for messages; as `model.named_parameters()`, of all parameters or none.
+        compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
+            options ("powersgd/rank=2"), an `unidist.compression.GradientCompressor`, or a class of one's own with
+            Horovod's `compress` and `decompress`. Default: as `--strategy data:compression=` says, else not at all.
         backward_passes_per_step: call `step` once after this many backward passes; their gradients are summed.
             (`--strategy accumulate=N` is for scripts that call `step` after every pass.)
-        op: Average or Sum.
+        op: Average, Sum, or Adasum: the inner optimizer steps on this rank's own gradients, and the changes of the
+            parameters are combined (https://arxiv.org/abs/2006.02924).
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
+            it over the number of ranks: keeps sums of 16-bit gradients in range.
+        num_groups: deprecated; use `groups`.
+        groups: gradients of one group travel together, in one bucket: a number of groups, or a list of lists of
+            parameters. The others are packed into buckets as usual, where Horovod sends each alone.
+        sparse_as_dense: sparse gradients travel as dense ones, and are sparse again at the update.
+        process_set: gradients are reduced over its ranks. A rank outside of it calls this too, and steps alone.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+        NotImplementedError: Adasum with a process set.
+        ConfigurationError: the ranks' models or arguments differ.
     """
-    if op not in (Average, Sum):
-        raise UsageError(f"DistributedOptimizer computes Average or Sum, not {Op(op).name}")
     runtime = context.current()
+    op = Op(op)
+    options = exchange_options(
+        runtime,
+        optimizer,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    check_passes(backward_passes_per_step)
+    names = names_of(optimizer, named_parameters)
+    if op not in (Average, Sum, Adasum):
+        raise UsageError(f"DistributedOptimizer computes Average, Sum or Adasum, not {Op(op).name}")
+    if op is Adasum and runtime.topology.world_size > 1:
+        if options.process_set is not None:
+            raise NotImplementedError("op=Adasum within a process set is not supported, as in Horovod; leave one out")
+        if runtime.settings.strategy:
+            raise UsageError(
+                f"op=Adasum exchanges no gradients, and --strategy {runtime.settings.strategy} is about them; "
+                "leave one out"
+            )
+        compressor = tensor_compressor(compression)
+        return bind_adasum(optimizer, runtime, names=names, compression=compressor, passes=backward_passes_per_step)
     accumulation = None
     if backward_passes_per_step != 1:
         if context.update_gate(runtime.plan) is not None:
@@ -83,11 +133,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "accumulate; use one of them"
             )
         accumulation = Accumulation(passes=backward_passes_per_step, average=False, stepwise=False)
-    names = dict(named_parameters) if named_parameters is not None else None
-    return _bind(runtime, runtime.plan, optimizer, names, accumulation=accumulation, average=op is Average)
+    bound = bind(
+        runtime, runtime.plan, optimizer, names, accumulation=accumulation, average=op is not Sum, options=options
+    )
+    bound._unidist.warns = True
+    return bound
 
 
-def _bind(
+def bind(
     runtime: context.Context,
     plan: Plan,
     optimizer: torch.optim.Optimizer,
@@ -95,8 +148,21 @@ def _bind(
     *,
     accumulation: Accumulation | None = None,
     average: bool = True,
+    options: ExchangeOptions | None = None,
     in_backward: bool = False,
 ) -> Any:
+    """Bind an optimizer to a plan and return it. Collective.
+
+    Args:
+        runtime: the context.
+        plan: who owns the exchange, and who counts passes.
+        optimizer: of torch.
+        names: of its parameters, where known.
+        accumulation: how passes become updates; default: as the plan says.
+        average: the gradients of the ranks are averaged, else added up.
+        options: what is asked of the exchange.
+        in_backward: complete it in the backward pass where the plan's owner can.
+    """
     gate = context.update_gate(plan)
     if accumulation is None:
         accumulation = (
@@ -106,10 +172,11 @@ def _bind(
     owner = context.gradient_owner(plan)
     update = Update(
         runtime,
-        lambda parameters: owner.make_exchange(parameters, runtime, framework),
+        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
         accumulation=accumulation,
         average=average,
         strategies=plan.strategies,
+        options=options,
         in_backward=in_backward and owner.completes_in_backward,
     )
     return framework.bind_update(optimizer, update, names=names)

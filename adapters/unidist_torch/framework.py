@@ -61,6 +61,18 @@ class TorchFramework(Framework):
 
         tensor_of(buffer).zero_()
 
+    def multiply(self, buffer: Buffer, factor: float) -> None:
+        """See `Framework.multiply`."""
+        from unidist_torch.memory import tensor_of
+
+        tensor_of(buffer).mul_(factor)
+
+    def convert(self, source: Buffer, target: Buffer) -> None:
+        """See `Framework.convert`."""
+        from unidist_torch.memory import tensor_of
+
+        tensor_of(target).copy_(tensor_of(source))
+
     def dtype(self, tensor: torch.Tensor) -> DType:
         """See `Framework.dtype`."""
         from unidist_torch.memory import dtype_of

@@ -9,30 +9,40 @@ import torch
 
 from unidist import context, objects
 from unidist.errors import UsageError
-from unidist_torch.operations import broadcast_async_
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist_torch.handles import scope_of
+from unidist_torch.movement import start_broadcast
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return rank `root_rank`'s object on every rank. It must be picklable (cloudpickle)."""
-    return objects.broadcast_object(context.current(), obj, root=root_rank, name=name or "broadcast_object")
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return rank `root_rank`'s object on every rank of the process set. It must be picklable (cloudpickle)."""
+    operations, scope = context.current().operations(process_set), scope_of(process_set)
+    return objects.broadcast_object(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in rank order. They must be picklable (cloudpickle)."""
-    return objects.allgather_object(context.current(), obj, name=name or "allgather_object")
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Return the objects of all ranks of the process set, in rank order. They must be picklable (cloudpickle)."""
+    return objects.allgather_object(context.current().operations(process_set), obj, name=name or "allgather_object")
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Copy tensors of rank `root_rank` into those of all other ranks, in place.
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or a list of pairs; the same names on every rank.
             Values that are not tensors are left alone.
         root_rank: whose tensors they are.
+        process_set: the ranks that take part.
     """
     items = params.items() if isinstance(params, Mapping) else list(params)
     handles = [
-        broadcast_async_(value, root_rank, f"broadcast_parameters.{name}", _background=False)
+        start_broadcast(value, root_rank, f"broadcast_parameters.{name}", process_set, background=False)
         for name, value in items
         if isinstance(value, torch.Tensor)
     ]
@@ -40,10 +50,17 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.T
         handle.wait()
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Give every rank the state and the options (learning rates, ...) of rank `root_rank`'s optimizer.
 
     A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped.
+
+    Args:
+        optimizer: of the same kind and parameters on every rank; every stock one but LBFGS.
+        root_rank: whose state it is.
+        model: accepted for Horovod's sake; nothing needs to be known of it.
 
     Raises:
         UsageError: an optimizer whose state is not per parameter (LBFGS).
@@ -54,7 +71,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     is_root = runtime.topology.rank == root_rank
     state_dict = optimizer.state_dict()
     outline = _outline(state_dict) if is_root else None
-    outline = objects.broadcast_object(runtime, outline, root=root_rank, name="broadcast_optimizer_state")
+    outline = objects.broadcast_object(runtime.negotiator, outline, root=root_rank, name="broadcast_optimizer_state")
     assert outline is not None
     if not is_root:
         state_dict = _filled(outline)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 
-from unidist import context
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 from unidist.negotiation import OperationKind, Request, reducescatter_rows
-from unidist_torch.handles import Handle, host_copy, names, staged
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist_torch import differentiable
+from unidist_torch.compression import Compression, Compressor
+from unidist_torch.handles import AnyHandle, GroupHandle, Handle, Scope, host_copy, scope_of, staged
 from unidist_torch.memory import buffer_of
 
 
@@ -19,172 +23,349 @@ class Op(IntEnum):
 
     Average = 0
     Sum = 1
+    Adasum = 2
     Min = 3
     Max = 4
     Product = 5
 
 
-Average, Sum, Min, Max, Product = Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product
+Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
 
 _REDUCTIONS = {
     Op.Average: ReduceOp.SUM,
     Op.Sum: ReduceOp.SUM,
+    Op.Adasum: ReduceOp.SUM,  # not looked at
     Op.Min: ReduceOp.MIN,
     Op.Max: ReduceOp.MAX,
     Op.Product: ReduceOp.PRODUCT,
 }
 
 
+# All-reduce
+
+
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    *,
+    compression: type[Compressor] = Compression.none,
     op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return the reduction of `tensor` over all ranks; the tensor itself is not changed.
+    """Return the reduction of `tensor` over all ranks; the tensor itself is not changed. Differentiable.
 
     Args:
         tensor: dense, of any shape, the same on every rank.
         average: deprecated by Horovod: True for Average, False for Sum.
         name: what ranks match by.
-        op: Average (default), Sum, Min, Max or Product.
+        compression: `Compression.none`, `.fp16` or `.bf16`: the type in which it is reduced.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: factor for the tensor before the reduction.
         postscale_factor: factor for the result. On integers the scaling is done in float64 and truncated.
+        process_set: the ranks that take part.
 
     Raises:
         MismatchError: the ranks' calls differ.
         PeerLostError: a rank is gone.
     """
-    return allreduce_async(
-        tensor,
-        average,
-        name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        _background=False,
-    ).wait()
+    reduction = reduction_of(op, average)
+    compressed, ctx = compression.compress(tensor)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return _allreduce(
+            values, None, name, reduction, prescale_factor, postscale_factor, process_set, background=False
+        ).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return allreduce(
+            gradient,
+            op=reduction,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+
+    return compression.decompress(differentiable.apply(compressed, run, backward), ctx)
 
 
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    *,
     op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    _background: bool = True,
-) -> Handle:
-    """Start `allreduce` and return a handle; the tensor must not be changed until it is done."""
-    source = tensor.detach().contiguous()
-    target = torch.empty_like(source)
-    return _allreduce(source, target, average, name, op, prescale_factor, postscale_factor, background=_background)
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `allreduce` and return a handle; the tensor must not be changed until it is done. Not differentiable."""
+    return _allreduce(
+        tensor, None, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
+    )
 
 
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    *,
     op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, but the result replaces the tensor's content; returns the tensor."""
-    return allreduce_async_(
-        tensor,
-        average,
-        name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        _background=False,
-    ).wait()
+    reduction = reduction_of(op, average)
+    _allreduce(tensor, tensor, name, reduction, prescale_factor, postscale_factor, process_set, background=False).wait()
+    return tensor
 
 
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    *,
     op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    _background: bool = True,
-) -> Handle:
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
     """Start `allreduce_` and return a handle."""
-    return _allreduce(tensor, tensor, average, name, op, prescale_factor, postscale_factor, background=_background)
+    return _allreduce(
+        tensor, tensor, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return the reductions of several tensors, which are submitted and exchanged together. Differentiable."""
+    reduction = reduction_of(op, average)
+    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allreduce_async(
+            values, None, name, reduction, prescale_factor, postscale_factor, process_set
+        ).wait()
+
+    def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allreduce(
+            gradients,
+            op=reduction,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+
+    outputs = differentiable.apply_group(compressed, run, backward)
+    return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce` and return a handle."""
+    return _grouped_allreduce(
+        tensors, [None] * len(tensors), average, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Like `grouped_allreduce`, but the results replace the tensors' content; returns the tensors."""
+    grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return list(tensors)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce_` and return a handle."""
+    return _grouped_allreduce(tensors, list(tensors), average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+# Reduce-scatter
 
 
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    *,
+    compression: type[Compressor] = Compression.none,
     op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduction over all ranks.
+    """Return this rank's rows of the reduction over all ranks. Differentiable.
 
     Args:
         tensor: `(rows, ...)`, the same shape on every rank. Rows that do not divide go to the first ranks.
         name: what ranks match by.
+        compression: see `allreduce`.
         op: Average or Sum.
+        process_set: the ranks that take part.
         prescale_factor: see `allreduce`.
         postscale_factor: see `allreduce`.
     """
-    return _reducescatter(tensor, name, op, prescale_factor, postscale_factor, background=False).wait()
+    compressed, ctx = compression.compress(tensor)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return _reducescatter(
+            values, name, op, process_set, prescale_factor * postscale_factor, background=False
+        ).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return _reducescatter_backward(gradient, op, process_set, prescale_factor * postscale_factor)
+
+    return compression.decompress(differentiable.apply(compressed, run, backward), ctx)
 
 
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    *,
     op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> AnyHandle:
     """Start `reducescatter` and return a handle."""
-    return _reducescatter(tensor, name, op, prescale_factor, postscale_factor, background=True)
+    return _reducescatter(tensor, name, op, process_set, prescale_factor * postscale_factor, background=True)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's rows of the reductions of several tensors, submitted together. Differentiable."""
+    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_reducescatter_async(values, name, op, process_set, prescale_factor, postscale_factor).wait()
+
+    def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        scale = prescale_factor * postscale_factor
+        return [_reducescatter_backward(gradient, op, process_set, scale) for gradient in gradients]
+
+    outputs = differentiable.apply_group(compressed, run, backward)
+    return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Start `grouped_reducescatter` and return a handle."""
+    name = scope_of(process_set).name("grouped_reducescatter", name)
+    scale = prescale_factor * postscale_factor
+    return GroupHandle(
+        [
+            _reducescatter(tensor, f"{name}.{index}", op, process_set, scale, background=True)
+            for index, tensor in enumerate(tensors)
+        ]
+    )
 
 
 def reduction_of(op: Op | None, average: bool | None) -> Op:
     """Return the reduction that Horovod's two arguments ask for."""
-    if op is not None and average is not None:
-        raise ValueError("give op or average, not both; average is deprecated, use op")
-    if op is None:
-        return Op.Sum if average is False else Op.Average
-    return Op(op)
+    if average is not None:
+        if op is not None:
+            raise ValueError("give op or average, not both; average is deprecated, use op")
+        warnings.warn("average is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+        return Op.Average if average else Op.Sum
+    return Op.Average if op is None else Op(op)
 
 
-def _allreduce(
-    source: torch.Tensor,
-    target: torch.Tensor,
+# How it is done
+
+
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor | None],
     average: bool | None,
     name: str | None,
     op: Op | None,
     prescale: float,
     postscale: float,
+    process_set: ProcessSet,
+) -> GroupHandle:
+    reduction = reduction_of(op, average)
+    name = scope_of(process_set).name("grouped_allreduce", name)
+    return GroupHandle(
+        [
+            _allreduce(tensor, target, f"{name}.{index}", reduction, prescale, postscale, process_set, background=True)
+            for index, (tensor, target) in enumerate(zip(tensors, targets, strict=True))
+        ]
+    )
+
+
+def _allreduce(
+    tensor: torch.Tensor,
+    target: torch.Tensor | None,
+    name: str | None,
+    reduction: Op,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
     *,
     background: bool,
 ) -> Handle:
-    runtime = context.current()
-    reduction = reduction_of(op, average)
-    scale = prescale * postscale
-    if scale != 1.0 and reduction not in (Op.Average, Op.Sum):
-        raise UsageError(f"prescale_factor and postscale_factor apply to Average and Sum, not to {reduction.name}")
+    """Start an all-reduce into `target`, which is None or the tensor itself."""
+    scope = scope_of(process_set)
+    source = tensor.detach()
+    scale = postscale
+    if reduction in (Op.Average, Op.Sum):
+        scale *= prescale
+    elif prescale != 1.0:
+        source = source.mul_(prescale) if target is not None else source * prescale
     if reduction is Op.Average:
-        scale /= runtime.topology.world_size
-    in_place = source is target
-    given, copy_back = staged(target if in_place else source)
-    result, from_result = (given, copy_back) if in_place else staged(target)
+        scale /= scope.size
+    if reduction is Op.Adasum:
+        _check_adasum(process_set, scope)
+    if target is None:
+        source = source.contiguous()
+        target = torch.empty_like(source)
+        given, _ = staged(source)
+        result, copy_back = staged(target)
+    else:
+        given, copy_back = staged(source)
+        result = given
     request = Request(
-        name or names.next("allreduce", runtime),
-        OperationKind.ALLREDUCE,
+        scope.name("allreduce", name),
+        OperationKind.ADASUM if reduction is Op.Adasum else OperationKind.ALLREDUCE,
         buffer_of(given),
         buffer_of(result),
         tuple(source.shape),
@@ -192,29 +373,40 @@ def _allreduce(
         0,
         scale,
     )
-    handle = runtime.negotiator.submit(request, background=background)
-    return Handle(handle, lambda: target, from_result)
+    return Handle(scope.submit(request, background=background), lambda: target, copy_back)
+
+
+def _check_adasum(process_set: ProcessSet, scope: Scope) -> None:
+    if process_set is not global_process_set:
+        raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
+    if scope.size & (scope.size - 1):
+        raise NotImplementedError(f"Adasum combines ranks in pairs: {scope.size} ranks are not a power of 2")
 
 
 def _reducescatter(
-    tensor: torch.Tensor, name: str | None, op: Op, prescale: float, postscale: float, *, background: bool
+    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet, scale: float, *, background: bool
 ) -> Handle:
-    runtime = context.current()
+    scope = scope_of(process_set)
     if op not in (Op.Average, Op.Sum):
         raise UsageError(f"reducescatter computes Average or Sum, not {Op(op).name}")
     if not tensor.dim():
         raise UsageError("reducescatter divides rows; a scalar has none")
     source = host_copy(tensor)
-    size, rank = runtime.topology.world_size, runtime.topology.rank
-    rows = reducescatter_rows(source.shape[0], size)[rank]
+    rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
     target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype)
     request = Request(
-        name or names.next("reducescatter", runtime),
+        scope.name("reducescatter", name),
         OperationKind.REDUCESCATTER,
         buffer_of(source),
         buffer_of(target),
         tuple(source.shape),
-        scale=prescale * postscale / (size if op is Op.Average else 1),
+        scale=scale / (scope.size if op is Op.Average else 1),
     )
-    handle = runtime.negotiator.submit(request, background=background)
-    return Handle(handle, lambda: target.to(tensor.device), None)
+    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device))
+
+
+def _reducescatter_backward(gradient: torch.Tensor, op: Op, process_set: ProcessSet, scale: float) -> torch.Tensor:
+    from unidist_torch.movement import allgather
+
+    factor = scale * (scope_of(process_set).size if op is Op.Sum else 1)
+    return allgather(gradient * factor if factor != 1.0 else gradient, process_set=process_set)

@@ -1,4 +1,4 @@
-"""Sparse gradients (embeddings): gathered instead of reduced, summed where rows meet."""
+"""Sparse gradients (embeddings): gathered instead of reduced, summed where rows meet; or exchanged as dense ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
-from unidist.context import Context
-from unidist.mesh import DATA_AXIS
 from unidist.objects import gather_objects
 from unidist_torch.memory import buffer_of
 
@@ -22,11 +20,14 @@ class SparseGradients:
     agree on it, and exchange it by this class from that update on.
 
     Args:
-        context: the runtime.
+        communicator: over the ranks that exchange gradients, for this object's own use.
+        as_dense: the gradients travel in the buckets of the dense ones; here they only become sparse again.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._communicator: Communicator = context.new_communicator(DATA_AXIS)
+    def __init__(self, communicator: Communicator, *, as_dense: bool = False) -> None:
+        self.members = communicator.members
+        self.as_dense = as_dense
+        self._communicator = communicator
         self._agreed: list[int] = []
         self._pending: dict[int, list[torch.Tensor]] = {}
 
@@ -47,12 +48,17 @@ class SparseGradients:
         """Keep a gradient of this rank until the exchange; several are summed."""
         self._pending.setdefault(index, []).append(gradient.detach())
 
+    def densify(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a gradient of this rank as a dense one, and note that it was sparse."""
+        self._pending.setdefault(index, [])
+        return gradient.to_dense()
+
     def clear(self) -> None:
         """Forget what was added."""
         self._pending.clear()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks of the data axis. Collective."""
+        """Return the values of all ranks, in rank order. Collective."""
         return gather_objects(self._communicator, value)
 
     def exchange(self, parameters: Sequence[torch.Tensor], *, scale: float) -> None:
@@ -60,11 +66,22 @@ class SparseGradients:
 
         The new gradient is sparse and coalesced. Collective.
         """
+        if self.as_dense:
+            self._make_sparse(parameters)
+            return
         for index in self._agreed:
             parameter = parameters[index]
             total = self._exchange_one(parameter, self._pending.get(index, []), scale)
             parameter.grad = total if total._nnz() or self._pending.get(index) else None
         self._pending.clear()  # the next backward pass adds to `parameter.grad`, which holds all of this one
+
+    def _make_sparse(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Give every agreed parameter its dense gradient as a sparse one: of the rows that are not zero."""
+        for index in self._agreed:
+            gradient = parameters[index].grad
+            if gradient is not None and gradient.layout is torch.strided:
+                parameters[index].grad = gradient.to_sparse(1)
+        self._pending.clear()
 
     def _exchange_one(self, parameter: torch.Tensor, gradients: list[torch.Tensor], scale: float) -> torch.Tensor:
         shape = tuple(parameter.shape)

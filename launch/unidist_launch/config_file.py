@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from unidist.errors import ConfigurationError, unknown_choice
+from unidist_launch import horovod_config, horovodrun
 
 
 class Kind(StrEnum):
@@ -23,19 +24,26 @@ def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
     """Return the options in a YAML or TOML file by option name, as the command line would give them.
 
     Names may be written with dashes or underscores. Texts and numbers become str, flags bool, lists tuples.
+    The sections of Horovod's files (`params`, `timeline`, ...) are understood too.
 
     Args:
         file: ends in .yaml, .yml or .toml.
         options: what is allowed: kind by name, with dashes.
 
     Raises:
-        ConfigurationError: the file cannot be read; an option is unknown, repeated or of the wrong kind.
+        ConfigurationError: the file cannot be read; an option is unknown, refused, repeated or of the wrong
+            kind.
     """
     found: dict[str, Any] = {}
-    for key, value in _load(file).items():
-        name = str(key).replace("_", "-")
+    refused = horovodrun.refusals()
+    for key, value in _flags(file):
+        name = horovod_config.dashed(key)
+        if name in refused:
+            if value is False:  # what cannot be switched on is off
+                continue
+            raise ConfigurationError(f"{file}: {refused[name]}")
         if name not in options:
-            raise ConfigurationError(f"{file}: {unknown_choice('option', str(key), options)}")
+            raise ConfigurationError(f"{file}: {unknown_choice('option', key, options)}")
         if name in found:
             raise ConfigurationError(f"{file}: option {name!r} is given twice, with dashes and with underscores.")
         converted = _convert(value, options[name])
@@ -43,6 +51,37 @@ def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
             raise ConfigurationError(f"{file}: option {name!r} is {options[name]}; found {value!r}.")
         found[name] = converted
     return found
+
+
+def by_parameter(file: Path, found: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `read` found by name of the parameter.
+
+    Args:
+        file: for the error.
+        found: values by name of the option.
+        parameters: the parameter of each option; several options may be names of one.
+
+    Raises:
+        ConfigurationError: two names of one parameter are given.
+    """
+    values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for name, value in found.items():
+        parameter = parameters[name]
+        if parameter in given:
+            raise ConfigurationError(
+                f"{file}: options {given[parameter]!r} and {name!r} are the same; give one of them."
+            )
+        given[parameter], values[parameter] = name, value
+    return values
+
+
+def _flags(file: Path) -> Iterator[tuple[str, Any]]:
+    content = _load(file)
+    try:
+        yield from horovod_config.flags(content)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{file}: {exc}") from exc
 
 
 def _convert(value: Any, kind: Kind) -> Any:

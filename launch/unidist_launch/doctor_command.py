@@ -15,7 +15,7 @@ import click
 
 from unidist._version import __version__
 from unidist.engine import Availability
-from unidist.environment import Settings, read_placement
+from unidist.environment import HOROVOD_VARIABLES, Settings, read_placement
 from unidist.errors import UnidistError
 from unidist.plugins import PluginManager
 from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec
@@ -41,7 +41,7 @@ def doctor(as_json: bool, deep: bool) -> int:
         "engines": [_engine(spec) for spec in manager.engines],
         "frameworks": [_framework(spec, deep=deep) for spec in manager.frameworks],
         "launchers": [_launcher(spec) for spec in manager.launchers],
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("UNIDIST_")},
+        "environment": _environment(),
         "placement": _placement(problems),
     }
     facts["problems"] = problems + manager.problems()
@@ -59,6 +59,12 @@ def _versions() -> dict[str, str]:
         "interpreter": sys.executable,
         "system": platform.platform(),
     }
+
+
+def _environment() -> dict[str, str]:
+    """Return what is set of our variables, and of those of Horovod's that are read."""
+    is_read = (name for name in sorted(os.environ) if name.startswith("UNIDIST_") or name in HOROVOD_VARIABLES)
+    return {name: os.environ[name] for name in is_read}
 
 
 def _machine() -> dict[str, Any]:

@@ -66,7 +66,13 @@ class _Run:
         self._kill_at: float | None = None
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._output = stack.enter_context(
-            Output(job.num_proc, output_dir=job.output_dir, quiet=job.quiet, give_up=self._is_overdue)
+            Output(
+                job.num_proc,
+                output_dir=job.output_dir,
+                quiet=job.quiet,
+                timestamps=job.timestamps,
+                give_up=self._is_overdue,
+            )
         )
         self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
         self._signals = stack.enter_context(ForwardedSignals(self._on_signal))

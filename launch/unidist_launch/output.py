@@ -30,16 +30,25 @@ class Output:
         num_ranks: number of ranks.
         output_dir: folder for `rank.R/stdout` and `rank.R/stderr`; None writes none.
         quiet: show standard output of rank 0 only (standard error of all), and no status.
+        timestamps: see `Screen`.
         give_up: see `Screen`.
 
     Raises:
         ConfigurationError: the files cannot be made.
     """
 
-    def __init__(self, num_ranks: int, *, output_dir: Path | None, quiet: bool, give_up: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        output_dir: Path | None,
+        quiet: bool,
+        timestamps: bool = False,
+        give_up: Callable[[], bool],
+    ) -> None:
         self._num_ranks = num_ranks
         self._quiet = quiet
-        self._screen = Screen(give_up=give_up)
+        self._screen = Screen(timestamps=timestamps, give_up=give_up)
         self._folder = Folder(num_ranks)
         self._splitters = {(rank, stream): LineSplitter() for rank in range(num_ranks) for stream in Stream}
         self._tails: list[deque[bytes]] = [deque(maxlen=_TAIL_LINES) for _ in range(num_ranks)]

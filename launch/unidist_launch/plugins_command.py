@@ -32,21 +32,25 @@ def plugins(as_json: bool) -> int:
 
 def _all(manager: PluginManager) -> list[PluginInfo]:
     # The registries fill when asked for, and only then are problems of registering known.
-    for registry in (manager.engines, manager.frameworks, manager.strategies, manager.launchers):
+    for registry in _registries(manager).values():
         len(registry)
     return list(manager.plugins.values())
 
 
-def _describe(info: PluginInfo, manager: PluginManager) -> dict[str, Any]:
-    kinds: dict[str, Registry[Any]] = {
+def _registries(manager: PluginManager) -> dict[str, Registry[Any]]:
+    return {
         "engines": manager.engines,
         "frameworks": manager.frameworks,
         "strategies": manager.strategies,
+        "compressors": manager.compressors,
         "launchers": manager.launchers,
     }
+
+
+def _describe(info: PluginInfo, manager: PluginManager) -> dict[str, Any]:
     registered = {
         kind: [spec.name for spec in registry if registry.origin_of(spec.name) == info.origin]
-        for kind, registry in kinds.items()
+        for kind, registry in _registries(manager).items()
     }
     hooks = [hook for hook in manager.hooks_of(info.name) if not hook.startswith(_REGISTERS)]
     return {
@@ -67,7 +71,7 @@ def _print_table(found: list[dict[str, Any]], disabled: list[str]) -> None:
     console = Console()
     table = Table("plugin", "distribution", "registers")
     for item in found:
-        kinds = ("engines", "frameworks", "strategies", "launchers", "hooks")
+        kinds = ("engines", "frameworks", "strategies", "compressors", "launchers", "hooks")
         lines = [f"{kind}: {', '.join(item[kind])}" for kind in kinds if item[kind]]
         lines += [f"[red]problem: {escape(problem)}[/red]" for problem in item["problems"]]
         table.add_row(escape(item["name"]), escape(f"{item['distribution']} {item['version']}"), "\n".join(lines))

@@ -8,6 +8,7 @@ import re
 import select
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 
 from unidist_launch.lines import Folded, Stream, rank_label
@@ -24,10 +25,12 @@ class Screen:
     colour. The live line is shown on standard error if that is a terminal, and is gone before any other line.
 
     Args:
+        timestamps: lines of ranks begin with the local time at which they are shown, in milliseconds.
         give_up: asked while the reader of our output does not read; True drops what is left.
     """
 
-    def __init__(self, *, give_up: Callable[[], bool]) -> None:
+    def __init__(self, *, timestamps: bool = False, give_up: Callable[[], bool]) -> None:
+        self._timestamps = timestamps
         self._give_up = give_up
         self._terminals = {stream for stream in Stream if os.isatty(stream)}
         self._live = ""
@@ -45,6 +48,8 @@ class Screen:
     def line(self, folded: Folded) -> None:
         """Take one line of some ranks. It appears at the next `flush`."""
         prefix = self._prefix(folded.ranks, folded.stream)
+        if self._timestamps:
+            prefix = datetime.now().isoformat(" ", "milliseconds").encode() + b" " + prefix
         text = folded.line.removesuffix(b"\r")
         if b"\r" in text:  # frames of a progress bar: each one overwrites the last, prefix and all
             text = text.replace(b"\r", b"\r" + prefix)

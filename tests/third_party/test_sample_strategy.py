@@ -12,6 +12,7 @@ import torch
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError
+from unidist.exchange_options import ExchangeOptions
 from unidist.gradients import AllReduceExchange, GradientExchange
 from unidist.testing import Record, RecordingCommunicator, StrategyConformance, ThreadCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory
@@ -121,7 +122,7 @@ def test_gradients_outside_of_host_memory_are_refused() -> None:
 
     parameters = [ParameterInfo("weight", (3,), DType.FLOAT32, "cuda:0")]
     with pytest.raises(ConfigurationError, match=r"'sample-compress' .* 'weight' is in cuda:0 memory"):
-        CompressedData().make_exchange(parameters, None, None)  # type: ignore[arg-type]  # it looks at them first
+        CompressedData().make_exchange(parameters, None, None, ExchangeOptions())  # type: ignore[arg-type]  # it looks at them first
 
 
 def descend(strategy: str, scale: float) -> list[float]:
@@ -160,6 +161,14 @@ def test_others_are_rounded_within_the_stated_bound(rank_pool: RankPoolFactory) 
     exact, rounded = pool.run(descend, ("data", 1 / 3))[0], pool.run(descend, ("sample-compress", 1 / 3))[0]
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=2 * 2**-8)
+
+
+def test_what_it_does_not_honour_is_refused() -> None:
+    from unidist_sample.compress import CompressedData
+
+    options = ExchangeOptions(predivide_factor=2.0)
+    with pytest.raises(ConfigurationError, match="given a predivide factor, which strategy 'sample-compress' does not"):
+        CompressedData().make_exchange(PARAMETERS, None, None, options)  # type: ignore[arg-type]  # it looks at them first
 
 
 @pytest.mark.parallel

@@ -45,6 +45,26 @@ def test_dtypes_and_memories_do_not_mix() -> None:
     }
 
 
+def grouped(group: int | None, count: int = 8, dtype: DType = DType.FLOAT32) -> ParameterInfo:
+    return ParameterInfo("p", (count,), dtype, group=group)
+
+
+def test_gradients_of_a_group_share_a_bucket_of_whatever_size() -> None:
+    parameters = [grouped(1), grouped(None), grouped(0, 1000), grouped(1, 1000), grouped(0), grouped(None)]
+    assert order(plan_buckets(parameters, bucket_bytes=64)) == [[5], [4, 2], [1], [3, 0]]
+
+
+def test_a_bucket_comes_when_its_last_gradient_does() -> None:
+    """Which is that of its first parameter; a bucket that waited for it would hold up the later ones."""
+    parameters = [grouped(0), grouped(1), grouped(None), grouped(1), grouped(0)]
+    assert order(plan_buckets(parameters, bucket_bytes=64)) == [[2], [3, 1], [4, 0]]
+
+
+def test_a_group_of_several_types_has_a_bucket_of_each() -> None:
+    parameters = [grouped(0), grouped(0, dtype=DType.FLOAT64), grouped(0)]
+    assert order(plan_buckets(parameters, bucket_bytes=1 << 20)) == [[1], [2, 0]]
+
+
 def test_no_parameters_need_no_bucket() -> None:
     assert plan_buckets([], bucket_bytes=1) == ()
 

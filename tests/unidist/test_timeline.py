@@ -16,9 +16,9 @@ import pytest
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.errors import ConfigurationError, UsageError
-from unidist.negotiation import Negotiator, OperationKind, Request
+from unidist.negotiation import NegotiationOptions, Negotiator, OperationKind, Request
 from unidist.testing.threads import ThreadWorld
-from unidist.timeline import Timeline
+from unidist.timeline import Recorder, Timeline
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def test_a_killed_process_leaves_a_trace_that_only_lacks_its_bracket(tmp_path: P
     script = """if True:
         import os, signal, sys, time
         from pathlib import Path
-        from unidist.timeline import Timeline
+        from unidist.timeline import Recorder, Timeline
         timeline = Timeline(Path(sys.argv[1]), rank=0)
         timeline.record("x", "ALLREDUCE", 0, 1000)
         deadline = time.monotonic() + 30
@@ -104,17 +104,32 @@ def test_a_path_that_cannot_be_written_is_an_error_of_the_command(tmp_path: Path
         Timeline(tmp_path, rank=0)
 
 
-def test_recording_after_close_is_refused(tmp_path: Path) -> None:
+def test_an_event_after_close_is_dropped(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / "trace.json", rank=0)
     timeline.close()
-    with pytest.raises(UsageError, match="closed"):
-        timeline.record("x", "ALLREDUCE", 0, 1)
+    timeline.record("x", "ALLREDUCE", 0, 1)
+    assert len(read(timeline.path)) == 1
+
+
+def test_a_recorder_starts_and_stops_and_refuses_a_second_recording(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.start(tmp_path / "a.json", rank=0, mark_cycles=True)
+    with pytest.raises(UsageError, match=r"records the timeline .*a.json already"):
+        recorder.start(tmp_path / "b.json", rank=0)
+    recorder.stop()
+    assert recorder.timeline is None
+    recorder.start(tmp_path / "b.json", rank=0)
+    assert recorder.timeline is not None
+    assert not recorder.mark_cycles
+    recorder.stop()
+    assert (tmp_path / "b.json").exists()
 
 
 def test_named_operations_record_the_events_of_horovod(tmp_path: Path) -> None:
     def main(communicator: Communicator) -> None:
-        timeline = Timeline(tmp_path / "trace-%r.json", rank=communicator.rank)
-        negotiator = Negotiator(communicator, timeline=timeline)
+        recorder = Recorder()
+        recorder.start(tmp_path / "trace-%r.json", rank=communicator.rank)
+        negotiator = Negotiator(communicator, NegotiationOptions(recorder=recorder))
         handles = []
         for name in ("a", "b"):
             buffer = Buffer.of(np.ones(4))
@@ -125,7 +140,7 @@ def test_named_operations_record_the_events_of_horovod(tmp_path: Path) -> None:
         negotiator.submit(copied).wait()
         communicator.barrier().wait()
         negotiator.close()
-        timeline.close()
+        recorder.stop()
 
     with ThreadWorld(2) as world:
         world.run(main)

@@ -11,6 +11,7 @@ from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import PeerLostError, UsageError
+from unidist.exchange_options import ExchangeOptions
 from unidist.gradients import GradientExchange, RoundResult
 from unidist.update import Accumulation, Update
 
@@ -80,7 +81,7 @@ def make(accumulation: Accumulation | None = None, **options: Any) -> tuple[Upda
     exchanges: list[FakeExchange] = []
     context: Any = FakeContext()
 
-    def make_exchange(parameters: Sequence[ParameterInfo]) -> FakeExchange:
+    def make_exchange(parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> FakeExchange:
         exchanges.append(FakeExchange(parameters))
         return exchanges[-1]
 
@@ -211,6 +212,29 @@ def test_strategies_hear_of_every_update() -> None:
     for _ in range(3):
         update.applied()
     assert listener.heard == [1, 2, 3]
+
+
+def test_the_number_of_passes_may_change_between_updates() -> None:
+    update, (exchange,), _ = make()
+    update.set_passes(2)
+    for _ in range(2):
+        update.gradient_ready(0)
+    assert exchange.calls == [("hold", 0), ("ready", 0)]
+    with pytest.raises(UsageError, match=r"between backward\(\) and step\(\)"):
+        update.set_passes(1)
+    update.finish()
+    update.applied()
+    update.set_passes(1)
+    update.gradient_ready(0)
+    assert exchange.calls[-1] == ("ready", 0)
+
+
+def test_passes_that_a_strategy_counts_are_left_to_it() -> None:
+    update, _, _ = make(Accumulation(3))
+    with pytest.raises(UsageError, match="accumulate=3"):
+        update.set_passes(2)
+    with pytest.raises(UsageError, match="at least 1"):
+        make()[0].set_passes(0)
 
 
 def test_close_closes_every_exchange_once() -> None:

@@ -85,5 +85,20 @@ def _narrow(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[Any]:
     return np.where(np.isnan(values), (bits >> 16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
+def to_wide(buffer: Buffer) -> npt.NDArray[Any]:
+    """Return the values of a floating-point buffer, 16-bit ones as float32, others as a view of its memory."""
+    narrow = buffer.dtype in (DType.FLOAT16, DType.BFLOAT16)
+    return _widen(_array(buffer), buffer.dtype) if narrow else _array(buffer)
+
+
+def from_wide(values: npt.NDArray[Any], buffer: Buffer) -> None:
+    """Write values of any floating-point type to a buffer of another, rounded once."""
+    with np.errstate(all="ignore"):
+        if buffer.dtype in (DType.FLOAT16, DType.BFLOAT16):
+            _array(buffer)[:] = _narrow(values.astype(np.float32), buffer.dtype)
+        else:
+            _array(buffer)[:] = values
+
+
 def _array(buffer: Buffer) -> npt.NDArray[Any]:
     return np.frombuffer(buffer.bytes(), dtype="uint16" if buffer.dtype is DType.BFLOAT16 else buffer.dtype.value)

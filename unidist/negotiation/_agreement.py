@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unidist.communicator import format_ranks
+from unidist.communicator import ReduceOp, format_ranks
 from unidist.negotiation._wire import MAX_ID_COUNT, MAX_IDS, encode_block, encode_request
-from unidist.negotiation.request import Request, Signature, describe, match_key
+from unidist.negotiation.request import OperationKind, Request, Signature, describe, match_key
 
 MAX_REQUEST_BYTES = 1 << 20
 """Requests in full of one rank in one cycle; the rest waits for the next cycle."""
@@ -23,12 +23,17 @@ MAX_REQUEST_BYTES = 1 << 20
 class Ready(NamedTuple):
     """An operation that every rank has submitted.
 
-    `signatures` by rank. `mismatch` is empty, or says what each rank asked when they do not go together.
+    Args:
+        name: what the ranks matched by.
+        signatures: by rank; of a rank that has joined, and so contributes zeros, that of another one.
+        mismatch: empty, or what each rank asked for when that does not go together.
+        last_joined: of a join: the rank that joined last.
     """
 
     name: str
     signatures: tuple[Signature, ...]
     mismatch: str = ""
+    last_joined: int = -1
 
 
 class Announcement(NamedTuple):
@@ -62,13 +67,15 @@ class Agreement:
     Args:
         rank: this rank.
         size: number of ranks.
-        capacity: how many names have an id at a time; the oldest id is reused. Equal on every rank.
+        capacity: how many names have an id at a time; the oldest id is reused. 0: none. Equal on every rank.
     """
 
     def __init__(self, rank: int, size: int, *, capacity: int = 8192) -> None:
         assert capacity <= MAX_ID_COUNT
         self.waiting: dict[str, dict[int, Signature]] = {}
         """Operations that some ranks have submitted, and what, by rank; in the order of their first announcement."""
+        self.joined: dict[int, None] = {}
+        """The ranks that have joined, in the order in which they did."""
         self._rank, self._size, self._capacity = rank, size, capacity
         self._known: dict[str, _Known] = {}
         self._by_id: list[_Known] = []
@@ -114,20 +121,34 @@ class Agreement:
                 known = self._by_id[id_].operation
                 self._add(rank, known.name, known.signatures[rank], ready)
             for name, signature in requests[rank]:
+                if signature.kind is OperationKind.JOIN:
+                    self.joined[rank] = None
                 self._add(rank, name, signature, ready)
+                if signature.kind is OperationKind.JOIN:  # it now counts as having submitted whatever it has not
+                    for other in list(self.waiting):
+                        self._check_complete(other, ready)
         # Ids change after all announcements were read: those of this cycle were made with the ids before it.
         for operation in ready:
-            if not operation.mismatch:
-                self._remember(operation)
+            if operation.signatures[0].kind is OperationKind.JOIN:
+                self.joined.clear()
+            elif self._capacity and not (operation.mismatch or self.joined):
+                self._remember(operation)  # a joined rank would have no request that an id could stand for
         return ready
 
     def _add(self, rank: int, name: str, signature: Signature, ready: list[Ready]) -> None:
-        submitted = self.waiting.setdefault(name, {})
-        submitted[rank] = signature
-        if len(submitted) == self._size:
-            del self.waiting[name]
-            signatures = tuple(submitted[each] for each in range(self._size))
-            ready.append(Ready(name, signatures, _mismatch(name, signatures)))
+        self.waiting.setdefault(name, {})[rank] = signature
+        self._check_complete(name, ready)
+
+    def _check_complete(self, name: str, ready: list[Ready]) -> None:
+        submitted = self.waiting[name]
+        first = next(iter(submitted.values()))
+        absent = [rank for rank in self.joined if rank not in submitted]
+        if len(submitted) + len(absent) < self._size or (absent and first.kind is OperationKind.JOIN):
+            return
+        del self.waiting[name]
+        signatures = tuple(submitted.get(each, first) for each in range(self._size))
+        problem = _mismatch(name, signatures) or (_impossible(name, first, absent) if absent else "")
+        ready.append(Ready(name, signatures, problem, next(reversed(self.joined), -1)))
 
     def _remember(self, operation: Ready) -> None:
         known = self._known.get(operation.name)
@@ -156,6 +177,17 @@ def _mismatch(name: str, signatures: Sequence[Signature]) -> str:
     return (
         f"the ranks do not agree on operation {name!r}: {listed}. "
         "Submit the same operation, dtype, shape, reduction, root and scale under one name on every rank."
+    )
+
+
+def _impossible(name: str, signature: Signature, joined: Sequence[int]) -> str:
+    """Return "" when the ranks that have joined can take part with zeros, else why not."""
+    is_neutral = signature.op is ReduceOp.SUM or (signature.op is ReduceOp.MAX and signature.dtype.is_unsigned)
+    if signature.kind is OperationKind.BARRIER or (signature.kind is OperationKind.ALLREDUCE and is_neutral):
+        return ""
+    return (
+        f"operation {name!r} ({describe(signature)}) cannot be done: {_ranks(joined)} called join, and zeros would "
+        "change its result. While a rank has joined, sums, averages and barriers are possible."
     )
 
 

@@ -6,16 +6,14 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
+from unidist.algorithms.adasum import adasum
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
 from unidist.negotiation._agreement import Ready
 from unidist.negotiation.handle import Handle
 from unidist.negotiation.request import OperationKind, reducescatter_rows
-
-if TYPE_CHECKING:
-    from unidist.timeline import Timeline
+from unidist.timeline import Recorder
 
 MAX_FUSED_BYTES = 1 << 20
 """An all-reduce larger than this runs alone: two copies would cost more than a message saves."""
@@ -29,21 +27,23 @@ class Execution:
     Args:
         communicator: carries them.
         fusion_threshold_bytes: largest fused all-reduce; 0 fuses nothing.
-        timeline: takes events, or None.
+        recorder: takes events for the timeline.
     """
 
-    def __init__(self, communicator: Communicator, *, fusion_threshold_bytes: int, timeline: Timeline | None) -> None:
+    def __init__(self, communicator: Communicator, *, fusion_threshold_bytes: int, recorder: Recorder) -> None:
         self._communicator = communicator
         self._fusion_threshold_bytes = fusion_threshold_bytes
-        self._timeline = timeline
+        self._recorder = recorder
         self._fusion_buffer = Buffer(0, 0, DType.UINT8)
         self._operations: dict[OperationKind, Callable[[Handle, Ready], None]] = {
             OperationKind.ALLREDUCE: self._allreduce,
+            OperationKind.ADASUM: self._adasum,
             OperationKind.ALLGATHER: self._allgather,
             OperationKind.BROADCAST: self._broadcast,
             OperationKind.REDUCESCATTER: self._reducescatter,
             OperationKind.ALLTOALL: self._alltoall,
             OperationKind.BARRIER: self._barrier,
+            OperationKind.JOIN: self._join,
         }
 
     def run(self, operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
@@ -64,12 +64,13 @@ class Execution:
 
     def _run_alone(self, handle: Handle, agreed: Ready) -> None:
         run = self._operations[handle.request.kind]
-        if self._timeline is None:
+        timeline = self._recorder.timeline
+        if timeline is None:
             run(handle, agreed)
             return
         start = time.monotonic_ns()
         run(handle, agreed)
-        self._timeline.record(handle.request.name, handle.request.kind.upper(), start, time.monotonic_ns())
+        timeline.record(handle.request.name, handle.request.kind.upper(), start, time.monotonic_ns())
 
     # Fusion
 
@@ -124,10 +125,11 @@ class Execution:
             ctypes.memmove(target.address, address, target.nbytes)
             address += target.nbytes
         times.append(time.monotonic_ns())
-        if self._timeline is not None:
+        timeline = self._recorder.timeline
+        if timeline is not None:
             for handle in handles:
                 for index, event in enumerate(("MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER")):
-                    self._timeline.record(handle.request.name, event, times[index], times[index + 1])
+                    timeline.record(handle.request.name, event, times[index], times[index + 1])
 
     def _fusion_memory(self, nbytes: int) -> Buffer:
         """Return `nbytes` of the fusion buffer, which is kept and grows by doubling."""
@@ -140,6 +142,13 @@ class Execution:
     def _allreduce(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
         self._communicator.allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
+
+    def _adasum(self, handle: Handle, agreed: Ready) -> None:
+        request = handle.request
+        adasum(self._communicator, request.source, request.target, scale=request.scale)
+
+    def _join(self, handle: Handle, agreed: Ready) -> None:
+        handle.succeed(handle.request.target, (agreed.last_joined,))
 
     def _broadcast(self, handle: Handle, agreed: Ready) -> None:
         self._communicator.broadcast(handle.request.target, root=handle.request.root).wait()

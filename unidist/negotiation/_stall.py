@@ -19,6 +19,7 @@ class Situation:
         waiting: by name, the ranks that have announced an operation that is not ready.
         absent: ranks that have not come to the exchange or operation that this rank is in; empty when not known.
         executing: names of the operations that are being run, in which this rank waits.
+        joined: ranks that have joined, for which nothing waits.
     """
 
     rank: int
@@ -26,12 +27,14 @@ class Situation:
     waiting: Mapping[str, Collection[int]]
     absent: frozenset[int] = frozenset()
     executing: frozenset[str] = frozenset()
+    joined: frozenset[int] = frozenset()
 
     def missing(self, name: str) -> list[int]:
         """Return the ranks for which `name` waits: as precisely as is known, in rank order."""
         if name in self.executing or (name not in self.waiting and self.absent):
             return sorted(self.absent)
-        return [rank for rank in range(self.size) if rank not in self.submitted(name)]
+        there = {*self.submitted(name), *self.joined}
+        return [rank for rank in range(self.size) if rank not in there]
 
     def submitted(self, name: str) -> list[int]:
         """Return the ranks that are known to have submitted `name`, which this rank has, in rank order."""

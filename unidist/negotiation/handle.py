@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer
 from unidist.errors import UsageError
+from unidist.negotiation.named import NamedHandle
 from unidist.negotiation.request import Request
 
 if TYPE_CHECKING:
     from unidist.negotiation.negotiator import Negotiator
 
 
-class Handle:
+class Handle(NamedHandle):
     """A submitted operation. Made by `Negotiator.submit`.
 
     Attributes:
@@ -51,21 +52,13 @@ class Handle:
         self._rows: tuple[int, ...] = ()
 
     def done(self) -> bool:
-        """Say whether the operation has ended, well or not. Never blocks."""
+        """See `NamedHandle.done`."""
         return self._complete
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Return when the operation is complete; this thread does the work of agreeing and moving if no other does.
+        """See `NamedHandle.wait`; this thread does the work of agreeing and moving if no other does.
 
-        Args:
-            timeout: longest wait; default: the communicator's timeout, counted from the submission.
-
-        Raises:
-            MismatchError: the ranks asked for different things under this name. Raised on every rank; other
-                operations are not affected.
-            PeerLostError: a peer died, or the negotiator was closed.
-            StalledError: the timeout ran out; says which ranks have and have not submitted what. Nothing more
-                can be submitted afterwards.
+        After a StalledError nothing more can be submitted.
         """
         if not self._complete:
             self._negotiator.drive_until(self, timeout)
@@ -74,13 +67,13 @@ class Handle:
 
     @property
     def result(self) -> Buffer:
-        """The output: the request's target, or what its `allocate_output` returned. After `wait` only."""
+        """See `NamedHandle.result`."""
         self._check_ended()
         return self._output
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """All-gather and all-to-all: rows of the output that came from each rank. After `wait` only."""
+        """See `NamedHandle.rows`."""
         self._check_ended()
         return self._rows
 
@@ -89,6 +82,11 @@ class Handle:
     def succeed(self, output: Buffer, rows: tuple[int, ...]) -> None:
         """Store the result; `finish` makes it visible."""
         self._output, self._rows = output, rows
+
+    def renew(self, now: float, timeout_seconds: float) -> None:
+        """Count the wait from `now` on: a rank that has joined waits as long as the others go on."""
+        self.submitted = now
+        self.deadline = now + timeout_seconds
 
     def finish(self, error: BaseException | None = None) -> None:
         """Make the end visible to `done` and `wait`. The error is stored first: a reader takes no lock."""

@@ -27,61 +27,50 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from math import prod
 
+from unidist.buffer import Buffer
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
-from unidist.negotiation._agreement import Agreement, Announcement
+from unidist.negotiation._agreement import Agreement, Announcement, Ready
 from unidist.negotiation._execution import Execution, Operation
 from unidist.negotiation._inspection import Snapshot, StallInspector
 from unidist.negotiation._stall import Situation
 from unidist.negotiation._watchdog import Watchdog
 from unidist.negotiation._wire import BLOCK_BYTES, decode_block, decode_requests
 from unidist.negotiation.handle import Handle
-from unidist.negotiation.request import Request
+from unidist.negotiation.named import NamedOperations, NegotiationOptions
+from unidist.negotiation.request import OperationKind, Request
 
-if TYPE_CHECKING:
-    from unidist.timeline import Timeline
-
+_JOIN_NAME = "<join>"
 _SHORTEST_PAUSE_SECONDS = 50e-6
 _SHORT_WAIT_SECONDS = 0.02
 """Ranks that have not come to an exchange after this are called absent; until then they are on their way."""
 
 
-class Negotiator:
+class Negotiator(NamedOperations):
     """Matches named operations over the ranks of a communicator. Thread-safe.
 
     Every rank creates one over the same group, with equal arguments.
 
     Args:
         communicator: used by this negotiator alone, and closed with it.
-        fusion_threshold_bytes: ready all-reduces are fused up to this size; 0 fuses none.
-        cycle_time: longest pause between two cycles while ranks have submitted different operations.
-        stall_check: an operation that waits longer is reported once, with the missing ranks; 0 reports none.
-        timeline: takes events, or None.
-        on_failure: called once, by whichever thread drives, with the error that ended the negotiator; or None.
+        options: default: those of `NegotiationOptions`. `on_failure` is called by whichever thread drives.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        *,
-        fusion_threshold_bytes: int = 64 << 20,
-        cycle_time: timedelta = timedelta(milliseconds=1),
-        stall_check: timedelta = timedelta(seconds=60),
-        timeline: Timeline | None = None,
-        on_failure: Callable[[BaseException], None] | None = None,
-    ) -> None:
+    def __init__(self, communicator: Communicator, options: NegotiationOptions | None = None) -> None:
+        options = options or NegotiationOptions()
         self.rank, self.size = communicator.rank, communicator.size
         self._communicator = communicator
-        self._timeline = timeline
-        self._on_failure = on_failure
-        self._cycle_time_seconds = cycle_time.total_seconds()
-        self._timeout_seconds = communicator.timeout.total_seconds()
+        self._recorder = options.recorder
+        self._on_failure = options.on_failure
+        self._cycle_time_seconds = options.cycle_time.total_seconds()
+        shutdown = options.stall_shutdown.total_seconds() or float("inf")
+        self._timeout_seconds = min(communicator.timeout.total_seconds(), shutdown)
         self._inspector = StallInspector(
             self._snapshot,
             self._fail,
-            stall_check_seconds=stall_check.total_seconds() or float("inf"),
+            stall_check_seconds=options.stall_check.total_seconds() or float("inf"),
             timeout_seconds=self._timeout_seconds,
         )
         blocks = communicator.allocate(BLOCK_BYTES * (1 + self.size))
@@ -90,8 +79,12 @@ class Negotiator:
         self._own_view, self._all_view = self._own_block.bytes(), self._all_blocks.bytes()
 
         # Touched by the driver alone; `waiting` of the agreement changes under the mutex.
-        self._agreement = Agreement(self.rank, self.size)
-        self._execution = Execution(communicator, fusion_threshold_bytes=fusion_threshold_bytes, timeline=timeline)
+        self._agreement = Agreement(self.rank, self.size, capacity=options.cache_capacity)
+        self._execution = Execution(
+            communicator, fusion_threshold_bytes=options.fusion_threshold_bytes, recorder=options.recorder
+        )
+        self._joining: Handle | None = None
+        self._serve: Callable[[str], None] = _serve_nothing
         self._executing: Sequence[Operation] = ()
         self._entered = 0.0  # when the current exchange or execution began
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
@@ -112,18 +105,7 @@ class Negotiator:
         self._watchdog: Watchdog | None = None
 
     def submit(self, request: Request, *, background: bool = False) -> Handle:
-        """Submit an operation and return at once.
-
-        Args:
-            request: what to do; its buffers belong to the negotiator until the handle is done.
-            background: let a background thread bring it about; otherwise it moves while a thread waits for
-                it (or for another one), which is faster.
-
-        Raises:
-            DuplicateNameError: an operation of this name is under way on this rank.
-            UsageError: the request cannot be run, or the negotiator is closed.
-            PeerLostError: an earlier failure ended the negotiator; the same error again.
-        """
+        """See `NamedOperations.submit`; with `background` a background thread brings it about."""
         if not self._agreement.knows(request):
             request.check(self.rank, self.size)
         handle = Handle(self, request, background=background, timeout_seconds=self._timeout_seconds)
@@ -147,11 +129,20 @@ class Negotiator:
                 self._wake_background_thread()
         return handle
 
-    def close(self) -> None:
-        """End the threads and close the communicator. Idempotent.
+    def join(self, serve: Callable[[str], None]) -> int:
+        """See `NamedOperations.join`. `serve` is called by the thread that drives: this one, or the background one."""
+        if self._joining is not None:
+            raise UsageError(f"rank {self.rank} has called join already, from another thread")
+        self._serve = serve
+        self._joining = handle = self.submit(Request(_JOIN_NAME, OperationKind.JOIN))
+        try:
+            handle.wait()
+        finally:
+            self._joining, self._serve = None, _serve_nothing
+        return handle.rows[0]
 
-        Operations under way end with PeerLostError, here and on the other ranks.
-        """
+    def close(self) -> None:
+        """See `NamedOperations.close`; ends the threads too."""
         with self._closing:  # a second caller returns when all is closed, as the first one does
             if not self._closed:
                 self._close()
@@ -250,6 +241,9 @@ class Negotiator:
             with self._mutex:
                 self._new[:0] = new[announcement.num_requests :]
         self._own_view[:] = announcement.block
+        if self._recorder.mark_cycles and self._recorder.timeline is not None:
+            now = time.monotonic_ns()
+            self._recorder.timeline.record("cycles", "CYCLE_START", now, now)
         self._entered = time.monotonic()
         self._communicator.allgather(self._own_block, self._all_blocks).wait()
         blocks = self._all_view.tobytes()
@@ -277,13 +271,30 @@ class Negotiator:
                 raise self._failure
             operations = []
             for operation in ready:
-                handle = self._pending[operation.name]
-                if operation.mismatch:
+                handle = self._pending.get(operation.name)
+                if handle is None:  # this rank has joined
+                    if not operation.mismatch:
+                        operations.append((self._stand_in(operation), operation))
+                elif operation.mismatch:
                     self._finish(handle, MismatchError(operation.mismatch))
                     self._changed.notify_all()
                 else:
                     operations.append((handle, operation))
         return operations, any(ids) or any(sizes)
+
+    def _stand_in(self, operation: Ready) -> Handle:
+        """Return a request of zeros for an operation of the other ranks. The mutex is held."""
+        signature = operation.signatures[self.rank]
+        zeros = Buffer.allocate(prod(signature.shape), signature.dtype)
+        if signature.kind is OperationKind.BARRIER:
+            request = Request(operation.name, signature.kind)
+        else:
+            request = Request(
+                operation.name, signature.kind, zeros, zeros, signature.shape, signature.op, scale=signature.scale
+            )
+        if self._joining is not None:
+            self._joining.renew(time.monotonic(), self._timeout_seconds)
+        return Handle(self, request, background=False, timeout_seconds=self._timeout_seconds)
 
     def _exchange_requests(self, own: bytes, sizes: Sequence[int]) -> list[bytes]:
         """Return the requests in full of every rank, of the given sizes in bytes. All ranks know the sizes."""
@@ -298,19 +309,25 @@ class Negotiator:
         return [data[rank * largest : rank * largest + size] for rank, size in enumerate(sizes)]
 
     def _run(self, operations: Sequence[Operation]) -> None:
-        if self._timeline is not None:
+        timeline = self._recorder.timeline
+        if timeline is not None:
             now = time.monotonic_ns()
             for handle, _ in operations:
                 event = f"NEGOTIATE_{handle.request.kind.upper()}"
-                self._timeline.record(handle.request.name, event, int(handle.submitted * 1e9), now)
+                timeline.record(handle.request.name, event, int(handle.submitted * 1e9), now)
         self._executing = operations
         self._entered = time.monotonic()
         for completed in self._execution.run(operations):
+            stood_in = []
             with self._mutex:
                 for handle, _ in completed:
-                    if not handle.done():
+                    if self._pending.get(handle.request.name) is handle:
                         self._finish(handle)
+                    elif not handle.done():
+                        stood_in.append(handle.request.name)
                 self._changed.notify_all()
+            for name in stood_in:
+                self._serve(name)
         self._executing = ()
 
     def _finish(self, handle: Handle, error: BaseException | None = None) -> None:
@@ -350,4 +367,9 @@ class Negotiator:
             waiting = {name: frozenset(submitted) for name, submitted in self._agreement.waiting.items()}
             handles = list(self._pending.values())
         executing = frozenset(handle.request.name for handle, _ in self._executing)
-        return handles, Situation(self.rank, self.size, waiting, absent, executing)
+        joined = frozenset(self._agreement.joined)
+        return handles, Situation(self.rank, self.size, waiting, absent, executing, joined)
+
+
+def _serve_nothing(name: str) -> None:
+    """Take no part in anything: what a rank does that has not joined."""

@@ -17,11 +17,14 @@ class OperationKind(StrEnum):
     """The operations that can be named."""
 
     ALLREDUCE = "allreduce"
+    ADASUM = "adasum"
     ALLGATHER = "allgather"
     BROADCAST = "broadcast"
     REDUCESCATTER = "reducescatter"
     ALLTOALL = "alltoall"
     BARRIER = "barrier"
+    JOIN = "join"
+    """This rank has run out of data; submitted by `NamedOperations.join` alone."""
 
 
 AllocateOutput = Callable[[tuple[int, ...]], Buffer]
@@ -47,6 +50,8 @@ class Signature(NamedTuple):
 
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
+_WITHOUT_DATA = frozenset((OperationKind.BARRIER, OperationKind.JOIN))
+_ELEMENTWISE = frozenset((OperationKind.ALLREDUCE, OperationKind.ADASUM))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +64,8 @@ class Request:
     Args:
         name: what ranks match by; at most one operation of a name is under way on a rank.
         kind: the operation.
-        source: `prod(shape)` elements; not given for broadcast and barrier.
-        target: allreduce: like `source`, may be `source`. Broadcast: data on the root, filled elsewhere.
+        source: `prod(shape)` elements; not given for broadcast, barrier and join.
+        target: allreduce and adasum: like `source`, may be `source`. Broadcast: data on the root, filled elsewhere.
             Reducescatter: the rows that `reducescatter_rows` gives this rank. Others: not given.
         shape: of this rank's tensor (`source`; for a broadcast `target`).
         op: reduction of an allreduce or reducescatter.
@@ -100,7 +105,7 @@ class Request:
         Looks at this rank's side only. Called for signatures that were not seen before.
         """
         kind = self.kind
-        if kind is OperationKind.BARRIER:
+        if kind in _WITHOUT_DATA:
             return
         data = self.target if kind is OperationKind.BROADCAST else self.source
         if data.count != prod(self.shape):
@@ -109,12 +114,20 @@ class Request:
             if not 0 <= self.root < size:
                 raise self.error(f"root {self.root} is not a rank of this group; choices: 0 to {size - 1}")
             return
-        if kind is not OperationKind.ALLREDUCE and not self.shape:
+        if kind not in _ELEMENTWISE and not self.shape:
             raise self.error("a scalar has no rows to divide; give it the shape (1,)")
-        if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
+        if kind is OperationKind.ADASUM:
+            self._check_adasum(size)
+        if kind in _ELEMENTWISE or kind is OperationKind.REDUCESCATTER:
             self._check_reduction(rank, size)
         else:
             self._check_exchange(size)
+
+    def _check_adasum(self, size: int) -> None:
+        if not self.source.dtype.is_floating:
+            raise self.error(f"Adasum needs floating-point numbers, not {self.source.dtype}")
+        if size & (size - 1):
+            raise self.error(f"Adasum combines ranks in pairs: {size} ranks are not a power of 2")
 
     def _check_reduction(self, rank: int, size: int) -> None:
         source, target = self.source, self.target
@@ -148,7 +161,7 @@ class Request:
 def match_key(signature: Signature) -> tuple[object, ...]:
     """Return what must be the same on every rank: of the fields of a request those that matter to its kind."""
     kind, dtype, shape, op, root, scale, memory, _ = signature
-    if kind is OperationKind.BARRIER:
+    if kind in _WITHOUT_DATA:
         return (kind,)
     if kind is OperationKind.BROADCAST:
         return kind, dtype, memory, shape, root
@@ -160,7 +173,7 @@ def match_key(signature: Signature) -> tuple[object, ...]:
 def describe(signature: Signature) -> str:
     """Return a signature in words: "allreduce float32 (4, 3) sum"."""
     kind, dtype, shape, op, root, scale, memory, _ = signature
-    if kind is OperationKind.BARRIER:
+    if kind in _WITHOUT_DATA:
         return str(kind)
     words = [str(kind), str(dtype), str(shape)]
     if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):

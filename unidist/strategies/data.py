@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from unidist.buffer import HOST
+from unidist.compression import build_compressor
 from unidist.errors import ConfigurationError
 from unidist.gradients import AllReduceExchange, GradientExchange
 from unidist.mesh import DATA_AXIS
-from unidist.strategy import GradientOwner, Plan, Strategy
+from unidist.strategy import GradientOwner, NamesPlugins, Plan, Strategy
 
 if TYPE_CHECKING:
     from unidist.buckets import ParameterInfo
     from unidist.context import Context
+    from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.plugins import PluginManager
 
 
 @dataclass(frozen=True)
-class DataParallel(Strategy, GradientOwner):
+class DataParallel(Strategy, GradientOwner, NamesPlugins):
     """Averages gradients over the data axis.
 
     Args:
@@ -27,6 +30,8 @@ class DataParallel(Strategy, GradientOwner):
         bucket_mb: size of a gradient bucket in MiB; default: what suits the engine.
         overlap: exchange buckets while backward runs; False waits for the step, and allows any number of backward
             passes before it.
+        compression: name of a registered compressor, and its options: "fp16", "powersgd/rank=2". What a script
+            passes to `DistributedOptimizer` takes precedence. Default: none.
     """
 
     name: ClassVar[str] = "data"
@@ -36,11 +41,17 @@ class DataParallel(Strategy, GradientOwner):
     size: int | None = None
     bucket_mb: float | None = None
     overlap: bool = True
+    compression: str | None = None
 
     @property
     def axis_size(self) -> int | None:
         """See `Strategy.axis_size`."""
         return self.size
+
+    def check_plugins(self, plugins: PluginManager) -> None:
+        """See `NamesPlugins.check_plugins`."""
+        if self.compression is not None:
+            build_compressor(self.compression, plugins.compressors)
 
     def validate(self, plan: Plan) -> None:
         """The bucket size must be positive."""
@@ -53,16 +64,19 @@ class DataParallel(Strategy, GradientOwner):
         return self.overlap
 
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework
+        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
         on_device = any(parameter.memory != HOST for parameter in parameters)
+        if options.compressor is None and self.compression is not None:
+            options = replace(options, compressor=build_compressor(self.compression, context.plugins.compressors))
         return AllReduceExchange(
             parameters,
             framework=framework,
-            host=context.new_communicator(DATA_AXIS),
-            device=context.new_communicator(DATA_AXIS, memory="cuda") if on_device else None,
-            bucket_bytes=int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None,
+            host=options.communicator(context),
+            device=options.communicator(context, memory="cuda") if on_device else None,
+            bucket_bytes=options.bucket_bytes or (int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None),
             overlap=self.overlap,
             timeline=context.timeline,
+            options=options,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -538,9 +539,11 @@ def test_grad_scaler_and_accumulation_are_refused(pool: Pool) -> None:
 @pytest.mark.parametrize("scheduler_first", [True, False])
 def test_learning_rate_schedulers_made_before_or_after(pool: Pool, scheduler_first: bool) -> None:
     def training(distributed: bool) -> list[torch.Tensor]:
-        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a scheduler warns when it does not see the steps
+            return watched(distributed)
 
-        warnings.simplefilter("error")  # a scheduler warns when it does not see the steps
+    def watched(distributed: bool) -> list[torch.Tensor]:
         model = network()
         optimizer: Any = sgd(model.parameters())
         rank, size = (ud.rank(), ud.size()) if distributed else (0, 1)

@@ -94,6 +94,7 @@ def test_the_docs_name_every_command_and_every_option() -> None:
     for name in names:
         found = cli.get_command(context, name)
         assert found is not None
-        options = [opt for item in found.params if isinstance(item, click.Option) for opt in item.opts]
+        shown = [item for item in found.params if isinstance(item, click.Option) and not item.hidden]
+        options = [opt for item in shown for opt in (*item.opts, *item.secondary_opts)]
         missing += [item for item in (f"unidist {name}", *options) if item not in text]
     assert missing == []

@@ -8,7 +8,8 @@ from tests.launch.unidist_launch.conftest import Command
 
 
 def test_json_tells_versions_machine_engines_and_environment(command: Command) -> None:
-    done = command.run("doctor", "--json", env={"UNIDIST_TIMEOUT_SEC": "12"})
+    variables = {"UNIDIST_TIMEOUT_SEC": "12", "HOROVOD_CYCLE_TIME": "3"}
+    done = command.run("doctor", "--json", env={**variables, "HOROVOD_CONTROLLER": "gloo"})
     assert done.returncode == 0
     facts = json.loads(done.stdout)
     assert facts["versions"]["python"].startswith("3.")
@@ -19,7 +20,7 @@ def test_json_tells_versions_machine_engines_and_environment(command: Command) -
     assert engines["single"]["usable"]
     assert {"name", "summary", "usable", "reason", "memory_kinds"} == set(engines["shm"])
     assert {item["name"]: item["usable"] for item in facts["launchers"]}["local"]
-    assert facts["environment"]["UNIDIST_TIMEOUT_SEC"] == "12"
+    assert facts["environment"] == variables
     assert facts["placement"] == {"source": "none", "rank": 0, "world_size": 1, "local_size": 1}
 
 

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from unidist.buffer import Buffer, DType
+from unidist.communicator import ReduceOp
 from unidist.negotiation._agreement import MAX_REQUEST_BYTES, Agreement, Ready
 from unidist.negotiation._wire import BLOCK_BYTES, MAX_IDS, decode_block, decode_requests
-from unidist.negotiation.request import OperationKind, Request
+from unidist.negotiation.request import OperationKind, Request, Signature
 
 
 def request(name: str, count: int = 1) -> Request:
@@ -102,3 +103,64 @@ def test_what_does_not_fit_waits_for_the_next_cycle() -> None:
 def test_any_name_survives_the_wire(name: str) -> None:
     agreements = [Agreement(rank, 2) for rank in range(2)]
     assert names(cycle(agreements, [[request(name), request("z")], [request("z"), request(name)]])) == ["z", name]
+
+
+def join_request() -> tuple[str, Signature]:
+    return "<join>", Request("<join>", OperationKind.JOIN).signature
+
+
+def sum_request(name: str, op: ReduceOp = ReduceOp.SUM) -> tuple[str, Signature]:
+    data = Buffer.allocate(2, DType.FLOAT32)
+    return name, Request(name, OperationKind.ALLREDUCE, data, data, (2,), op).signature
+
+
+def test_what_the_others_submit_is_ready_without_a_rank_that_has_joined() -> None:
+    agreement = Agreement(0, 3)
+    assert agreement.update([(), (), ()], [[], [sum_request("a")], [join_request()]]) == []
+    (ready,) = agreement.update([(), (), ()], [[sum_request("a")], [], []])
+    assert ready.name == "a"
+    assert not ready.mismatch
+    assert len(ready.signatures) == 3
+    assert list(agreement.joined) == [2]
+
+
+def test_a_join_makes_ready_what_only_that_rank_was_missing_for() -> None:
+    agreement = Agreement(0, 2)
+    assert agreement.update([(), ()], [[sum_request("a"), sum_request("b")], []]) == []
+    assert [ready.name for ready in agreement.update([(), ()], [[], [join_request()]])] == ["a", "b"]
+
+
+def test_the_last_rank_to_join_ends_the_join_for_all_and_a_new_one_can_begin() -> None:
+    for _ in range(2):
+        agreement = Agreement(1, 3)
+        agreement.update([(), (), ()], [[], [join_request()], []])
+        agreement.update([(), (), ()], [[], [], [join_request()]])
+        (ready,) = agreement.update([(), (), ()], [[join_request()], [], []])
+        assert ready.last_joined == 0
+        assert not agreement.joined
+        assert not agreement.waiting
+
+
+@pytest.mark.parametrize(
+    "request_of", [lambda: sum_request("a", ReduceOp.MIN), lambda: sum_request("a", ReduceOp.MAX)], ids=["min", "max"]
+)
+def test_what_zeros_would_change_cannot_be_done_while_a_rank_has_joined(request_of) -> None:  # type: ignore[no-untyped-def]
+    agreement = Agreement(0, 2)
+    agreement.update([(), ()], [[], [join_request()]])
+    (ready,) = agreement.update([(), ()], [[request_of()], []])
+    assert "rank 1 called join" in ready.mismatch
+
+
+def test_what_was_done_without_a_joined_rank_gets_no_number() -> None:
+    agreement = Agreement(0, 2)
+    agreement.update([(), ()], [[], [join_request()]])
+    agreement.update([(), ()], [[sum_request("a")], []])
+    data = Buffer.allocate(2, DType.FLOAT32)
+    assert not agreement.knows(Request("a", OperationKind.ALLREDUCE, data, data, (2,)))
+
+
+def test_without_capacity_every_operation_is_announced_in_full_each_time() -> None:
+    agreements = [Agreement(rank, 2, capacity=0) for rank in range(2)]
+    for _ in range(3):
+        assert all(agreement.announce([request("a")]).requests for agreement in agreements)
+        assert names(cycle(agreements, [[request("a")]] * 2)) == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
-from unidist.negotiation import Negotiator, OperationKind, Request, reducescatter_rows
+from unidist.negotiation import NegotiationOptions, Negotiator, OperationKind, Request, reducescatter_rows
 from unidist.negotiation._wire import BLOCK_BYTES
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadWorld
@@ -33,7 +34,7 @@ def run(
     arrived = threading.Barrier(size, timeout=30)
 
     def with_negotiator(communicator: Communicator) -> Any:
-        negotiator = Negotiator(communicator, **options)
+        negotiator = Negotiator(communicator, NegotiationOptions(**options))
         try:
             result = main(negotiator)
             arrived.wait()  # nobody closes while a peer is still in an operation
@@ -210,7 +211,7 @@ class TestWire:
     def test_small_allreduces_are_fused_and_large_ones_are_not(self) -> None:
         def main(communicator: Communicator) -> None:
             recorder = RecordingCommunicator(communicator)
-            negotiator = Negotiator(recorder, fusion_threshold_bytes=3 << 20)
+            negotiator = Negotiator(recorder, NegotiationOptions(fusion_threshold_bytes=3 << 20))
             small = [np.full(1000, i, np.float32) for i in range(5)]
             large = np.ones((1 << 18) + 1, np.float32)
             integers = np.ones(4, np.int32)
@@ -233,7 +234,7 @@ class TestWire:
         def sizes(threshold: int) -> list[int]:
             def main(communicator: Communicator) -> list[int]:
                 recorder = RecordingCommunicator(communicator)
-                negotiator = Negotiator(recorder, fusion_threshold_bytes=threshold)
+                negotiator = Negotiator(recorder, NegotiationOptions(fusion_threshold_bytes=threshold))
                 handles = [negotiator.submit(allreduce(f"t{i}", np.ones(100, np.uint8))) for i in range(5)]
                 for handle in handles:
                     handle.wait()
@@ -455,3 +456,90 @@ class TestFailure:
 
         with ThreadWorld(2) as world:
             world.run(main)
+
+
+def test_a_rank_that_has_joined_takes_part_with_zeros_until_all_have() -> None:
+    def main(negotiator: Negotiator) -> tuple[int, list[float], list[str]]:
+        served: list[str] = []
+        sums = []
+        for _step in range(negotiator.rank + 1):
+            data = np.full(3, 10.0**negotiator.rank)
+            negotiator.submit(allreduce("loss", data)).wait()
+            sums.append(float(data[0]))
+        return negotiator.join(served.append), sums, served
+
+    results = run(3, main)
+    assert [last for last, _, _ in results] == [2, 2, 2]
+    assert [sums for _, sums, _ in results] == [[111.0], [111.0, 110.0], [111.0, 110.0, 100.0]]
+    assert [served for _, _, served in results] == [["loss", "loss"], ["loss"], []]
+
+
+def test_ranks_may_join_again_and_again_and_use_remembered_names_in_between() -> None:
+    def main(negotiator: Negotiator) -> list[int]:
+        last = []
+        for epoch in range(3):
+            for _ in range(2 + (negotiator.rank == epoch % 2)):
+                data = np.ones(2)
+                negotiator.submit(allreduce("a", data)).wait()
+            last.append(negotiator.join(lambda name: None))
+            both = np.ones(2)
+            negotiator.submit(allreduce("a", both)).wait()
+            assert both[0] == negotiator.size
+        return last
+
+    assert run(2, main) == [[0, 1, 0], [0, 1, 0]]
+
+
+def test_fused_and_background_operations_run_with_the_zeros_of_a_joined_rank() -> None:
+    def main(negotiator: Negotiator) -> list[float]:
+        if negotiator.rank == 1:
+            negotiator.join(lambda name: None)
+            return []
+        data = [np.full(4, float(i)) for i in range(20)]
+        handles = [negotiator.submit(allreduce(str(i), each), background=True) for i, each in enumerate(data)]
+        for handle in handles:
+            handle.wait()
+        negotiator.join(lambda name: None)
+        return [float(each[0]) for each in data]
+
+    assert run(2, main)[0] == [float(i) for i in range(20)]
+
+
+def test_what_zeros_would_change_is_an_error_for_the_active_ranks_and_the_join_goes_on() -> None:
+    def main(negotiator: Negotiator) -> int:
+        if negotiator.rank == 1:
+            return negotiator.join(lambda name: None)
+        with pytest.raises(MismatchError, match="rank 1 called join"):
+            negotiator.submit(allreduce("lowest", np.ones(1), op=ReduceOp.MIN)).wait()
+        return negotiator.join(lambda name: None)
+
+    assert run(2, main) == [0, 0]
+
+
+def test_a_joined_rank_waits_longer_than_the_timeout_as_long_as_the_others_go_on() -> None:
+    def main(negotiator: Negotiator) -> int:
+        if negotiator.rank == 0:
+            end = time.monotonic() + 1.6
+            while time.monotonic() < end:
+                negotiator.submit(allreduce("step", np.ones(1))).wait()
+                time.sleep(0.05)
+        return negotiator.join(lambda name: None)
+
+    assert run(2, main, timeout=0.8 * SECONDS) == [0, 0]
+
+
+def test_a_joined_rank_gives_up_when_the_others_do_nothing() -> None:
+    release = threading.Event()
+
+    def main(negotiator: Negotiator) -> str:
+        if negotiator.rank == 0:
+            release.wait(20)
+            return ""
+        try:
+            with pytest.raises(StalledError, match=r"rank 0") as caught:
+                negotiator.join(lambda name: None)
+            return str(caught.value)
+        finally:
+            release.set()
+
+    assert "<join>" in run(2, main, timeout=0.5 * SECONDS)[1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import MismatchError
-from unidist.negotiation import Handle, Negotiator, OperationKind, Request, reducescatter_rows
+from unidist.negotiation import NamedHandle, NegotiationOptions, Negotiator, OperationKind, Request, reducescatter_rows
 from unidist.testing.threads import ThreadWorld
 
 ALLREDUCES = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum, ReduceOp.PRODUCT: np.multiply}
@@ -62,7 +62,7 @@ class Step:
             return np.concatenate([pieces[rank] for pieces in cuts])
         return np.zeros(0)
 
-    def start(self, negotiator: Negotiator, *, background: bool) -> tuple[Handle, Callable[[], np.ndarray]]:
+    def start(self, negotiator: Negotiator, *, background: bool) -> tuple[NamedHandle, Callable[[], np.ndarray]]:
         """Submit it; the second value reads the result."""
         rank, size = negotiator.rank, negotiator.size
         data = self.input_of(rank, size)
@@ -95,7 +95,7 @@ class Step:
         )
         return negotiator.submit(request, background=background), lambda: outputs[0]
 
-    def check(self, negotiator: Negotiator, handle: Handle, read: Callable[[], np.ndarray]) -> None:
+    def check(self, negotiator: Negotiator, handle: NamedHandle, read: Callable[[], np.ndarray]) -> None:
         if self.odd_rank is not None and self.odd_rank < negotiator.size and negotiator.size > 1 and self._can_differ:
             with pytest.raises(MismatchError):
                 handle.wait()
@@ -112,7 +112,7 @@ class Step:
 steps = st.builds(
     Step,
     name=st.sampled_from([f"tensor.{i}" for i in range(12)]),
-    kind=st.sampled_from(OperationKind),
+    kind=st.sampled_from([kind for kind in OperationKind if kind not in (OperationKind.ADASUM, OperationKind.JOIN)]),
     dtype=st.sampled_from(["float64", "int32", "float32"]),
     rows=st.sampled_from([0, 1, 3, 8]),
     op=st.sampled_from(ReduceOp),
@@ -128,7 +128,7 @@ def test_random_programs_compute_the_right_values(
     size: int, program: list[list[Step]], repeats: int, seed: int
 ) -> None:
     def main(communicator: Communicator) -> None:
-        negotiator = Negotiator(communicator, fusion_threshold_bytes=200)
+        negotiator = Negotiator(communicator, NegotiationOptions(fusion_threshold_bytes=200))
         shuffler = random.Random(seed * 16 + communicator.rank)  # another order on each rank
         for phase in program * repeats:
             # One operation is waited for where it is submitted, at another place on each rank; the others later.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
@@ -13,7 +14,7 @@ import pytest
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import PeerLostError, StalledError
-from unidist.negotiation import Negotiator, OperationKind, Request
+from unidist.negotiation import NegotiationOptions, Negotiator, OperationKind, Request
 from unidist.negotiation._stall import Situation, stall_line, wanted_lines
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadWorld
@@ -81,7 +82,7 @@ SOON = timedelta(seconds=0.05)
 
 def test_an_operation_that_a_rank_never_submits_is_reported_with_that_rank(reports: Reports) -> None:
     def main(communicator: Communicator) -> None:
-        negotiator = Negotiator(communicator, stall_check=SOON if communicator.rank == 1 else NEVER)
+        negotiator = Negotiator(communicator, NegotiationOptions(stall_check=SOON if communicator.rank == 1 else NEVER))
         first = {0: "missing", 2: "other"}.get(communicator.rank)
         handles = [negotiator.submit(allreduce(first), background=True)] if first else []
         pass_fence(negotiator)
@@ -106,7 +107,7 @@ def test_each_name_is_reported_once(reports: Reports) -> None:
     def main(communicator: Communicator) -> None:
         if communicator.rank == 1:
             return
-        negotiator = Negotiator(communicator, stall_check=timedelta(seconds=0.01))
+        negotiator = Negotiator(communicator, NegotiationOptions(stall_check=timedelta(seconds=0.01)))
         handles = [negotiator.submit(allreduce(name), background=True) for name in "ab"]
         for name in "ab":
             reports.wait_for(name)
@@ -121,7 +122,7 @@ def test_each_name_is_reported_once(reports: Reports) -> None:
 
 def test_a_stall_check_of_zero_reports_nothing(reports: Reports) -> None:
     def main(communicator: Communicator) -> None:
-        negotiator = Negotiator(communicator, stall_check=NEVER)
+        negotiator = Negotiator(communicator, NegotiationOptions(stall_check=NEVER))
         if communicator.rank == 0:
             with pytest.raises(StalledError):
                 negotiator.submit(allreduce("a")).wait(timedelta(seconds=0.2))
@@ -137,7 +138,8 @@ def test_ranks_that_never_came_are_named_when_the_communicator_knows(reports: Re
 
     def main(communicator: Communicator) -> None:
         negotiator = Negotiator(
-            ArrivalsCommunicator(communicator, arrived), stall_check=SOON if communicator.rank == 0 else NEVER
+            ArrivalsCommunicator(communicator, arrived),
+            NegotiationOptions(stall_check=SOON if communicator.rank == 0 else NEVER),
         )
         pass_fence(negotiator)
         came = arrived[1]
@@ -163,7 +165,7 @@ def test_ranks_that_never_came_are_named_when_the_communicator_knows(reports: Re
 @pytest.mark.parametrize("background", [False, True])
 def test_the_timeout_of_the_communicator_ends_the_wait_on_every_rank(background: bool) -> None:
     def main(communicator: Communicator) -> None:
-        negotiator = Negotiator(communicator, stall_check=NEVER)
+        negotiator = Negotiator(communicator, NegotiationOptions(stall_check=NEVER))
         handle = negotiator.submit(allreduce(f"only_{communicator.rank}"), background=background)
         with pytest.raises(PeerLostError, match=r"gave up waiting for other ranks.*Every rank must submit the same"):
             handle.wait()
@@ -221,3 +223,27 @@ class TestWords:
     def test_of_what_this_rank_owes(self) -> None:
         situation = Situation(0, 3, {"a": {1}, "b": {0, 1}, "c": {2}})
         assert wanted_lines({"b", "c"}, situation) == ["'a' is submitted by rank 1, not by this rank"]
+
+
+def test_a_stall_shutdown_ends_the_wait_before_the_timeout() -> None:
+    release = threading.Event()
+
+    def main(communicator: Communicator) -> None:
+        negotiator = Negotiator(
+            communicator, NegotiationOptions(stall_check=NEVER, stall_shutdown=timedelta(seconds=0.3))
+        )
+        try:
+            if communicator.rank == 0:
+                release.wait(20)
+                return
+            began = time.monotonic()
+            data = Buffer.allocate(1, DType.FLOAT32)
+            with pytest.raises(StalledError, match="rank 0"):
+                negotiator.submit(Request("x", OperationKind.ALLREDUCE, data, data, (1,))).wait()
+            assert time.monotonic() - began < 5
+        finally:
+            release.set()
+            negotiator.close()
+
+    with ThreadWorld(2, timeout=timedelta(seconds=60)) as world:
+        world.run(main)

@@ -20,6 +20,7 @@ from unidist.strategy import GradientOwner, Strategy
 
 if TYPE_CHECKING:
     from unidist.context import Context
+    from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
 
 
@@ -38,9 +39,10 @@ class CompressedData(Strategy, GradientOwner):
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
 
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework
+        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
+        options.check_supported_by(self.name)
         for parameter in parameters:
             if parameter.memory != HOST:
                 raise ConfigurationError(

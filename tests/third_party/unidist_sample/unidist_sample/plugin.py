@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import EngineSpec, Registry, StrategyType
+from unidist.registry import CompressorSpec, EngineSpec, Registry, StrategyType
 
 
 @hookimpl
@@ -28,4 +28,12 @@ def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
             "unidist_sample.compress:CompressedData",
             "a sample: data parallelism with gradients that travel as bfloat16 or float16",
         )
+    )
+
+
+@hookimpl
+def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
+    """Register `sample-signs`."""
+    registry.add(
+        CompressorSpec("sample-signs", "unidist_sample.signs:Signs", "a sample: signs and one magnitude travel")
     )

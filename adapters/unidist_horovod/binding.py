@@ -1,0 +1,127 @@
+"""What the engine needs of one of Horovod's bindings: its life, its process sets, its operations on memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from unidist.buffer import Buffer, DType
+from unidist.communicator import ReduceOp
+
+REDUCED_DTYPES = frozenset((DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64))
+"""What every binding reduces."""
+MOVED_DTYPES = REDUCED_DTYPES | {DType.UINT8, DType.INT8, DType.INT16}
+"""What every binding gathers, broadcasts and exchanges."""
+
+WORLD_SET = 0
+"""The id of the process set of all ranks."""
+
+
+class OperationFailed(RuntimeError):
+    """Horovod ended an operation with an error; the text is Horovod's. For this package alone."""
+
+
+class Pending(ABC):
+    """An operation that Horovod was given."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Say whether Horovod is through with it, well or not. Never blocks."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Take note of the outcome; called once, after `done()` was True.
+
+        Raises:
+            OperationFailed: Horovod says what.
+        """
+
+    @property
+    @abstractmethod
+    def output(self) -> Buffer:
+        """What an operation without a target made. After `finish`."""
+
+    @property
+    @abstractmethod
+    def received(self) -> tuple[int, ...]:
+        """All-to-all: rows that came from each member of the process set. After `finish`."""
+
+
+class Binding(ABC):
+    """One of Horovod's bindings. There is one runtime of Horovod per binding and process.
+
+    Every operation has a name, by which Horovod's ranks match it; buffers are in host memory, of the dtypes above,
+    and stay in use until the operation is done. `members` is the id of a process set. `shape` is what Horovod
+    compares between ranks. Every operation raises OperationFailed where Horovod refuses it at once.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start Horovod from the environment; blocks until all ranks have come. ValueError where it does not start."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop Horovod here, and with that on all ranks. What is under way ends with OperationFailed. Idempotent."""
+
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Say whether Horovod was started and not stopped."""
+
+    @abstractmethod
+    def place(self) -> tuple[int, int]:
+        """Return rank and size, as the running Horovod has them."""
+
+    @abstractmethod
+    def process_sets(self) -> dict[tuple[int, ...], int]:
+        """Return the ids of all process sets by their ranks, in ascending order."""
+
+    @abstractmethod
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Make a process set and return its id; collective over *all* ranks. OperationFailed if Horovod has stopped."""
+
+    @abstractmethod
+    def allreduce(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        shape: Sequence[int],
+        op: ReduceOp,
+        scale: float,
+        name: str,
+        members: int,
+    ) -> Pending:
+        """Reduce `source` into `target`, which may be the same memory; the result is multiplied by `scale`."""
+
+    @abstractmethod
+    def allgather(
+        self, source: Buffer, target: Buffer | None, *, shape: Sequence[int], name: str, members: int
+    ) -> Pending:
+        """Gather rows, as many as each rank has, into `target`, which must fit exactly, or a new output."""
+
+    @abstractmethod
+    def broadcast(self, buffer: Buffer, *, shape: Sequence[int], root: int, name: str, members: int) -> Pending:
+        """Copy `buffer` of the world's rank `root` to the others."""
+
+    @abstractmethod
+    def alltoall(
+        self,
+        source: Buffer,
+        target: Buffer | None,
+        *,
+        shape: Sequence[int],
+        splits: Sequence[int],
+        name: str,
+        members: int,
+    ) -> Pending:
+        """Send `splits[i]` rows to member i; what comes goes into `target`, which must fit exactly, or a new output."""
+
+    @abstractmethod
+    def reducescatter(
+        self, source: Buffer, target: Buffer, *, shape: Sequence[int], scale: float, name: str, members: int
+    ) -> Pending:
+        """Sum `source` and keep this member's rows: as even as can be, lower ranks one more."""
+
+    @abstractmethod
+    def join(self) -> Pending:
+        """Take part in the all-reduces of the world with zeros until all have joined; the output is the last rank."""

@@ -1,0 +1,19 @@
+"""What the Horovod adapter registers. Imports neither Horovod nor a framework: specs only."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import EngineSpec, Registry
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `horovod`, which is never taken unasked."""
+    registry.add(
+        EngineSpec(
+            "horovod",
+            "unidist_horovod.engine:HorovodEngine",
+            "Horovod's ring all-reduce and negotiation; `unidist build horovod` installs it",
+            priority=-10,
+        )
+    )

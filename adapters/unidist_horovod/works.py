@@ -1,0 +1,202 @@
+"""Waiting with a deadline, as Horovod does not: for its operations, and for messages."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from unidist.communicator import Work
+from unidist.errors import MismatchError
+from unidist_horovod.binding import OperationFailed, Pending
+from unidist_horovod.links import Outgoing
+from unidist_horovod.mailbox import Receipt
+
+if TYPE_CHECKING:
+    from unidist_horovod.group import HorovodGroup
+
+_SPIN_SEC = 0.005
+"""Horovod looks for work every millisecond; within this time the wait gives way instead of sleeping."""
+_LOOK_EVERY = 16
+_NAP_SEC = 1e-4
+_ARRIVED_SEC = 0.1
+"""Whoever waits longer than this tells its peers that it has come, so that they know who is missing."""
+_GRACE_SEC = 0.5
+"""What Horovod still completes after a peer has left is completed; then it is given up."""
+
+
+class HorovodWork(Work):
+    """Operations of one collective that Horovod was given.
+
+    Args:
+        communicator: whose.
+        what: the operation, in words, for messages.
+        number: of this collective in its communicator, alike on all ranks.
+        pendings: what Horovod was given.
+        finish: called when all are done.
+        patient: a wait that takes too long raises TimeoutError and ends nothing.
+    """
+
+    def __init__(
+        self,
+        communicator: HorovodGroup,
+        what: str,
+        number: int,
+        pendings: list[Pending],
+        finish: Callable[[], None] | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._number = number
+        self._pendings = pendings
+        self._finish = finish
+        self._patient = patient
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """See `Work.done`."""
+        communicator = self._communicator
+        if self._error is not None or not self._pendings or communicator.is_broken:
+            return True
+        if all(pending.done() for pending in self._pendings):
+            return True
+        communicator.links.drive()
+        return False
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        if self._error is not None:
+            raise self._error
+        if not self._pendings:
+            return
+        try:
+            self._complete(self._communicator.timeout if timeout is None else timeout)
+        except BaseException as exc:
+            self._error = exc
+            raise
+
+    def _complete(self, limit: timedelta) -> None:
+        communicator = self._communicator
+        for pending in self._pendings:
+            self._wait_for(pending, limit)
+        pendings, self._pendings = self._pendings, []
+        error: OperationFailed | None = None
+        for pending in pendings:
+            try:
+                pending.finish()
+            except OperationFailed as exc:
+                error = error or exc
+        if error is not None:
+            raise communicator.translated(self._what, error) from None
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+
+    def _wait_for(self, pending: Pending, limit: timedelta) -> None:
+        communicator = self._communicator
+        communicator.check_alive(self._what)
+        if pending.done():
+            return
+        begin = time.monotonic()
+        deadline = begin + limit.total_seconds()
+        told = False
+        lost_at = 0.0
+        turn = 0
+        while not pending.done():
+            now = time.monotonic()
+            turn += 1
+            if now - begin < _SPIN_SEC:
+                os.sched_yield()
+                if turn % _LOOK_EVERY:
+                    continue
+                communicator.links.drive()
+            elif now - begin < _ARRIVED_SEC:
+                communicator.links.drive()
+                time.sleep(_NAP_SEC)
+            else:
+                communicator.links.drive(0.001)
+            communicator.check_alive(self._what)
+            if not told and self._number >= 0 and now - begin >= _ARRIVED_SEC:
+                told = True
+                communicator.tell_arrival(self._number)
+            if communicator.lost_members():
+                lost_at = lost_at or now
+                if now - lost_at > _GRACE_SEC:
+                    raise communicator.lost_error(self._what)
+            if now > deadline and not pending.done():
+                if self._patient:
+                    raise TimeoutError
+                raise communicator.stalled_error(self._what, communicator.absent(self._number), limit)
+
+
+class _MessageWork(Work):
+    """A message under way between this rank and `peer` (of the group)."""
+
+    def __init__(self, communicator: HorovodGroup, what: str, peer: int) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._peer = peer
+
+    @abstractmethod
+    def _ended(self) -> bool:
+        """Say whether the message has been moved."""
+
+    def done(self) -> bool:
+        """See `Work.done`."""
+        if self._ended() or self._communicator.is_broken:
+            return True
+        self._communicator.links.drive()
+        return self._ended()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        communicator = self._communicator
+        limit = communicator.timeout if timeout is None else timeout
+        begin = time.monotonic()
+        while not self._ended():
+            communicator.check_alive(self._what)
+            waited = time.monotonic() - begin
+            communicator.links.drive(0.0 if waited < _NAP_SEC else 0.005)
+            if self._ended():
+                break
+            if self._peer in communicator.lost_members():
+                raise communicator.lost_error(self._what)
+            if waited > limit.total_seconds():
+                raise communicator.stalled_error(self._what, (self._peer,), limit)
+
+
+class SendWork(_MessageWork):
+    """A message on its way out."""
+
+    def __init__(self, communicator: HorovodGroup, what: str, peer: int, message: Outgoing) -> None:
+        super().__init__(communicator, what, peer)
+        self._message = message
+
+    def _ended(self) -> bool:
+        return self._message.sent
+
+
+class ReceiveWork(_MessageWork):
+    """A message on its way in."""
+
+    def __init__(self, communicator: HorovodGroup, what: str, peer: int, receipt: Receipt) -> None:
+        super().__init__(communicator, what, peer)
+        self._receipt = receipt
+
+    def _ended(self) -> bool:
+        return self._receipt.complete
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        super().wait(timeout)
+        found, wanted = self._receipt.found, len(self._receipt.view)
+        if found != wanted:
+            raise MismatchError(
+                f"{self._what} on rank {self._communicator.rank}: it receives {wanted} bytes, but the message of rank "
+                f"{self._peer} has {found}; make both sizes alike"
+            )

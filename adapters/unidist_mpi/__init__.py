@@ -1,0 +1,1 @@
+"""MPI as an engine, by mpi4py."""

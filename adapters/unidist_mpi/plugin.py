@@ -1,0 +1,19 @@
+"""What the MPI adapter registers. Imports neither mpi4py nor a framework: specs only."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import EngineSpec, Registry
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `mpi`, which is never taken unasked: it needs a job that mpirun started."""
+    registry.add(
+        EngineSpec(
+            "mpi",
+            "unidist_mpi.engine:MpiEngine",
+            "MPI by mpi4py, any framework; the job is started by mpirun",
+            priority=-10,
+        )
+    )

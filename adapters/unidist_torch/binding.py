@@ -1,0 +1,384 @@
+"""The state of one bound torch optimizer: its parameters, their places in the buckets, and the order of an update.
+
+Gradients are written to engine memory by post-accumulate hooks, and `p.grad` becomes a view of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unidist.autotune import BucketTuner, tuner_for
+from unidist.buckets import ParameterInfo
+from unidist.buffer import HOST
+from unidist.errors import UsageError
+from unidist.update import Update
+from unidist_torch.allocator import keep_freed_memory
+from unidist_torch.announcing import Announcing
+from unidist_torch.grad_scaler import scaled_step
+from unidist_torch.memory import CopyInto, buffer_of, dtype_of, memory_kind, tensor_of
+from unidist_torch.parameters import Description, check_alike, describe, on_any, shaped
+from unidist_torch.sparse import SparseGradients
+
+
+class Binding:
+    """The state of one bound optimizer.
+
+    Args:
+        optimizer: the optimizer, already of its new class.
+        plain: its class before.
+        update: the framework-free side.
+        names: paths of parameters, where known.
+
+    Attributes:
+        skip: `step` shall not exchange.
+        changed: this rank trains something that was not agreed on.
+        warns: `step` after `synchronize` without `skip_synchronize` warns, as Horovod does.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        plain: type[torch.optim.Optimizer],
+        update: Update,
+        names: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        self.skip = False
+        self.changed = False
+        self.warns = False
+        self._synchronized = False
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._names = {id(tensor): name for name, tensor in (names or {}).items()}
+        self._parameters: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []
+        self._places: list[CopyInto] = []
+        self._index: dict[int, int] = {}
+        self._hooks: list[Any] = []
+        self._callback_queued = False
+        self._tuner: BucketTuner | None = None
+        options = update.options
+        self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
+        self._announcing = Announcing(update, self._take_part, self._take_part_in_flush, self._take_part_in_loss)
+        self._agree()
+        self._tuner = tuner_for(update)
+
+    # What the optimizer's methods do
+
+    def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
+        """See `DistributedOptimizerMixin.step`."""
+        if closure is not None:
+            return self._step_with_closure(closure)
+        accumulation = self._update.accumulation
+        if grad_scaler is not None and accumulation.stepwise and accumulation.passes > 1:
+            raise UsageError(
+                f"GradScaler with accumulate={accumulation.passes}: the scaler would change its scale inside a window, "
+                "between gradients that are added up. Use bfloat16, which needs no scaler, or "
+                "backward_passes_per_step."
+            )
+        if not self._update.begin_step():
+            return None
+        self._check_order()
+        if not (self.skip or self._update.finished):
+            self._finish()
+        loss = self._inner_step(grad_scaler)
+        self._applied()
+        return loss
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `DistributedOptimizerMixin.zero_grad`."""
+        if self._update.window_open:
+            return
+        if self._update.in_round:
+            # Buckets may be on their way: complete the round on every rank alike, then forget it.
+            self._finish()
+        self._plain.zero_grad(self._optimizer, set_to_none)
+        self._callback_queued = False  # of a backward pass that raised before its end
+        self._sparse.clear()
+        self._update.reset_window()
+
+    def synchronize(self) -> None:
+        """See `DistributedOptimizerMixin.synchronize`."""
+        if self._update.completes_window:
+            if not self._update.finished:
+                self._finish()
+            self._synchronized = True
+
+    def flush(self) -> bool:
+        """See `DistributedOptimizerMixin.flush`."""
+        self._announcing.flush()
+        scale = self._update.short_window_scale()
+        if scale is None:
+            return False
+        self._complete(scale=scale)
+        self._inner_step(None)
+        self._applied()
+        return True
+
+    def settle(self) -> None:
+        """Complete the exchange that is under way, if there is one."""
+        if self._update.in_round and self._update.completes_window:
+            self._finish()
+        self._synchronized = False
+
+    @property
+    def passes(self) -> int:
+        """Backward passes per update."""
+        return self._update.accumulation.passes
+
+    def set_passes(self, passes: int) -> None:
+        """See `DistributedOptimizerMixin.set_backward_passes_per_step`."""
+        self._update.set_passes(passes)
+
+    def _check_order(self) -> None:
+        if self.skip and self._update.in_round:
+            raise UsageError(
+                "step() inside skip_synchronize(), but synchronize() was not called since backward(): the gradients "
+                "are not reduced. Call optimizer.synchronize() before, or step() without skip_synchronize()."
+            )
+        if self.warns and self._synchronized and not self.skip:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "Horovod exchanges the gradients a second time here; put step() into "
+                "`with optimizer.skip_synchronize():`.",
+                stacklevel=4,
+            )
+        self._synchronized = False
+
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
+        if self._update.accumulation.passes > 1:
+            raise UsageError("step(closure) and accumulation of several passes do not go together; use one of them")
+
+        def reduced() -> Any:
+            loss = closure()
+            self._finish()
+            self._update.reset_window()
+            return self._mean_loss(loss)
+
+        loss = self._plain.step(self._optimizer, reduced)
+        self._applied()
+        return loss
+
+    def _mean_loss(self, loss: Any) -> Any:
+        """Average the loss over the ranks: an optimizer that looks at it must decide alike everywhere."""
+        value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1).cpu()
+        self._announcing.loss()
+        self._average(value)
+        if isinstance(loss, torch.Tensor):
+            return value.to(device=loss.device, dtype=loss.dtype).reshape(loss.shape)
+        return float(value)
+
+    def _average(self, value: torch.Tensor) -> None:
+        communicator = self._update.communicator
+        communicator.allreduce(buffer_of(value), buffer_of(value), scale=1.0 / communicator.size).wait()
+
+    def _inner_step(self, grad_scaler: Any) -> Any:
+        # The gradients are reduced, so every rank finds the same overflows and the scalers stay equal.
+        return scaled_step(self._plain, self._optimizer, grad_scaler)
+
+    def _applied(self) -> None:
+        self._callback_queued = False
+        self._sparse.clear()
+        self._update.applied()
+
+    # What this rank does for the others after it has joined
+
+    def _take_part(self) -> None:
+        self._take_part_in(None)
+
+    def _take_part_in_flush(self) -> None:
+        scale = self._update.short_window_scale()
+        if scale is not None:
+            self._take_part_in(scale)
+
+    def _take_part_in_loss(self) -> None:
+        self._average(torch.zeros(1, dtype=torch.float64))
+
+    def _take_part_in(self, scale: float | None) -> None:
+        """Exchange without gradients, except for those of a window that `join` has cut short."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._complete(scale=scale)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._update.reset_window()
+
+    # Gradients
+
+    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        owner = weakref.ref(self)  # Python's collector does not see through a parameter's hooks
+
+        def hook(parameter: torch.Tensor) -> None:
+            binding = owner()
+            if binding is not None:
+                binding._take(index, parameter)
+
+        return hook
+
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        """A gradient has been computed: bring it into its place, and say so."""
+        gradient = parameter.grad
+        assert gradient is not None
+        update = self._update
+        if update.in_backward:
+            self._finish_after_backward()
+        if gradient.layout is not torch.strided:
+            if not self._sparse.agreed(index):
+                self.changed = True
+            if not self._sparse.as_dense:
+                self._take_sparse(index, parameter, gradient)
+                return
+            gradient = self._sparse.densify(index, gradient)
+        view = self._views[index]
+        place = self._places[index]
+        if not place.holds(gradient):
+            if update.has_gradient(index):
+                with torch.no_grad():
+                    view.add_(gradient)
+            else:
+                place.copy(gradient)
+        # Before the last pass of a window the script must not see half a sum: it might clip it.
+        parameter.grad = view if update.is_last_pass(index) else None
+        update.gradient_ready(index)
+
+    def _finish_after_backward(self) -> None:
+        """Complete the exchange when this backward pass ends, if it is the last of its window."""
+        if self._callback_queued or not self._update.completes_window:
+            return
+        self._callback_queued = True
+
+        def finish() -> None:
+            self._callback_queued = False
+            self._finish()
+
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._sparse.add(index, gradient)
+        if not self._update.is_last_pass(index) or self._update.accumulation.passes > 1:
+            parameter.grad = None
+        self._update.pass_without_buffer(index)
+
+    def _finish(self) -> None:
+        """Complete the exchange and give every parameter its reduced gradient. Collective."""
+        self._announcing.update()
+        self._complete(scale=None)
+
+    def _complete(self, *, scale: float | None) -> None:
+        self._watch()
+        notice = self._finish_from(0, scale)
+        if notice:  # on some rank something is trained that was not agreed on
+            self.changed = False
+            known = len(self._parameters)
+            self._agree()
+            if len(self._parameters) > known:
+                self._finish_from(known, scale)
+        self._sparse.exchange(self._parameters, scale=self._update.scale if scale is None else scale)
+        if self._tuner is not None and self._tuner.due():
+            self._retune(self._tuner)
+
+    def _retune(self, tuner: BucketTuner) -> None:
+        """Exchange in buckets of the size that rank 0 wants to try, or to keep. Collective."""
+        is_first = self._update.communicator.rank == 0
+        bucket_bytes, final = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
+        if bucket_bytes != self._update.bucket_bytes:
+            self._update.set_bucket_bytes(bucket_bytes)
+            self._place_gradients(0)
+        tuner.restart()
+        if final:
+            self._tuner = None
+
+    def _finish_from(self, first: int, scale: float | None) -> int:
+        """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
+        self._take_stray(first)
+        present, notice = self._update.finish(notice=int(self.changed), scale=scale, first_parameter=first)
+        for index, is_present in enumerate(present, start=first):
+            if is_present:
+                self._parameters[index].grad = self._views[index]
+            elif self._sparse.as_dense or not self._sparse.agreed(index):
+                self._parameters[index].grad = None
+        return notice
+
+    def _take_stray(self, first: int) -> None:
+        """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
+        for index in range(first, len(self._parameters)):
+            gradient = self._parameters[index].grad
+            if gradient is None or self._update.has_gradient(index):
+                continue
+            if gradient.layout is not torch.strided:
+                if not self._sparse.as_dense:
+                    continue
+                gradient = gradient.to_dense()
+            if not self._places[index].holds(gradient):
+                self._places[index].copy(gradient)
+            self._update.hold(index)
+
+    # Which parameters
+
+    def _agree(self) -> None:
+        """Agree with the other ranks on the parameters; those that are new get a place and a hook. Collective."""
+        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        described = tuple(
+            describe(parameter, position, self._names, sparse=self._sparse.pending(self._index.get(id(parameter), -1)))
+            for position, parameter in enumerate(listed)
+        )
+        choices = f"{self._update.options}, {'mean' if self._update.average else 'sum'} over the ranks"
+        everyone: list[Description] = self._sparse.gather(Description(choices, described))
+        check_alike(everyone, self._sparse.members, self._update.context.topology.rank)
+        groups = self._update.options.group_numbers(
+            [position for position in range(len(listed)) if on_any(everyone, position, "trained")]
+        )
+        new = []
+        for position, parameter in enumerate(listed):
+            known = self._index.get(id(parameter))
+            if known is None:
+                if on_any(everyone, position, "trained"):
+                    new.append((position, parameter))
+            elif on_any(everyone, position, "sparse"):
+                self._sparse.agree(known)
+        infos = [
+            ParameterInfo(
+                described[position].name,
+                tuple(parameter.shape),
+                dtype_of(parameter),
+                memory_kind(parameter),
+                groups.get(position),
+            )
+            for position, parameter in new
+        ]
+        first = len(self._parameters)
+        self._update.add_parameters(infos)
+        if any(info.memory == HOST for info in infos):
+            keep_freed_memory()
+        for index, (_, parameter) in enumerate(new, start=first):
+            self._parameters.append(parameter)
+            self._index[id(parameter)] = index
+        self._place_gradients(first)
+        self._watch()
+
+    def _place_gradients(self, first: int) -> None:
+        """Find the places for the gradients of the parameters from number `first` on."""
+        del self._views[first:], self._places[first:]
+        for index in range(first, len(self._parameters)):
+            view = shaped(tensor_of(self._update.buffer(index)), self._parameters[index])
+            self._views.append(view)
+            self._places.append(CopyInto(view))
+
+    def _watch(self) -> None:
+        """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.
+
+        What is trained may change while training goes on: layers are unfrozen, groups are added.
+        """
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._index:
+                    self.changed = True
+        self._hooks += [None] * (len(self._parameters) - len(self._hooks))
+        for index, parameter in enumerate(self._parameters):
+            if self._hooks[index] is None and parameter.requires_grad:
+                self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._make_hook(index))

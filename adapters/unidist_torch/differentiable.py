@@ -1,0 +1,44 @@
+"""Operations on tensors as autograd functions: what runs forward, and the operation that runs backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Run = Callable[..., Any]
+
+
+def wanted(*tensors: torch.Tensor) -> bool:
+    """Say whether gradients must flow through an operation on these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:
+    """Return `run(tensor)`; its gradient is `backward(gradient of the result)`.
+
+    Every rank runs backward through it alike: the backward operation is collective too.
+    """
+    if not wanted(tensor):
+        output: torch.Tensor = run(tensor)
+        return output
+    return apply_group([tensor], lambda values: [run(values)], lambda gradient: [backward(gradient)])[0]
+
+
+def apply_group(tensors: Sequence[torch.Tensor], run: Run, backward: Run) -> list[torch.Tensor]:
+    """Return `run(*tensors)`, a list of as many tensors; their gradients are `backward(*gradients)`."""
+    if not wanted(*tensors):
+        return list(run(*tensors))
+    return list(_Operation.apply(run, backward, *tensors))
+
+
+class _Operation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, backward: Run, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.backward_operation = backward
+        return tuple(run(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (None, None, *ctx.backward_operation(*(gradient.contiguous() for gradient in gradients)))

@@ -1,0 +1,25 @@
+"""The inner step under torch's GradScaler, which leaves the check for overflow to us when it is handed to `step`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def scaled_step(plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, grad_scaler: Any) -> Any:
+    """Do the step of class `plain`, with unscaled gradients, unless one has overflowed; returns what it returns.
+
+    Args:
+        plain: the optimizer's class before it was bound.
+        optimizer: the optimizer.
+        grad_scaler: torch's GradScaler, or None.
+    """
+    if grad_scaler is None:
+        return plain.step(optimizer)
+    state = grad_scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"].name == "READY":
+        grad_scaler.unscale_(optimizer)
+    if any(found.item() for found in state["found_inf_per_device"].values()):
+        return None
+    return plain.step(optimizer)

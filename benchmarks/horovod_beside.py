@@ -1,0 +1,68 @@
+"""unidist beside Horovod in the same processes. Run by `python -m benchmarks` under `horovodrun`.
+
+With UNIDIST_ENGINE=shm it compares unidist as it is meant to be used with Horovod; with UNIDIST_ENGINE=horovod it
+measures what going through unidist adds to Horovod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import horovod.torch as hvd
+import torch
+import torch.distributed as dist
+
+import unidist.torch as ud
+from benchmarks.allreduce import LARGE, SMALL
+from benchmarks.gpt_step import make_step
+from benchmarks.timing import side_by_side
+
+
+def main(output: str, repetitions: int) -> None:
+    """Measure, and let rank 0 write the medians (seconds) to `output`."""
+    torch.set_num_threads(1)
+    ud.init()
+    hvd.init()
+    os.environ.update(RANK=str(hvd.rank()), WORLD_SIZE=str(hvd.size()))
+    dist.init_process_group("gloo")  # for the barriers between measurements
+    ours, theirs = ud.empty(LARGE), torch.zeros(LARGE)
+    large = side_by_side(
+        {
+            "100 MB, unidist": lambda: ud.allreduce_(ours, name="ours", op=ud.Sum),
+            "100 MB, Horovod": lambda: hvd.allreduce_(theirs, name="theirs", op=hvd.Sum),
+        },
+        repetitions=repetitions,
+    )
+    small = torch.zeros(SMALL)
+    latency = side_by_side(
+        {
+            "4 KB, unidist": lambda: ud.allreduce_(small, name="small ours", op=ud.Sum),
+            "4 KB, Horovod": lambda: hvd.allreduce_(small, name="small theirs", op=hvd.Sum),
+        },
+        repetitions=5 * repetitions,
+        inner=20,
+    )
+    steps = side_by_side(
+        {
+            "GPT step, no communication": make_step(lambda model, optimizer: (model, optimizer)),
+            "GPT step, unidist": make_step(
+                lambda model, optimizer: (model, ud.DistributedOptimizer(optimizer, model.named_parameters()))
+            ),
+            "GPT step, Horovod": make_step(
+                lambda model, optimizer: (model, hvd.DistributedOptimizer(optimizer, model.named_parameters()))
+            ),
+        },
+        repetitions=repetitions,
+    )
+    if ud.rank() == 0:
+        with open(output, "w") as file:
+            json.dump({**large, **latency, **steps}, file)
+    dist.destroy_process_group()
+    hvd.shutdown()
+    ud.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

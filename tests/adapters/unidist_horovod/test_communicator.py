@@ -1,0 +1,31 @@
+"""The engine `horovod`, on real Horovod, against the contract of communicators."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from unidist.buffer import DType
+from unidist.communicator import ReduceOp
+from unidist.testing import CommunicatorConformance
+
+pytestmark = pytest.mark.parallel
+
+
+class TestHorovodCommunicator(CommunicatorConformance):
+    engine = "horovod"
+    sizes = (1, 2, 3, 4)
+    unsupported = frozenset((dtype, ReduceOp.PRODUCT) for dtype in (DType.COMPLEX64, DType.COMPLEX128))
+    nan_ops = (ReduceOp.SUM, ReduceOp.PRODUCT)  # the MIN and MAX of Horovod's gloo depend on the order of the ranks
+    detects_mismatch = False  # Horovod compares some of what may differ, and does not name ranks
+    death_bound_sec = 3.0  # told by TCP
+    life_cycles = 8
+    seeds = (1,)
+    case_timeout = timedelta(seconds=90)
+
+    def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
+        # The victim is a forked child, and Horovod's gloo cannot always be started again in a child of a process in
+        # which it has lost a peer: new processes for every death.
+        self.env = {"TEST_DEATH": moment}  # type: ignore[misc]  # for this test alone
+        super().test_the_death_of_a_rank_is_noticed_by_all_others(group_size, moment)

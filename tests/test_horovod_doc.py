@@ -1,0 +1,264 @@
+"""docs/horovod.md lists everything that Horovod 0.28.1 has, and what it says of each is so."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from unidist.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging, read_placement
+from unidist_launch import horovodrun
+from unidist_launch.launch_command import launch
+
+ROOT = Path(__file__).resolve().parents[1]
+INSTALLED = importlib.util.find_spec("horovod") is not None
+
+needs_horovod = pytest.mark.skipif(not INSTALLED, reason="Horovod is not installed (`unidist build horovod`)")
+
+# What Horovod's C++ reads by getenv: common/common.h, common/logging.cc, common/gloo/gloo_context.cc and
+# common/utils/env_parser.cc of the sdist of 0.28.1, which are not installed.
+NATIVE_VARIABLES = """
+HOROVOD_ADASUM_MPI_CHUNK_SIZE HOROVOD_AUTOTUNE HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES
+HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE HOROVOD_AUTOTUNE_LOG HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE
+HOROVOD_AUTOTUNE_WARMUP_SAMPLES HOROVOD_BATCH_D2D_MEMCOPIES HOROVOD_CACHE_CAPACITY HOROVOD_CCL_CACHE
+HOROVOD_CONTROLLER HOROVOD_CPU_OPERATIONS HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE HOROVOD_CYCLE_TIME
+HOROVOD_DISABLE_GROUP_FUSION HOROVOD_DISABLE_NVTX_RANGES HOROVOD_DYNAMIC_PROCESS_SETS HOROVOD_ELASTIC
+HOROVOD_ENABLE_ASYNC_COMPLETION HOROVOD_ENABLE_XLA_OPS HOROVOD_FUSION_THRESHOLD HOROVOD_GLOO_IFACE
+HOROVOD_GLOO_RENDEZVOUS_ADDR HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_GLOO_TIMEOUT_SECONDS
+HOROVOD_HIERARCHICAL_ALLGATHER HOROVOD_HIERARCHICAL_ALLREDUCE HOROVOD_HOSTNAME HOROVOD_LOCAL_RANK
+HOROVOD_LOCAL_SIZE HOROVOD_LOG_HIDE_TIME HOROVOD_LOG_LEVEL HOROVOD_MPI_THREADS_DISABLE HOROVOD_NUM_NCCL_STREAMS
+HOROVOD_RANK HOROVOD_SIZE HOROVOD_STALL_CHECK_DISABLE HOROVOD_STALL_CHECK_TIME_SECONDS
+HOROVOD_STALL_SHUTDOWN_TIME_SECONDS HOROVOD_THREAD_AFFINITY HOROVOD_TIMELINE HOROVOD_TIMELINE_MARK_CYCLES
+HOROVOD_TORUS_ALLREDUCE
+""".split()  # noqa: SIM905 - a list of 44 lines says no more
+
+
+# Public names that are no modules, each with the names of its parameters; null for what is not called.
+LIST_NAMES = """
+import inspect, json, horovod.torch as hvd
+names = {name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("_")}
+def parameters(item):
+    if not callable(item) or (inspect.isclass(item) and issubclass(item, Exception)):
+        return None
+    return [each.name for each in inspect.signature(item).parameters.values() if each.kind != each.VAR_KEYWORD]
+print(json.dumps({name: parameters(item) for name, item in names.items() if not inspect.ismodule(item)}))
+"""
+
+
+class Row(NamedTuple):
+    """A line of a table."""
+
+    name: str
+    status: str
+    remark: str
+
+
+@cache
+def table(heading: str) -> dict[str, Row]:
+    """Return the lines of the table under a heading that contains `heading`, by name; none stands twice."""
+    text = (ROOT / "docs" / "horovod.md").read_text(encoding="utf-8")
+    (section,) = (part for part in text.split("\n## ") if heading in part.partition("\n")[0])
+    rows = [Row(*found) for found in re.findall(r"^\| `([^`]+)` \| ([\w ]+) \| (.*?) ?\|$", section, re.MULTILINE)]
+    assert len(rows) == section.count("\n| `")
+    assert len({row.name for row in rows}) == len(rows)
+    return {row.name: row for row in rows}
+
+
+NAMES, FLAGS, VARIABLES = table("Functions"), table("Flags"), table("Environment")
+
+
+def named(rows: dict[str, Row], *statuses: str) -> list[str]:
+    return [row.name for row in rows.values() if row.status in statuses]
+
+
+def installed_source(relative: str) -> Path:
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / relative
+
+
+@cache
+def options() -> dict[str, click.Option]:
+    """Return every option of `unidist launch` that carries something out, by each of its names."""
+    refused = {name for names in horovodrun.REFUSED for name in names}
+    found = {"-h": click.Option(["-h"]), "--help": click.Option(["--help"])}  # click adds them when it parses
+    for item in launch.params:
+        if isinstance(item, click.Option):
+            found |= {name: item for name in (*item.opts, *item.secondary_opts) if name not in refused}
+    return found
+
+
+def test_every_status_is_one_of_those_that_the_page_explains() -> None:
+    assert {row.status for row in (*NAMES.values(), *FLAGS.values())} == {"supported", "changed", "refused"}
+    assert {row.status for row in VARIABLES.values()} == {"supported", "changed", "not read"}
+
+
+def test_what_is_not_simply_supported_is_explained() -> None:
+    unexplained = [
+        row.name for row in (*NAMES.values(), *FLAGS.values()) if row.status != "supported" and not row.remark
+    ]
+    assert unexplained == []
+
+
+# Against Horovod
+
+
+@cache
+def horovod_names() -> dict[str, list[str] | None]:
+    """Return what LIST_NAMES prints; in a process of its own, as Horovod's library does not unload."""
+    done = subprocess.run([sys.executable, "-c", LIST_NAMES], capture_output=True, text=True, timeout=120, check=True)
+    names: dict[str, list[str] | None] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+@needs_horovod
+def test_every_public_name_of_horovod_torch_is_listed() -> None:
+    assert horovod_names()["poll"] == ["handle"]
+    assert set(horovod_names()) == set(NAMES)
+
+
+@needs_horovod
+def test_every_flag_of_horovodrun_is_listed() -> None:
+    flags = {"-h", "--help"}
+    for node in ast.walk(ast.parse(installed_source("runner/launch.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            names = {item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+            flags |= {name for name in names if name.startswith("-")}
+    assert "-np" in flags
+    assert flags == set(FLAGS)
+
+
+@needs_horovod
+def test_every_variable_of_horovod_is_listed() -> None:
+    found = set(NATIVE_VARIABLES)
+    for file in installed_source("").rglob("*.py"):
+        found |= set(re.findall(r"\bHOROVOD_[A-Z0-9_]+\b", file.read_text(encoding="utf-8")))
+    codes = {name for name in found if name.startswith("HOROVOD_PROCESS_SET_ERROR_")}  # values, not variables
+    assert "HOROVOD_START_TIMEOUT" in found
+    assert found - codes == set(VARIABLES)
+
+
+# Against unidist
+
+
+@pytest.mark.parametrize("name", named(NAMES, "supported", "changed"))
+def test_a_name_that_is_called_supported_exists(name: str) -> None:
+    torch = pytest.importorskip("unidist.torch")
+    assert hasattr(torch, name)
+
+
+@pytest.mark.parametrize("name", ["run", "TorchState", "ElasticSampler"])
+def test_the_names_of_elastic_that_the_page_tells_exist(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "horovod.md").read_text(encoding="utf-8")
+    torch = pytest.importorskip("unidist.torch")
+    assert hasattr(torch.elastic, name)
+
+
+@pytest.mark.parametrize("name", named(NAMES, "refused"))
+def test_a_name_that_is_called_refused_does_not_exist(name: str) -> None:
+    torch = pytest.importorskip("unidist.torch")
+    assert not hasattr(torch, name)
+
+
+@needs_horovod
+@pytest.mark.parametrize("name", named(NAMES, "supported"))
+def test_a_supported_function_takes_every_argument_of_horovods_in_the_same_order(name: str) -> None:
+    torch = pytest.importorskip("unidist.torch")
+    wanted = horovod_names()[name]
+    if wanted is None or name == "shutdown":  # it takes anything, and uses nothing
+        return
+    found = inspect.signature(getattr(torch, name)).parameters
+    assert [item for item in wanted if item not in found] == []
+    by_position = [item.name for item in found.values() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    assert by_position[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("flag", named(FLAGS, "supported", "changed"))
+def test_a_flag_that_is_called_supported_is_an_option(flag: str) -> None:
+    assert flag in options()
+
+
+@pytest.mark.parametrize("flag", named(FLAGS, "refused"))
+@pytest.mark.parametrize("form", ["{} 3", "{}=--x 3"])
+def test_a_flag_that_is_called_refused_is_refused_by_name(flag: str, form: str) -> None:
+    option = next(item for item in launch.params if flag in item.opts)
+    if not flag.startswith("--") or (isinstance(option, click.Option) and option.is_flag):
+        form = "{} 3"  # what follows a switch is the command
+    with pytest.raises(horovodrun.ConfigurationError) as caught:
+        launch.main([*form.format(flag).split(), "-np", "2", "true"], standalone_mode=False)
+    (names,) = (names for names in horovodrun.REFUSED if flag in names)
+    assert str(caught.value) == f"{names[-1]} of horovodrun: {horovodrun.REFUSED[names]}"
+
+
+def test_flags_that_are_so_anyway_say_why() -> None:
+    assert all(FLAGS[name].remark.startswith("Always so") for name in horovodrun.ALREADY_SO)
+    assert {name for name, row in FLAGS.items() if row.remark.startswith("Always so")} == set(horovodrun.ALREADY_SO)
+
+
+VALUES = {
+    "HOROVOD_TIMELINE": "t.json",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+    "HOROVOD_FUSION_THRESHOLD": "123",
+    "HOROVOD_CYCLE_TIME": "12",
+    "HOROVOD_AUTOTUNE": "1",
+    "HOROVOD_AUTOTUNE_LOG": "tune.csv",
+    "HOROVOD_CACHE_CAPACITY": "12",
+    "HOROVOD_STALL_CHECK_DISABLE": "1",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "12",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "12",
+    "HOROVOD_START_TIMEOUT": "12",
+}
+PLACE = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "8",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "4",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "5",
+}
+CHANGED_PLACE = {"HOROVOD_RANK": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_CROSS_RANK": "2"}
+
+
+@pytest.mark.parametrize("name", named(VARIABLES, "supported", "changed"))
+def test_a_variable_that_is_called_supported_changes_what_is_read(name: str) -> None:
+    if name in PLACE:
+        assert read_placement({**PLACE, name: CHANGED_PLACE.get(name, "16")}) != read_placement(PLACE)
+    elif name in VALUES:
+        assert Settings.read({name: VALUES[name]}) != Settings()
+    else:  # logging's: a value that cannot be read is an error that names it
+        with pytest.raises(horovodrun.ConfigurationError, match=name):
+            configure_logging({name: "no such value"})
+
+
+@pytest.mark.parametrize("name", named(VARIABLES, "not read"))
+def test_a_variable_that_is_called_not_read_changes_nothing(name: str) -> None:
+    assert Settings.read({name: "7"}) == Settings()
+    assert read_placement({name: "7"}) == read_placement({})
+
+
+def test_the_tables_of_the_sources_agree_with_the_page() -> None:
+    assert set(HOROVOD_VARIABLES) == set(named(VARIABLES, "supported", "changed")) - set(PLACE)
+    assert set(horovodrun.WITHOUT_EFFECT) <= set(named(VARIABLES, "not read"))
+
+
+def test_the_defaults_that_the_page_names_are_so() -> None:
+    default = Settings()
+    assert default.timeout == timedelta(seconds=1800)
+    assert default.start_timeout == timedelta(seconds=120)
+    assert default.fusion_threshold_bytes == 64 << 20
+    assert default.cache_capacity == 8192
+    assert set(LOG_LEVELS) == {"trace", "debug", "info", "warning", "error", "fatal"}

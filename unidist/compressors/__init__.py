@@ -1,0 +1,1 @@
+"""The compressors of the core: `none`, `fp16`, `bf16`."""
