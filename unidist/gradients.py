@@ -18,11 +18,11 @@ from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.compression import Bucket, BucketCompressor
 from unidist.errors import UsageError
+from unidist.timeline import Recorder
 from unidist.exchange_options import ExchangeOptions
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.timeline import Timeline
 
 
 MAX_EARLY_OPERATIONS = 48
@@ -114,7 +114,7 @@ class AllReduceExchange(GradientExchange):
         device: the same for device memory, where needed.
         bucket_bytes: see `plan_buckets`; default: what suits the engine.
         overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
-        timeline: takes one event per bucket and round, from the start of its exchange to its end; or None.
+        recorder: takes one event per bucket and round, from the start of its exchange to its end.
         options: compression and predivision; where `host` and `device` lead is the caller's choice. With a single
             rank nothing travels, and nothing is compressed.
     """
@@ -128,7 +128,7 @@ class AllReduceExchange(GradientExchange):
         device: Communicator | None = None,
         bucket_bytes: int | None = None,
         overlap: bool = True,
-        timeline: Timeline | None = None,
+        recorder: Recorder | None = None,
         options: ExchangeOptions | None = None,
     ) -> None:
         self._options = options or ExchangeOptions()
@@ -137,7 +137,7 @@ class AllReduceExchange(GradientExchange):
         self._host = host
         self._device = device
         self._overlap = overlap
-        self._timeline = timeline
+        self._recorder = recorder or Recorder()
         self.bucket_bytes = bucket_bytes or (device or host).capabilities.bucket_bytes
         layouts = plan_buckets(self.parameters, bucket_bytes=self.bucket_bytes)
         self._buckets = [self._make_bucket(layout) for layout in layouts]
@@ -194,12 +194,13 @@ class AllReduceExchange(GradientExchange):
         while self._posted < len(self._buckets):
             self._post(self._buckets[self._posted], factor)
         self._status_bytes[-1] = notice
+        timeline = self._recorder.timeline
         status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
         for number, bucket in enumerate(self._buckets):
             assert bucket.work is not None
             bucket.work.wait()
-            if self._timeline is not None:
-                self._timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
+            if timeline is not None and bucket.posted_ns:
+                timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
         status.wait()
         values = self._status_bytes.tolist()
         self._reset()
@@ -259,8 +260,7 @@ class AllReduceExchange(GradientExchange):
             communicator = self._communicator(bucket.layout)
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._posted += 1
-        if self._timeline is not None:
-            bucket.posted_ns = time.monotonic_ns()
+        bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
 
     def _reset(self) -> None:
         for bucket in self._buckets:

@@ -35,7 +35,7 @@ class Link:
         tag: of these messages; nobody else's on this communicator.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tag: int) -> None:
+    def __init__(self, comm: MPI.Comm, tag: int) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -67,13 +67,12 @@ def allreduce(link: Link, source: Buffer, target: Buffer, op: ReduceOp, scale: f
     """Reduce into `target`, which may be `source`."""
     if link.size == 1 or source.nbytes >= link.size * _RING_BYTES_PER_RANK:
         counts = even_counts(source.count, link.size)
-        given, pieces = cut(source, counts), cut(target, counts)
-        yield from _ring_reduce(link, given, pieces, op, scale)
+        pieces = cut(target, counts)
+        yield from _ring_reduce(link, cut(source, counts), pieces, op, scale)
         yield from _ring_gather(link, pieces)
     elif source.count:
-        in_place = source.address == target.address
-        message = MPI.IN_PLACE if in_place else elements_of(source)
-        yield [link.comm.Iallreduce(message, elements_of(target), operation_for(source.dtype, op))]
+        given = _apart(source, target)
+        yield [link.comm.Iallreduce(elements_of(given), elements_of(target), operation_for(source.dtype, op))]
         scale_in_place(target, scale)
 
 
@@ -115,9 +114,8 @@ def allgather(link: Link, source: Buffer, target: Buffer, counts: Sequence[int])
         yield from _exchange(link, [pieces[link.rank]] * link.size, pieces)
     elif target.count:
         item = source.dtype.itemsize
-        in_place = source.count and source.address == pieces[link.rank].address
-        message = MPI.IN_PLACE if in_place else bytes_of(source)
-        yield [link.comm.Iallgatherv(message, (memory_of(target), _layout(counts, item), MPI.BYTE))]
+        given = _apart(source, pieces[link.rank])
+        yield [link.comm.Iallgatherv(bytes_of(given), (memory_of(target), _layout(counts, item), MPI.BYTE))]
 
 
 def alltoall(
@@ -205,6 +203,19 @@ def _exchange(link: Link, outgoing: Sequence[Buffer], incoming: Sequence[Buffer]
         to, source = (link.rank + distance) % link.size, (link.rank - distance) % link.size
         receiving = link.receive(incoming[source], source)
         yield link.send(outgoing[to], to) + receiving
+
+
+def _apart(source: Buffer, target: Buffer) -> Buffer:
+    """Return `source`, or a copy where it is the target.
+
+    MPI_IN_PLACE would not do: MPI wants it from all ranks or from none, and here each rank decides for itself. Open MPI
+    then takes different algorithms on different ranks, and memory is overwritten.
+    """
+    if source.address != target.address or not source.count:
+        return source
+    given = Buffer.allocate(source.count, source.dtype)
+    copy(source, given)
+    return given
 
 
 def _layout(counts: Sequence[int], item: int) -> tuple[list[int], list[int]]:

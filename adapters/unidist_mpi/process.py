@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import threading
+import time
 from collections import deque
 from enum import IntEnum
 from typing import Any, Protocol
@@ -26,18 +27,28 @@ NAME_BYTES = 8
 _HEADER = struct.Struct(f"!Bq{NAME_BYTES}s")  # kind, value, name of the communicator
 _MAX_TEXT_BYTES = 3000  # with it a notice is sent at once, whatever the receiver does
 _MAX_EARLY = 1000
+_NAP_SEC = 1e-3
+END_SEC = 30.0
+"""How long a rank that saw an operation fail waits, at its end, for the others to come to theirs."""
 
 
 class Kind(IntEnum):
-    """What a notice says, and its value: the collective that is waited in, or the number of those begun."""
+    """What a notice says, and its value."""
 
     ABORT = 1
+    """Because of which rank of the group; -1 if it is not known."""
     ARRIVED = 2
+    """In which collective it waits."""
     LEFT = 3
+    """How many collectives it has begun."""
 
 
 class Group(Protocol):
     """What the process moves on and hands notices to: one communicator."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Say whether it was aborted."""
 
     def advance(self) -> None:
         """Move on what can be moved without waiting."""
@@ -152,19 +163,38 @@ class MpiProcess:
     def end(self) -> None:
         """At the end of the script: give everything back, end MPI, and let a script that failed end the job.
 
-        MPI waits at its end for all ranks; those that wait for this one in an operation would never come there.
+        MPI waits at its end for all ranks, without a limit; those that wait for this one in an operation, or hang,
+        would never come there.
         """
         if not self.can_communicate:
             return
         context.shutdown()
         failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-        if failed:
+        if failed or not self._all_come():
             sys.stdout.flush()
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)
         by_itself = mpi4py.rc.initialize if mpi4py.rc.finalize is None else mpi4py.rc.finalize
         if not by_itself:  # else mpi4py does it, later
             MPI.Finalize()
+
+    def _all_come(self) -> bool:
+        """Wait for all ranks to end; after a failed operation, not for long. Returns whether they did."""
+        assert self._notices is not None
+        is_broken = bool(self._abandoned) or any(group.is_broken for group in self._groups.values())
+        deadline = time.monotonic() + (END_SEC if is_broken else float("inf"))
+        request = self._notices.Ibarrier()
+        while not request.Test():
+            if time.monotonic() > deadline:
+                print(
+                    f"unidist: rank {MPI.COMM_WORLD.rank} has ended after a failed operation, and other ranks have not "
+                    f"within {END_SEC:g} s: ending the job",
+                    file=sys.stderr,
+                )
+                return False
+            self._take_notices()
+            time.sleep(_NAP_SEC)
+        return True
 
 
 _lock = threading.Lock()

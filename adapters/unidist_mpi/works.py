@@ -97,7 +97,10 @@ class MpiWork(Work):
         """See `Work.wait`."""
         operation = self._operation
         if not operation.complete:
-            self._wait(self._communicator.timeout if timeout is None else timeout)
+            try:
+                self._wait(self._communicator.timeout if timeout is None else timeout)
+            finally:
+                self._communicator.end_waiting()
         if operation.error is not None:
             raise operation.error
 

@@ -10,7 +10,7 @@ import torch
 from unidist import context, objects
 from unidist.errors import UsageError
 from unidist.process_sets import ProcessSet, global_process_set
-from unidist_torch.handles import scope_of
+from unidist.scopes import scope_of
 from unidist_torch.movement import start_broadcast
 
 

@@ -12,10 +12,12 @@ from unidist.buffer import Buffer
 from unidist.errors import UsageError
 from unidist.negotiation import OperationKind, Request
 from unidist.process_sets import ProcessSet, global_process_set
+from unidist.reductions import Op
+from unidist.scopes import scope_of
 from unidist_torch import differentiable
-from unidist_torch.handles import AnyHandle, GroupHandle, Handle, host_copy, scope_of, staged
+from unidist_torch.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
 from unidist_torch.memory import buffer_of
-from unidist_torch.reductions import Average, Op, allreduce, grouped_allreduce
+from unidist_torch.reductions import Average, allreduce, grouped_allreduce
 
 # All-gather
 

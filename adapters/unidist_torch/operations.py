@@ -6,6 +6,7 @@ reductions must be equal on every rank (an all-gather's and all-to-all's dim 0 m
 raised on every rank, and the runtime stays usable.
 """
 
+from unidist.reductions import Op
 from unidist_torch.handles import GroupHandle, Handle, poll, synchronize
 from unidist_torch.movement import (
     allgather,
@@ -29,7 +30,6 @@ from unidist_torch.reductions import (
     Average,
     Max,
     Min,
-    Op,
     Product,
     Sum,
     allreduce,

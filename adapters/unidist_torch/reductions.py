@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 
-from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 from unidist.negotiation import OperationKind, Request, reducescatter_rows
 from unidist.process_sets import ProcessSet, global_process_set
+from unidist.reductions import Op, allreduction, reducescatter_scale, reduction_of
+from unidist.scopes import scope_of
 from unidist_torch import differentiable
 from unidist_torch.compression import Compression, Compressor
-from unidist_torch.handles import AnyHandle, GroupHandle, Handle, Scope, host_copy, scope_of, staged
+from unidist_torch.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
 from unidist_torch.memory import buffer_of
 
-
-class Op(IntEnum):
-    """The reductions by Horovod's names."""
-
-    Average = 0
-    Sum = 1
-    Adasum = 2
-    Min = 3
-    Max = 4
-    Product = 5
-
-
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
-
-_REDUCTIONS = {
-    Op.Average: ReduceOp.SUM,
-    Op.Sum: ReduceOp.SUM,
-    Op.Adasum: ReduceOp.SUM,  # not looked at
-    Op.Min: ReduceOp.MIN,
-    Op.Max: ReduceOp.MAX,
-    Op.Product: ReduceOp.PRODUCT,
-}
 
 
 # All-reduce
@@ -299,16 +277,6 @@ def grouped_reducescatter_async(
     )
 
 
-def reduction_of(op: Op | None, average: bool | None) -> Op:
-    """Return the reduction that Horovod's two arguments ask for."""
-    if average is not None:
-        if op is not None:
-            raise ValueError("give op or average, not both; average is deprecated, use op")
-        warnings.warn("average is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
-        return Op.Average if average else Op.Sum
-    return Op.Average if op is None else Op(op)
-
-
 # How it is done
 
 
@@ -345,16 +313,10 @@ def _allreduce(
 ) -> Handle:
     """Start an all-reduce into `target`, which is None or the tensor itself."""
     scope = scope_of(process_set)
+    asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     source = tensor.detach()
-    scale = postscale
-    if reduction in (Op.Average, Op.Sum):
-        scale *= prescale
-    elif prescale != 1.0:
-        source = source.mul_(prescale) if target is not None else source * prescale
-    if reduction is Op.Average:
-        scale /= scope.size
-    if reduction is Op.Adasum:
-        _check_adasum(process_set, scope)
+    if asked.prescale != 1.0:
+        source = source.mul_(asked.prescale) if target is not None else source * asked.prescale
     if target is None:
         source = source.contiguous()
         target = torch.empty_like(source)
@@ -365,30 +327,22 @@ def _allreduce(
         result = given
     request = Request(
         scope.name("allreduce", name),
-        OperationKind.ADASUM if reduction is Op.Adasum else OperationKind.ALLREDUCE,
+        asked.kind,
         buffer_of(given),
         buffer_of(result),
         tuple(source.shape),
-        _REDUCTIONS[reduction],
+        asked.op,
         0,
-        scale,
+        asked.scale,
     )
     return Handle(scope.submit(request, background=background), lambda: target, copy_back)
-
-
-def _check_adasum(process_set: ProcessSet, scope: Scope) -> None:
-    if process_set is not global_process_set:
-        raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
-    if scope.size & (scope.size - 1):
-        raise NotImplementedError(f"Adasum combines ranks in pairs: {scope.size} ranks are not a power of 2")
 
 
 def _reducescatter(
     tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet, scale: float, *, background: bool
 ) -> Handle:
     scope = scope_of(process_set)
-    if op not in (Op.Average, Op.Sum):
-        raise UsageError(f"reducescatter computes Average or Sum, not {Op(op).name}")
+    factor = reducescatter_scale(op, prescale=scale, postscale=1.0, size=scope.size)
     if not tensor.dim():
         raise UsageError("reducescatter divides rows; a scalar has none")
     source = host_copy(tensor)
@@ -400,7 +354,7 @@ def _reducescatter(
         buffer_of(source),
         buffer_of(target),
         tuple(source.shape),
-        scale=scale / (scope.size if op is Op.Average else 1),
+        scale=factor,
     )
     return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device))
 

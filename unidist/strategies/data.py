@@ -77,6 +77,6 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins):
             device=options.communicator(context, memory="cuda") if on_device else None,
             bucket_bytes=options.bucket_bytes or (int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None),
             overlap=self.overlap,
-            timeline=context.timeline,
+            recorder=context.recorder,
             options=options,
         )

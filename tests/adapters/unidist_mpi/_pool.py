@@ -27,7 +27,7 @@ from unidist.local_processes import LocalProcesses, rank_variables
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 _START_SEC = 30.0
-_EXIT_SEC = 10.0
+_EXIT_SEC = 30.0
 _TOKEN_BYTES = 32
 
 

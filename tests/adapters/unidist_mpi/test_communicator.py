@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.parallel
 
 class TestMpiCommunicator(CommunicatorConformance):
     engine = "mpi"
-    sizes = (1, 2, 3)
+    sizes = (1, 2, 3, 4)
     detects_mismatch = False  # MPI compares nothing
     life_cycles = 20
     seeds = (1,)
@@ -54,6 +55,9 @@ class TestMpiCommunicator(CommunicatorConformance):
         for rank, (seconds, ranks) in enumerate(self.run_connecting(group_size, _leave)[:-1]):
             assert ranks == (group_size - 1,), f"rank {rank} names {ranks}"
             assert seconds < 3, f"rank {rank} noticed after {seconds:.2f} s"
+
+    def test_it_tells_whom_a_wait_is_for(self, group_size: int) -> None:
+        self.run_connecting(group_size, _watch_a_wait)
 
     def test_groups_that_do_not_agree_are_a_mismatch(self, group_size: int) -> None:
         self.run(group_size, _disagree_on_groups)
@@ -132,6 +136,27 @@ def _leave(connects: Any) -> tuple[float, tuple[int, ...]]:
         ranks = caught.value.ranks
     connects.close(communicator)
     return time.monotonic() - begin, ranks
+
+
+def _watch_a_wait(connects: Any) -> None:
+    communicator, side = connects.connect("watched"), connects.connect("side")
+    late = communicator.rank == communicator.size - 1
+    waiter = threading.Thread(target=lambda: communicator.barrier().wait())
+    if not late:
+        assert not communicator.waiting_for()
+        waiter.start()
+        limit = time.monotonic() + 10
+        while communicator.waiting_for() != (communicator.size - 1,):
+            assert time.monotonic() < limit, f"rank {communicator.rank} says {communicator.waiting_for()}"
+            time.sleep(0.01)
+    side.barrier().wait()
+    if late:
+        waiter.start()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert not communicator.waiting_for()
+    connects.close(communicator)
+    connects.close(side)
 
 
 def _disagree_on_groups(communicator: Communicator) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-
 from _pool import MpiPool, variables
 
 pytestmark = pytest.mark.parallel

@@ -83,6 +83,18 @@ def test_a_job_that_has_caught_a_stall_ends_in_order(job: Job) -> None:
     assert "told: recv of 1 bytes from rank 0 on rank 1" in text
 
 
+def test_a_job_that_hangs_after_a_stall_is_ended(job: Job) -> None:
+    code, text, seconds = job(
+        "from unidist_mpi import process; process.END_SEC = 1.0\n"
+        "if world.rank: time.sleep(100)\n"
+        "try: world.barrier().wait(timedelta(seconds=0.3))\n"
+        "except StalledError: sys.exit(0)\n"
+    )
+    assert code == 1, text
+    assert "rank 0 has ended after a failed operation" in text
+    assert seconds < 20
+
+
 def test_a_forked_child_ends_without_mpi(job: Job) -> None:
     code, text, _ = job(
         "child = os.fork()\nif not child: sys.exit(0)\nprint('child', os.waitpid(child, 0)[1]); world.barrier().wait()"

@@ -10,9 +10,9 @@ from _pool import MpiPool
 
 pytest.importorskip("torch", reason="the framework under test")
 
-import torch  # noqa: E402
+import torch
 
-import unidist.torch as ud  # noqa: E402
+import unidist.torch as ud
 
 pytestmark = pytest.mark.parallel
 

@@ -1,0 +1,1 @@
+"""The TensorFlow adapter. Scripts import it as `unidist.tensorflow`; importing this package imports nothing heavy."""

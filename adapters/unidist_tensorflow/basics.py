@@ -1,0 +1,120 @@
+"""What of the basics needs TensorFlow: the topology as operations, and which accelerators there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from unidist import context
+from unidist.buffer import Buffer
+from unidist.errors import NotInitializedError
+from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
+
+NOT_INITIALIZED, UNKNOWN_SET = -1, -2
+"""What `process_set_included_op` says where it cannot answer; Horovod's numbers."""
+
+
+def buffer(tensor: tf.Tensor) -> Buffer:
+    """Return the memory of an eager tensor as a buffer for a communicator, without a copy; it may be read only."""
+    return buffer_of(tensor)
+
+
+def empty(shape: int | Sequence[int], dtype: tf.DType = tf.float32) -> Array:
+    """Return a zeroed array in engine memory, which collectives move without a copy.
+
+    A numpy array, because tensors cannot be written to. It stays valid after `shutdown()`.
+    """
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = DTYPES[tf.as_dtype(dtype)]
+    return array_of_buffer(context.current().world.allocate(math.prod(dims) * kind.itemsize).cast(kind), dims)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Return the rank of the process that runs the graph, an int32 scalar."""
+    return _when_run(lambda: context.current().topology.rank, name or "HorovodRank")
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return the local rank of the process that runs the graph, an int32 scalar."""
+    return _when_run(lambda: context.current().topology.local_rank, name or "HorovodLocalRank")
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of ranks on the host that runs the graph, an int32 scalar."""
+    return _when_run(lambda: context.current().topology.local_size, name or "HorovodLocalSize")
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return the number of ranks of a process set when the graph is run, an int32 scalar."""
+
+    def size() -> int:
+        process_set = context.current().process_sets.find(process_set_id)
+        if process_set is None:
+            raise ValueError(f"there is no process set {process_set_id}")
+        return len(process_set.ranks)
+
+    return _when_run(size, name or "HorovodSize")
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return 1 if the process that runs the graph is in a process set, else 0, an int32 scalar.
+
+    -1 means that the process has not called `init()`, -2 that there is no such set.
+    """
+
+    def included() -> int:
+        try:
+            runtime = context.current()
+        except NotInitializedError:
+            return NOT_INITIALIZED
+        process_set = runtime.process_sets.find(process_set_id)
+        return UNKNOWN_SET if process_set is None else int(runtime.topology.rank in process_set.ranks)
+
+    return _when_run(included, name or "HorovodProcessSetIncluded")
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Say whether TensorFlow sees a GPU.
+
+    Args:
+        ext_base_name: for Horovod's sake: "tensorflow" is the one that there is to ask about.
+        verbose: print the answer.
+    """
+    if ext_base_name != "tensorflow":
+        raise ValueError(f"gpu_available({ext_base_name!r}): this is TensorFlow's; choices: tensorflow")
+    found = bool(tf.config.list_physical_devices("GPU"))
+    if verbose:
+        print(f"TensorFlow sees {'a' if found else 'no'} GPU")
+    return found
+
+
+def nccl_built() -> int:
+    """Return 0: no engine moves TensorFlow's tensors over NCCL."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Say whether TensorFlow was built for CUDA."""
+    return bool(tf.test.is_built_with_cuda())
+
+
+def rocm_built() -> bool:
+    """Say whether TensorFlow was built for ROCm."""
+    return bool(tf.test.is_built_with_rocm())
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Say whether a number of ranks is a power of two, as Adasum needs it."""
+    return num_rank > 0 and not num_rank & (num_rank - 1)
+
+
+def _when_run(value: Callable[[], int], name: str) -> tf.Tensor:
+    """Return a number that is looked up each time the graph is run; it waits for nobody."""
+    if tf.executing_eagerly():
+        return tf.constant(value(), tf.int32)
+    found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)
+    found.set_shape([])
+    return found

@@ -1,0 +1,118 @@
+"""Elastic state for TensorFlow and Keras, by Horovod's names: variables as values of a state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from unidist import elastic
+from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State
+from unidist.errors import PeerLostError
+from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.graph import take_failure
+
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Wrap a training function `func(state, ...)`: its state is synchronised before it starts.
+
+    See `unidist.elastic.run`. An operation in a graph that lost a peer ends its run with an error of TensorFlow's;
+    it is recognised here.
+    """
+
+    @functools.wraps(func)
+    def recognising(state: State, *args: Any, **kwargs: Any) -> Result:
+        take_failure()
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.OpError as exc:
+            failure = take_failure()
+            if isinstance(failure, PeerLostError) and not isinstance(exc, PeerLostError):
+                raise failure from exc
+            raise
+
+    return elastic.run(recognising)
+
+
+class _Variables(Handler):
+    """Keeps a list of variables.
+
+    Args:
+        value: returns them; a list that may grow, as an optimizer's does.
+        session: of the TF1 graph they are in; None in eager mode.
+    """
+
+    def __init__(self, value: Callable[[], Sequence[Any]], session: Any = None) -> None:
+        self._session = session
+        # In a graph, before it is final: each run of the operation uses the same names.
+        self._broadcast = None if session is None else broadcast_variables(value(), root_rank=0)
+        super().__init__(value)
+
+    def save(self) -> None:
+        variables = self.value()
+        if self._session is not None:
+            self._saved = self._session.run(list(variables))
+        else:
+            self._saved = [tf.identity(tf.convert_to_tensor(variable)).numpy() for variable in variables]
+
+    def restore(self) -> None:
+        for variable, value in zip(self.value(), self._saved, strict=False):  # those that came later stay
+            if self._session is not None:
+                variable.load(value, self._session)
+            else:
+                variable.assign(value)
+
+    def sync(self) -> None:
+        if self._session is not None:
+            self._session.run(self._broadcast)
+        else:
+            broadcast_variables(self.value(), root_rank=0)
+        self.save()
+
+
+class TensorFlowState(ObjectState):
+    """State of a list of variables: `TensorFlowState(variables, epoch=0)`.
+
+    Args:
+        variables: default: the global variables of the TF1 graph.
+        session: of a TF1 graph; default: the default session.
+        values: further attributes.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **values: Any) -> None:
+        self.variables = list(variables or tf.compat.v1.global_variables())
+        if not tf.executing_eagerly():
+            session = session or tf.compat.v1.get_default_session()
+            if session is None:
+                raise ValueError("TensorFlowState in a graph needs a session: pass it, or call it within one")
+        self.session = session
+        super().__init__({"all_variables": _Variables(lambda: self.variables, session)}, **values)
+
+
+class TensorFlowKerasState(ObjectState):
+    """State of a Keras model and its optimizer: `TensorFlowKerasState(model, optimizer, epoch=0)`.
+
+    Args:
+        model: built.
+        optimizer: default: the one that the model was compiled with.
+        backend: for Horovod's sake: Keras 3 has no sessions that it could give.
+        values: further attributes.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("the model has no variables yet; call model.build(input_shape) first")
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self.backend = backend
+        super().__init__({"all_variables": _Variables(self._variables)}, **values)
+
+    def _variables(self) -> list[Any]:
+        own = [] if self.optimizer is None else self.optimizer.variables
+        return [*self.model.variables, *(own() if callable(own) else own)]

@@ -1,0 +1,105 @@
+"""Errors of operations in eager mode: what they are to unidist, and what Horovod raises, in one.
+
+`except MismatchError` and `except tf.errors.FailedPreconditionError` both catch a mismatch. Inside of graphs TensorFlow
+itself makes an error of whatever a Python function raises: InvalidArgumentError for what is a ValueError,
+UnimplementedError for NotImplementedError, else UnknownError; the text is ours all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.errors import (
+    DuplicateNameError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    StalledError,
+    UnidistError,
+    UsageError,
+)
+
+
+class _OpError:
+    """Mixed into the classes below: an error of two families, made from the text of the original."""
+
+    def __init__(self, original: UnidistError) -> None:
+        tf.errors.OpError.__init__(self, None, None, str(original), self.tensorflow_code)
+        self.ranks = getattr(original, "ranks", ())
+
+    tensorflow_code: int
+
+    def __str__(self) -> str:
+        return str(self.message)  # type: ignore[attr-defined]  # of OpError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes as the error that TensorFlow had no part in."""
+        for kind in type(self).__mro__:
+            if kind.__module__ == UnidistError.__module__:
+                return kind, (str(self),)
+        raise AssertionError(f"{type(self)} is no UnidistError")
+
+
+class MismatchOpError(_OpError, MismatchError, tf.errors.FailedPreconditionError):
+    """See `MismatchError`."""
+
+    tensorflow_code = tf.errors.FAILED_PRECONDITION
+
+
+class NotInitializedOpError(_OpError, NotInitializedError, tf.errors.FailedPreconditionError):
+    """See `NotInitializedError`."""
+
+    tensorflow_code = tf.errors.FAILED_PRECONDITION
+
+
+class DuplicateNameOpError(_OpError, DuplicateNameError, tf.errors.InvalidArgumentError):
+    """See `DuplicateNameError`."""
+
+    tensorflow_code = tf.errors.INVALID_ARGUMENT
+
+
+class UsageOpError(_OpError, UsageError, tf.errors.InvalidArgumentError):
+    """See `UsageError`."""
+
+    tensorflow_code = tf.errors.INVALID_ARGUMENT
+
+
+class StalledOpError(_OpError, StalledError, tf.errors.UnknownError):
+    """See `StalledError`."""
+
+    tensorflow_code = tf.errors.UNKNOWN
+
+
+class PeerLostOpError(_OpError, PeerLostError, tf.errors.UnknownError):
+    """See `PeerLostError`."""
+
+    tensorflow_code = tf.errors.UNKNOWN
+
+
+_KINDS: tuple[tuple[type[UnidistError], type[_OpError]], ...] = (
+    (MismatchError, MismatchOpError),
+    (NotInitializedError, NotInitializedOpError),
+    (DuplicateNameError, DuplicateNameOpError),
+    (UsageError, UsageOpError),
+    (StalledError, StalledOpError),
+    (PeerLostError, PeerLostOpError),
+)
+
+
+@contextmanager
+def as_op_errors() -> Iterator[None]:
+    """Raise the errors of an eager operation as TensorFlow's too."""
+    try:
+        yield
+    except tf.errors.OpError:
+        raise
+    except UnidistError as exc:
+        for kind, made in _KINDS:
+            if isinstance(exc, kind):
+                error: Any = made(exc)
+                raise error from exc
+        raise

@@ -1,0 +1,115 @@
+"""The binding of unidist's framework interface to TensorFlow."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import UsageError
+from unidist.framework import Framework
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from unidist.update import Update
+
+
+class TensorFlowFramework(Framework):
+    """See `unidist.framework.Framework`. tensorflow is imported when a tensor is first handled."""
+
+    name = "tensorflow"
+
+    def is_tensor(self, value: object) -> bool:
+        """See `Framework.is_tensor`. Variables, TensorFlow's and Keras', count as tensors."""
+        tensorflow, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
+        if tensorflow is None:
+            return False
+        return isinstance(value, tensorflow.Tensor | tensorflow.Variable) or (
+            keras is not None and isinstance(value, keras.Variable)
+        )
+
+    def is_model(self, value: object) -> bool:
+        """See `Framework.is_model`."""
+        tensorflow, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
+        if keras is not None and isinstance(value, keras.Model):
+            return True
+        return tensorflow is not None and isinstance(value, tensorflow.Module) and not self.is_tensor(value)
+
+    def buffer(self, tensor: tf.Tensor) -> Buffer:
+        """See `Framework.buffer`. Tensors are immutable: the buffer may be read from only."""
+        from unidist_tensorflow.memory import buffer_of
+
+        return buffer_of(tensor)
+
+    def tensor(self, buffer: Buffer, shape: Sequence[int]) -> tf.Tensor:
+        """See `Framework.tensor`. There is a copy where the memory is not at TensorFlow's alignment, of 64 bytes."""
+        from unidist_tensorflow.memory import array_of_buffer, tensor_of_array
+
+        return tensor_of_array(array_of_buffer(buffer, shape))
+
+    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
+        """See `Framework.allocate`."""
+        if memory != HOST:
+            raise UsageError(f"TensorFlow gives no memory of kind {memory!r} that could be written to; choices: {HOST}")
+        from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, empty_array
+
+        buffer = buffer_of_array(empty_array((count,), NUMPY_DTYPES[dtype]))
+        self.zero(buffer)
+        return buffer
+
+    def zero(self, buffer: Buffer) -> None:
+        """See `Framework.zero`."""
+        ctypes.memset(buffer.address, 0, buffer.nbytes)
+
+    def multiply(self, buffer: Buffer, factor: float) -> None:
+        """See `Framework.multiply`."""
+        from unidist_tensorflow.memory import array_of_buffer
+
+        array = array_of_buffer(buffer)
+        array *= array.dtype.type(factor)
+
+    def convert(self, source: Buffer, target: Buffer) -> None:
+        """See `Framework.convert`."""
+        from unidist_tensorflow.memory import array_of_buffer
+
+        array_of_buffer(target)[:] = array_of_buffer(source)
+
+    def dtype(self, tensor: tf.Tensor) -> DType:
+        """See `Framework.dtype`."""
+        from unidist_tensorflow.memory import dtype_of
+
+        return dtype_of(tensor)
+
+    def parameters(self, model: Any) -> Mapping[str, Any]:
+        """See `Framework.parameters`. Those that are not trainable belong to `model_state` only, as Keras sees it."""
+        return _by_path(model.trainable_variables)
+
+    def model_state(self, model: Any) -> Mapping[str, Any]:
+        """See `Framework.model_state`."""
+        return _by_path(model.variables)
+
+    def bind_update(self, optimizer: Any, update: Update, *, names: Mapping[str, Any] | None) -> Any:
+        """See `Framework.bind_update`."""
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot be bound: this version of the TensorFlow adapter has operations only. "
+            "Average gradients with grouped_allreduce before apply_gradients"
+        )
+
+
+def _by_path(variables: Sequence[Any]) -> dict[str, Any]:
+    """Return variables by path, each once; a path that several of them have is numbered from its second use on."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for variable in variables:
+        if id(variable) in seen:
+            continue
+        seen.add(id(variable))
+        path = base = str(getattr(variable, "path", variable.name))
+        number = 1
+        while path in found:
+            path, number = f"{base}_{number}", number + 1
+        found[path] = variable
+    return found

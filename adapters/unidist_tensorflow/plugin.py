@@ -1,0 +1,19 @@
+"""What the TensorFlow adapter registers. Imports no tensorflow: specs only."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import FrameworkSpec, Registry
+
+
+@hookimpl
+def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
+    """Register `tensorflow`."""
+    registry.add(
+        FrameworkSpec(
+            "tensorflow",
+            "unidist_tensorflow.framework:TensorFlowFramework",
+            "tensorflow",
+            "TensorFlow 2, and Keras 3 on top of it",
+        )
+    )

@@ -1,0 +1,265 @@
+"""The ways to make training distributed: `distribute(model, optimizer)` and Horovod's `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from unidist import context
+from unidist.errors import UsageError
+from unidist.exchange_options import ExchangeOptions
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist.reductions import Op
+from unidist.strategy import Plan
+from unidist.strategy_spec import StrategyLike
+from unidist.update import Accumulation, Update
+from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.training_arguments import CompressionLike, Groups, exchange_options, local_variables
+from unidist_tensorflow.training_binding import check_place
+from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
+
+
+def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None) -> tuple[Any, Any]:
+    """Spread training over all ranks, for `model.fit` and for loops of one's own.
+
+        model, optimizer = ud.distribute(model, keras.optimizers.Adam())
+        model.compile(optimizer, loss="mse")
+
+    Gives every rank rank 0's weights and optimizer state, and binds the optimizer: `apply` (`apply_gradients`, `fit`)
+    first exchanges all gradients, then clips, unscales and updates. Collective, and so is every `apply`. A model that
+    is not built yet gets rank 0's weights when it is: before its first step in `fit` and in `tf.function`, and in an
+    eager loop of one's own with the first `apply` (whose gradients come from the rank's own weights).
+
+    The weights are what `model.weights` lists. The state of random generators and metrics stays each rank's own;
+    `evaluate` returns this rank's metrics, and `MetricAverageCallback` averages them.
+
+    Args:
+        model: of Keras 3, built alike on every rank or not at all.
+        optimizer: of Keras 3, not distributed; default: the one that the model was compiled with. For a model of the
+            policy mixed_float16 it is put into a LossScaleOptimizer, as `compile` does.
+        strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
+            line's (`unidist launch --strategy`), else plain data parallelism.
+
+    Returns:
+        The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
+
+    Raises:
+        ConfigurationError: the strategies do not fit the world or each other; something else distributes too.
+        NotInitializedError: `init()` was not called.
+        UsageError: no optimizer, one that is distributed already, or a model compiled with jit_compile=True.
+    """
+    runtime = context.current()
+    check_place()
+    chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    if chosen is None:
+        raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
+    check_plain(chosen)
+    plan = runtime.plan_for(strategy)
+    for item in plan.strategies:
+        model = item.partition(model, runtime)
+    if model.dtype_policy.name == "mixed_float16" and not scales_loss(chosen):
+        chosen = keras.optimizers.LossScaleOptimizer(chosen, name="loss_scale_optimizer")
+    bound = bind_to_plan(runtime, plan, chosen)
+    if getattr(model, "optimizer", None) is not None and optimizer is None:
+        model.optimizer = bound
+    _prepare_fit(model, bound)
+    if runtime.topology.world_size > 1:
+        bound._unidist.broadcast_when_built(lambda: _state(model, bound))
+        if model.built:
+            _build(bound, model)
+            bound._unidist.settle()
+    return model, bound
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressionLike = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Op.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return the optimizer, bound so that `apply` uses gradients reduced over all ranks.
+
+    Unlike `distribute` it copies nothing to other ranks: use `BroadcastGlobalVariablesCallback` or
+    `broadcast_variables`, as Horovod's scripts do.
+
+    Args:
+        optimizer: of Keras 3; the same object is returned, of a subclass of its class. Under the global policy
+            mixed_float16 it is put into a LossScaleOptimizer first, which `compile` would else put around it.
+        name: replaces the optimizer's name.
+        device_dense: for Horovod's sake: gradients are exchanged from host memory, wherever they are.
+        device_sparse: the same.
+        compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
+            options, or a `unidist.compression.GradientCompressor`. Default: as `--strategy data:compression=` says.
+        sparse_as_dense: for Horovod's sake: IndexedSlices travel in the fused exchange as dense gradients in any case,
+            which gives the same numbers.
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
+            it over the number of ranks.
+        op: Average or Sum.
+        backward_passes_per_step: calls of `apply` that make one update; their gradients are added up. In between
+            nothing changes, `iterations` included (Horovod counts every call there).
+        average_aggregated_gradients: the mean over those passes instead of their sum.
+        num_groups: deprecated; use `groups`.
+        groups: gradients of one group travel together: a number of groups, or a list of lists of variables of a built
+            optimizer.
+        process_set: gradients are reduced over its ranks. A rank outside of it calls this too, and steps alone.
+        scale_local_gradients: divide gradients of local variables (`register_local_var`) by the number of ranks.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+        ConfigurationError: at the first update: the ranks' variables or arguments differ.
+    """
+    del device_dense, device_sparse, sparse_as_dense
+    runtime = context.current()
+    check_place()
+    check_plain(optimizer)
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be > 0")
+    options = exchange_options(
+        runtime,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        position=lambda variable: _position(optimizer, variable),
+        process_set=process_set,
+    )
+    accumulation = None
+    if backward_passes_per_step != 1:
+        if context.update_gate(runtime.plan) is not None:
+            raise UsageError(
+                f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
+                "accumulate; use one of them"
+            )
+        accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+    if keras.config.dtype_policy().name == "mixed_float16" and not scales_loss(optimizer):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    if name is not None:
+        optimizer.name = name
+    bound = bind_to_plan(
+        runtime, runtime.plan, optimizer, accumulation=accumulation, average=op is not Op.Sum, options=options
+    )
+    bound._unidist.scale_local = scale_local_gradients
+    return bound
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> Any:
+    """Return a DistributedOptimizer that leaves out some layers: every rank trains its own.
+
+    Args:
+        optimizer: see `DistributedOptimizer`, as all further arguments.
+        local_layers: one layer or several, built.
+    """
+    variables = local_variables(local_layers)
+    bound = DistributedOptimizer(optimizer, *args, **kwargs)
+    for variable in variables:
+        bound.register_local_var(variable)
+    return bound
+
+
+def bind_to_plan(
+    runtime: context.Context,
+    plan: Plan,
+    optimizer: Any,
+    *,
+    accumulation: Accumulation | None = None,
+    average: bool = True,
+    options: ExchangeOptions | None = None,
+) -> Any:
+    """Bind an optimizer to a plan and return it.
+
+    Args:
+        runtime: the context.
+        plan: who owns the exchange, and who counts passes.
+        optimizer: of Keras 3.
+        accumulation: how passes become updates; default: as the plan says.
+        average: the gradients of the ranks are averaged, else added up.
+        options: what is asked of the exchange.
+    """
+    return bind(optimizer, make_update(runtime, plan, accumulation, average, options))
+
+
+def make_update(
+    runtime: context.Context,
+    plan: Plan,
+    accumulation: Accumulation | None = None,
+    average: bool = True,
+    options: ExchangeOptions | None = None,
+) -> Update:
+    """Return the framework-free side of an optimizer, by a plan. Arguments as for `bind_to_plan`."""
+    gate = context.update_gate(plan)
+    if accumulation is None:
+        accumulation = (
+            Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
+        )
+    framework = TensorFlowFramework()
+    owner = context.gradient_owner(plan)
+    return Update(
+        runtime,
+        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
+        accumulation=accumulation,
+        average=average,
+        strategies=plan.strategies,
+        options=options,
+    )
+
+
+def _prepare_fit(model: Any, optimizer: Any) -> None:
+    """Let `fit` and `train_on_batch` give all ranks the same weights before the first step, and refuse XLA."""
+    _check_not_compiled_by_xla(model)
+    plain = model.train_step
+
+    def train_step(data: Any) -> Any:  # runs for each batch in eager mode, else when it is traced
+        _check_not_compiled_by_xla(model)
+        if not model.built:
+            model(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
+        optimizer._unidist.settle()
+        return plain(data)
+
+    model.train_step = train_step
+
+
+def _check_not_compiled_by_xla(model: Any) -> None:
+    if getattr(model, "jit_compile", False):
+        raise UsageError(
+            "the model is compiled with jit_compile=True: what XLA compiles cannot exchange gradients with other "
+            "processes. Use model.compile(..., jit_compile=False)"
+        )
+
+
+def _state(model: Any, optimizer: Any) -> list[Any]:
+    """Return what has to be equal on every rank at the start."""
+    return [*model.weights, *optimizer.variables]
+
+
+def _build(optimizer: Any, model: Any) -> None:
+    """Build the optimizer, so that all ranks have its variables: it may be that of rank 0 only that was loaded."""
+    if not optimizer.built and model.trainable_variables:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(model.trainable_variables)
+        optimizer.built = True
+
+
+def _position(optimizer: Any, variable: Any) -> int | None:
+    if not optimizer.built:
+        raise ValueError("groups as lists of variables need a built optimizer: call optimizer.build(variables) before")
+    place: int | None = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
+    return place
+
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_variables", "distribute", "make_update"]

@@ -1,0 +1,94 @@
+"""Binds an update to a Keras optimizer: it stays the object it is, and its `apply` goes through unidist first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from unidist.errors import UsageError
+from unidist.update import Update
+from unidist_tensorflow.training_binding import Binding
+
+
+class DistributedOptimizerMixin:
+    """What a bound optimizer can do beyond its own class. Never instantiated; see `bind`."""
+
+    _unidist: Binding
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
+
+        Inside a window of accumulate=N nothing is sent and nothing changes, `iterations` included: it counts updates.
+
+        Args:
+            grads: one for each variable; None where there is none. Ranks may differ in that: what any rank has a
+                gradient for is updated on all, what none has is left alone.
+            trainable_variables: default: those that the optimizer was built for.
+        """
+        self._unidist.apply(grads, trainable_variables)
+
+    def flush(self) -> bool:
+        """Apply a window of accumulate=N that the end of an epoch cut short; with mean over the passes that were.
+
+        Every rank calls it, outside of `tf.function`, also one whose window is empty.
+
+        Returns:
+            Whether there was anything to apply on any rank.
+        """
+        return self._unidist.flush()
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable out of the exchange: every rank updates it by its own gradient. Before the first update."""
+        self._unidist.register_local(var)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Calls of `apply` that make one update."""
+        return self._unidist.passes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to be put into a LossScaleOptimizer, which resets the static loss scale of what it is given."""
+        if name == "loss_scale_factor" and value is None and "_unidist" in self.__dict__:
+            raise UsageError(
+                "a LossScaleOptimizer was put around a distributed optimizer: it would look for infinities before the "
+                "exchange, and only one rank would skip the step. model.compile() does so under mixed_float16. Put it "
+                "inside: DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or use "
+                "distribute(model, optimizer), which does it for you"
+            )
+        super().__setattr__(name, value)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **options: Any) -> Any:
+        """Return a plain optimizer: what binds this one to its job is in no configuration."""
+        return cls.__mro__[2].from_config(config, **options)  # type: ignore[attr-defined]  # of the plain class
+
+
+def bind(optimizer: Any, update: Update) -> Any:
+    """Bind `update` to `optimizer`, a Keras 3 optimizer, and return it; see `Framework.bind_update`."""
+    check_plain(optimizer)
+    plain = type(optimizer)
+    # Named and placed as the plain class: what is saved is a plain optimizer, which loads anywhere.
+    namespace = {"__doc__": plain.__doc__, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    optimizer.__class__ = type(plain.__name__, (DistributedOptimizerMixin, plain), namespace)
+    optimizer.__dict__["_unidist"] = Binding(optimizer, plain, update)
+    return optimizer
+
+
+def check_plain(optimizer: Any) -> None:
+    """Raise UsageError unless this is an optimizer of Keras 3 that is not bound."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is no optimizer of Keras 3. Those of tf_keras "
+            "(TF_USE_LEGACY_KERAS=1) and of TF1 are not supported; average gradients with grouped_allreduce there"
+        )
+    if isinstance(optimizer, DistributedOptimizerMixin):
+        raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(inner, DistributedOptimizerMixin):
+        raise UsageError("the optimizer inside of this one is distributed already; distribute the outer one only")
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Say whether the optimizer scales the loss by itself."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -1,0 +1,66 @@
+"""What the facade imports, and what it offers beside Horovod's TensorFlow module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+import unidist.tensorflow as ud
+
+
+def test_importing_it_never_imports_torch() -> None:
+    code = (
+        "import sys, unidist.tensorflow as ud\n"
+        "ud.init(); import tensorflow as tf; ud.allreduce(tf.constant(1.0)); ud.shutdown()\n"
+        "bad = [name for name in sys.modules if name.split('.')[0] in ('torch', 'unidist_torch', 'horovod')"
+        " and name != 'unidist_torch.plugin' and name != 'unidist_torch']\n"
+        "sys.exit(' '.join(bad) or 0)"
+    )
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_the_core_imports_no_tensorflow() -> None:
+    code = (
+        "import sys, unidist, unidist.basics, unidist.scopes, unidist.reductions; sys.exit('tensorflow' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+def test_every_name_is_there() -> None:
+    assert [name for name in ud.__all__ if not hasattr(ud, name)] == []
+
+
+def test_signatures_are_horovods() -> None:
+    """Positional use of Horovod's arguments must keep its meaning: same names, same order, same simple defaults."""
+    horovod = pytest.importorskip("horovod.tensorflow", exc_type=ImportError)
+    operations = [
+        "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "broadcast_", "alltoall",
+        "reducescatter", "grouped_reducescatter", "join", "broadcast_object", "broadcast_object_fn",
+        "allgather_object", "broadcast_variables", "broadcast_global_variables", "rank_op", "size_op",
+        "local_rank_op", "local_size_op", "process_set_included_op",
+    ]  # fmt: skip
+    for name in operations:
+        theirs = inspect.signature(getattr(horovod, name)).parameters
+        ours = inspect.signature(getattr(ud, name)).parameters
+        assert list(ours)[: len(theirs)] == list(theirs), name
+        for parameter, mine in zip(theirs.values(), ours.values(), strict=False):
+            if parameter.default is inspect.Parameter.empty or isinstance(parameter.default, str | int | float):
+                assert parameter.default == mine.default, (name, parameter.name)
+    for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product"):
+        assert int(getattr(ud, name)) == int(getattr(horovod, name))
+    for name in ("TensorFlowState", "TensorFlowKerasState"):
+        theirs_of = list(inspect.signature(getattr(horovod.elastic, name)).parameters)[:-1]
+        assert list(inspect.signature(getattr(ud.elastic, name)).parameters)[:-1] == theirs_of
+
+
+def test_entry_module_is_light() -> None:
+    source = inspect.getsource(importlib.import_module("unidist_tensorflow.plugin"))
+    assert "import tensorflow" not in source

@@ -1,0 +1,88 @@
+"""The TensorFlow facade: `import unidist.tensorflow as ud` (or `as hvd`, in a Horovod script)."""
+
+from unidist.basics import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+    world,
+)
+from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist.reductions import reduction_of as handle_average_backwards_compatibility
+from unidist_tensorflow import elastic
+from unidist_tensorflow.basics import (
+    buffer,
+    check_num_rank_power_of_2,
+    cuda_built,
+    empty,
+    gpu_available,
+    local_rank_op,
+    local_size_op,
+    nccl_built,
+    process_set_included_op,
+    rank_op,
+    rocm_built,
+    size_op,
+)
+from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from unidist_tensorflow.operations import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Op,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    recv,
+    reducescatter,
+    send,
+)
+
+__all__ = [
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "HorovodInternalError", "Max", "Min", "Op",
+    "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall",
+    "barrier", "broadcast", "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn",
+    "broadcast_variables", "buffer", "ccl_built", "check_num_rank_power_of_2", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled",
+    "gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join", "local_rank",
+    "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "process_set_included_op", "rank", "rank_op", "recv", "reducescatter", "remove_process_set", "rocm_built", "send",
+    "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "world",
+]  # fmt: skip
