@@ -37,7 +37,10 @@ class Scope:
     def root(self, world_rank: int) -> int:
         """Return the rank within the scope of a root, which scripts give as a world rank."""
         if world_rank not in self._ranks:
-            raise UsageError(f"root_rank={world_rank} is not one of the ranks {list(self._ranks)} of this operation")
+            ranks = list(self._ranks)
+            is_range = ranks == list(range(ranks[0], ranks[-1] + 1))
+            choices = f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
+            raise UsageError(f"root_rank={world_rank} is not one of this operation's ranks; choices: {choices}")
         return self._ranks.index(world_rank)
 
 

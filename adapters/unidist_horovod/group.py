@@ -122,6 +122,10 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         self._waiting_in = number
         self.tell(Kind.ARRIVED, number)
 
+    def waits_no_more(self) -> None:
+        """Note that the collective that `tell_arrival` was called for is complete."""
+        self._waiting_in = -1
+
     def absent(self, number: int) -> tuple[int, ...]:
         """Return the group ranks that have not said that they wait in collective `number`."""
         arrived = self.mailbox.arrived(number)

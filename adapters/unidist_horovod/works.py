@@ -132,6 +132,8 @@ class HorovodWork(Work):
                 if self._patient:
                     raise TimeoutError
                 raise communicator.stalled_error(self._what, communicator.absent(self._number), limit)
+        if told:
+            communicator.waits_no_more()
 
 
 class _MessageWork(Work):

@@ -20,7 +20,7 @@ from unidist_tensorflow.compression import BF16Compressor, FP16Compressor, NoneC
 
 Groups = int | Sequence[Sequence[Any]] | None
 CompressionLike = Any
-"""A member of `Compression`, a registered compressor's name with options ("powersgd/rank=2"), or a GradientCompressor."""
+"""A member of `Compression`, a compressor's name with options ("powersgd/rank=2"), or a GradientCompressor."""
 
 _OWN: dict[Any, GradientCompressor | None] = {
     NoneCompressor: None,
@@ -38,6 +38,7 @@ def exchange_options(
     num_groups: int = 0,
     groups: Groups,
     position: Callable[[Any], int | None],
+    sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> ExchangeOptions:
     """Return the options for Horovod's arguments, of which it checks those that it is given.
@@ -67,6 +68,7 @@ def exchange_options(
         predivide_factor=float(gradient_predivide_factor),
         process_set=None if is_global else process_set,
         groups=_positions(groups, position),
+        sparse_as_dense=sparse_as_dense,
     )
 
 

@@ -2,7 +2,7 @@
 
 `apply` adds three nodes to a graph: the exchange of all gradients, what Keras itself makes of the reduced ones, and
 one that says that the update is done. The last one has a second purpose: it takes the reduced gradients as inputs, so
-that TensorFlow, which reuses the memory of a tensor that nobody else waits for, never makes a variable of engine memory.
+that TensorFlow, which reuses the memory of tensors that nobody else waits for, never makes a variable of engine memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import tensorflow as tf
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
-from unidist_tensorflow import graph
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.functions import broadcast_variables
-from unidist_tensorflow.memory import Array, array_of, dtype_of, tensor_of_array
+from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-
-EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
-"""Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
+from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
 
 
 class Binding:
@@ -132,9 +129,9 @@ class Binding:
         self._variables = [v for v in self._optimizer._trainable_variables if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
-        self._exchange = FusedExchange(
-            self._update, infos, keeps_results=not _is_of_keras(self._optimizer, self._plain)
-        )
+        keeps_results = not _is_of_keras(self._optimizer, self._plain)
+        gathers = not self._update.options.sparse_as_dense
+        self._exchange = FusedExchange(self._update, infos, keeps_results=keeps_results, gathers=gathers)
 
     def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
         """Add the variables that were not given: another rank may have a gradient for them."""
@@ -148,16 +145,14 @@ class Binding:
             )
         return variables + missing, gradients + [None] * len(missing)
 
-    def _split(self, variables: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[int], list[tf.Tensor]]:
-        """Return the places and gradients that this rank has to exchange, in order of the places."""
-        own = []
+    def _own(self, variables: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Gradient]:
+        """Return the gradients that this rank has to exchange, by place."""
+        own: dict[int, Gradient] = {}
         for variable, gradient in zip(variables, gradients, strict=True):
             place = self._places.get(self._key(variable))
             if gradient is not None and place is not None:
-                # Slices too: they travel as dense gradients, and reach the optimizer so.
-                own.append((place, tf.cast(tf.convert_to_tensor(gradient), variable.dtype)))
-        own.sort(key=lambda pair: pair[0])
-        return [place for place, _ in own], [gradient for _, gradient in own]
+                own[place] = as_gradient(gradient, variable)
+        return own
 
     def _scaled(self, gradient: Any) -> Any:
         """Return the gradient of a local variable as it is applied."""
@@ -172,57 +167,34 @@ class Binding:
 
     def _apply_eagerly(self, variables: list[Any], gradients: list[Any]) -> None:
         assert self._exchange is not None
-        places, own = self._split(variables, gradients)
-        with as_op_errors():
-            result = self._exchange.run(places, [array_of(gradient) for gradient in own])
+        result = exchange_eagerly(self._exchange, self._own(variables, gradients))
         if result.complete:
             self._step_eagerly(variables, gradients, result)
 
     def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: Result) -> None:
+        assert self._exchange is not None
         reduced = []
         for variable, gradient in zip(variables, gradients, strict=True):
             place = self._places.get(self._key(variable))
             if place is None:
                 reduced.append(self._scaled(gradient))
             else:
-                reduced.append(tensor_of_array(result.arrays[place]) if result.present[place] else None)
+                sparse = isinstance(gradient, tf.IndexedSlices)
+                reduced.append(tensor_of(self._exchange, result, place, sparse=sparse))
         self._plain.apply(self._optimizer, reduced, variables)
         self._update.applied()
 
     # Graphs
 
     def _apply_in_graph(self, variables: list[Any], gradients: list[Any]) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        places, own = self._split(variables, gradients)
+        assert self._exchange is not None
         wanted = [self._places[self._key(v)] for v in variables if self._key(v) in self._places]
-
-        def run(*arrays: Array) -> list[Array]:
-            try:
-                result = exchange.run(places, [np.asarray(array) for array in arrays])
-            except Exception as exc:
-                graph._remember(exc)
-                raise
-            return [
-                np.asarray(result.complete),
-                np.array([result.present[place] for place in wanted], bool),
-                *(result.arrays[place] for place in wanted),
-            ]
-
-        dtypes = [tf.as_dtype(self._variables[place].dtype) for place in wanted]
-        with tf.device("CPU:0"):
-            complete, present, *arrays = tf.numpy_function(run, own, [tf.bool, tf.bool, *dtypes], name=EXCHANGE_NAME)
-        complete.set_shape([])
-        present.set_shape([len(wanted)])
-        for place, array in zip(wanted, arrays, strict=True):
-            array.set_shape(self._variables[place].shape)
+        complete, present, reduced = exchange_in_graph(self._exchange, self._own(variables, gradients), wanted)
         if self._update.accumulation.passes == 1:
-            self._step_in_graph(variables, gradients, wanted, present, arrays)
+            self._step_in_graph(variables, gradients, wanted, present, reduced)
         else:
             tf.cond(
-                complete,
-                lambda: self._step_in_graph(variables, gradients, wanted, present, arrays),
-                lambda: False,
+                complete, lambda: self._step_in_graph(variables, gradients, wanted, present, reduced), lambda: False
             )
 
     def _step_in_graph(
@@ -231,9 +203,9 @@ class Binding:
         gradients: list[Any],
         wanted: list[int],
         present: tf.Tensor,
-        arrays: list[tf.Tensor],
+        exchanged: list[Gradient],
     ) -> bool:
-        by_place = dict(zip(wanted, arrays, strict=True))
+        by_place = dict(zip(wanted, exchanged, strict=True))
         kept: list[tuple[tf.Tensor, Any, tf.Tensor]] = []
         reduced = []
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -251,7 +223,7 @@ class Binding:
             each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
         made = [operation for operation in current.get_operations()[first:] if operation.op_def.is_stateful]
         with tf.control_dependencies(made):
-            self._count(arrays)
+            self._count([gradient for gradient in exchanged if not isinstance(gradient, tf.IndexedSlices)])
         return True
 
     def _belongings(self, variable: Any) -> list[Any]:
@@ -275,6 +247,12 @@ class Binding:
 
         with tf.device("CPU:0"):
             tf.numpy_function(applied, gradients, tf.bool, name="unidist_end_of_update_which_needs_jit_compile_False")
+
+
+def as_gradient(gradient: Any, variable: Any) -> Gradient:
+    """Return a gradient in the type of its variable."""
+    dtype = tf.as_dtype(variable.dtype)
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
 
 
 def check_place() -> None:

@@ -103,8 +103,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: the same.
         compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
             options, or a `unidist.compression.GradientCompressor`. Default: as `--strategy data:compression=` says.
-        sparse_as_dense: for Horovod's sake: IndexedSlices travel in the fused exchange as dense gradients in any case,
-            which gives the same numbers.
+        sparse_as_dense: IndexedSlices are added up to dense gradients by the exchange. Without, those of all ranks are
+            gathered, as Horovod does: what one process would have on all samples.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
             it over the number of ranks.
         op: Average or Sum.
@@ -121,7 +121,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: arguments that Horovod refuses.
         ConfigurationError: at the first update: the ranks' variables or arguments differ.
     """
-    del device_dense, device_sparse, sparse_as_dense
+    del device_dense, device_sparse
     runtime = context.current()
     check_place()
     check_plain(optimizer)
@@ -135,6 +135,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         num_groups=num_groups,
         groups=groups,
         position=lambda variable: _position(optimizer, variable),
+        sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
     accumulation = None

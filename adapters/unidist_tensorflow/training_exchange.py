@@ -1,12 +1,12 @@
 """One fused exchange: all gradients of a step in, all reduced gradients out, as arrays. Knows no tensors.
 
 What goes in is copied into engine memory, where the engine reduces it; what comes out are views of that memory, or
-copies where the caller cannot promise to be done with them before the next step.
+copies where the caller cannot promise to be done with them before the next step. Sparse gradients are gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.objects import gather_objects
 from unidist.update import Update
-from unidist_tensorflow.memory import Array, address_of, array_of_buffer, empty_array
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, empty_array
+from unidist_tensorflow.training_slices import GatheredSlices, Slices
 
 try:
     from unidist.engines._shm import copy as _copy_memory
@@ -30,136 +31,158 @@ class Result:
 
     Args:
         complete: the gradients are reduced; False inside a window of several passes, where nothing was sent.
-        present: per parameter, whether any rank had a gradient.
-        arrays: per parameter; undefined where `present` is False or the step not complete.
+        gradients: by place; None where no rank had one, and everywhere while the step is not complete.
     """
 
     complete: bool
-    present: tuple[bool, ...]
-    arrays: tuple[Array, ...]
+    gradients: tuple[Array | Slices | None, ...]
 
 
 class FusedExchange:
-    """The exchange of one list of parameters, step after step.
+    """The exchange of the gradients of one list of variables, step after step. A *place* is a position in that list.
 
     Args:
         update: the framework-free side, without parameters so far.
-        parameters: equal on every rank.
+        variables: equal on every rank.
         keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
+        gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
     """
 
-    def __init__(self, update: Update, parameters: Sequence[ParameterInfo], *, keeps_results: bool) -> None:
+    def __init__(
+        self, update: Update, variables: Sequence[ParameterInfo], *, keeps_results: bool, gathers: bool
+    ) -> None:
         self.update = update
-        self._parameters = tuple(parameters)
+        self.variables = tuple(variables)
         self._keeps_results = keeps_results
-        self._views: tuple[Array, ...] | None = None
+        self._gathers = gathers
+        self._slices: GatheredSlices | None = None
+        self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
+        self._views: dict[int, Array] = {}
         self._announcements: list[Announcement] = []
         context = update.context
         if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
             for served in (self._take_part, self._take_part_in_flush):
                 self._announcements.append(context.announcements.register(served))
 
-    def run(self, indices: Sequence[int], gradients: Sequence[Array]) -> Result:
+    def run(self, own: Mapping[int, Array | Slices]) -> Result:
         """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
 
-        Collective over the ranks that exchange; which parameters have a gradient may differ between them.
+        Collective over the ranks that exchange; which gradients there are may differ between them.
 
         Args:
-            indices: of the parameters that have a gradient here, ascending.
-            gradients: theirs.
+            own: gradients by place.
 
         Raises:
-            ConfigurationError: the ranks' parameters differ (the first time only).
+            ConfigurationError: the ranks' variables differ (the first time only).
             PeerLostError: a rank is gone.
         """
-        views = self._prepare()
-        update = self.update
+        slices = self._prepare(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
-        for index, gradient in zip(reversed(indices), reversed(gradients), strict=True):
-            if gradient.shape != views[index].shape:
-                raise UsageError(
-                    f"the gradient of {self._parameters[index].name!r} has shape {gradient.shape}, the variable "
-                    f"{views[index].shape}"
-                )
-            if update.has_gradient(index):
-                np.add(views[index], gradient, out=views[index])
+        for place in sorted(own, reverse=True):
+            if place in slices:
+                slices.add(place, own[place])
             else:
-                _copy(views[index], gradient)
-            update.gradient_ready(index)
-        if not update.begin_step():
-            return self._result(complete=False, present=[False] * len(views))
+                self._take(place, own[place])
+        if not self.update.begin_step():
+            return Result(False, (None,) * len(self.variables))
         if self._announcements:
             self._announcements[0].announce()
-        present, _ = update.finish()
-        update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
-        return self._result(complete=True, present=present)
+        return self._complete(None)
 
     def flush(self) -> Result | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
-        self._prepare()
+        self._prepare({})
         if self._announcements:
             self._announcements[1].announce()
         scale = self.update.short_window_scale()
-        if scale is None:
-            return None
-        present, _ = self.update.finish(scale=scale)
-        self.update.reset_window()
-        return self._result(complete=True, present=present)
+        return None if scale is None else self._complete(scale)
 
-    def _prepare(self) -> tuple[Array, ...]:
-        """Return the places for gradients; the first time, agree on them with the other ranks. Collective then."""
-        if self._views is None:
-            update = self.update
-            if update.num_ranks > 1:
-                choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
-                described = (choices, tuple((info.name, info.shape, str(info.dtype)) for info in self._parameters))
-                check_alike(gather_objects(update.communicator, described), update.context.topology.rank)
-            groups = update.options.group_numbers(range(len(self._parameters)))
-            update.add_parameters(
-                [
-                    ParameterInfo(info.name, info.shape, info.dtype, info.memory, groups.get(index))
-                    for index, info in enumerate(self._parameters)
-                ]
+    def _take(self, place: int, gradient: Array | Slices) -> None:
+        """Bring a dense gradient into its place, or add it to what earlier passes left there."""
+        view, index = self._views[place], self._indices[place]
+        if isinstance(gradient, Slices):
+            gradient = gradient.dense(view.shape)
+        if gradient.shape != view.shape:
+            raise UsageError(
+                f"the gradient of {self.variables[place].name!r} has the shape {gradient.shape}, the variable "
+                f"{view.shape}"
             )
-            self._views = tuple(
-                array_of_buffer(update.buffer(index), info.shape) for index, info in enumerate(self._parameters)
-            )
-        return self._views
+        if self.update.has_gradient(index):
+            np.add(view, gradient, out=view)
+        else:
+            _copy(view, gradient)
+        self.update.gradient_ready(index)
 
-    def _result(self, *, complete: bool, present: Sequence[bool]) -> Result:
-        assert self._views is not None
-        arrays = self._views
-        if self._keeps_results:
-            arrays = tuple(empty_array(view.shape, view.dtype) for view in self._views)
-            for array, view, is_present in zip(arrays, self._views, present, strict=True):
-                if is_present:
-                    _copy(array, view)
-                elif complete:
-                    array.fill(0)
-        return Result(complete, tuple(present), arrays)
+    def _complete(self, scale: float | None) -> Result:
+        update = self.update
+        assert self._slices is not None
+        present, _ = update.finish(scale=scale)
+        gathered = self._slices.exchange(update.scale if scale is None else scale)
+        update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
+        gradients: list[Array | Slices | None] = []
+        for place in range(len(self.variables)):
+            if place in self._slices:
+                gradients.append(gathered.get(place))
+            elif not present[self._indices[place]]:
+                gradients.append(None)
+            else:
+                gradients.append(self._given(self._views[place]))
+        return Result(True, tuple(gradients))
+
+    def _given(self, view: Array) -> Array:
+        if not self._keeps_results:
+            return view
+        kept = empty_array(view.shape, view.dtype)
+        _copy(kept, view)
+        return kept
+
+    def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
+        """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
+        if self._slices is not None:
+            return self._slices
+        update = self.update
+        sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
+        if update.num_ranks > 1:
+            choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
+            described = (choices, tuple((info.name, info.shape, str(info.dtype)) for info in self.variables))
+            everyone = gather_objects(update.communicator, (described, sparse))
+            check_alike([description for description, _ in everyone], update.context.topology.rank)
+            sparse = set().union(*(places for _, places in everyone))
+        dense = [place for place in range(len(self.variables)) if place not in sparse]
+        groups = update.options.group_numbers(dense)
+        infos = [self.variables[place] for place in dense]
+        update.add_parameters(
+            [
+                ParameterInfo(info.name, info.shape, info.dtype, info.memory, groups.get(place))
+                for place, info in zip(dense, infos, strict=True)
+            ]
+        )
+        for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
+            self._indices[place] = index
+            self._views[place] = array_of_buffer(update.buffer(index), info.shape)
+        self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
+        return self._slices
 
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
-        self._prepare()
-        self.update.finish()
-        self.update.reset_window()
+        self._prepare({})
+        self._complete(None)
 
     def _take_part_in_flush(self) -> None:
-        self._prepare()
+        self._prepare({})
         scale = self.update.short_window_scale()
         if scale is not None:
-            self.update.finish(scale=scale)
-            self.update.reset_window()
+            self._complete(scale)
 
 
 Description = tuple[str, tuple[tuple[str, tuple[int, ...], str], ...]]
 
 
 def check_alike(everyone: Sequence[Description], rank: int) -> None:
-    """Raise on every rank where the parameters or the choices differ, with the first difference.
+    """Raise on every rank where the variables or the choices differ, with the first difference.
 
     Args:
-        everyone: by rank: the choices in words, and name, shape and dtype of each parameter.
+        everyone: by rank: the choices in words, and name, shape and dtype of each variable.
         rank: this one's number.
     """
     choices, first = everyone[0]
@@ -185,8 +208,16 @@ def check_alike(everyone: Sequence[Description], rank: int) -> None:
 
 def _copy(target: Array, source: Array) -> None:
     """Copy values of the target's shape; plain memory past the caches."""
-    plain = isinstance(source, np.ndarray) and source.dtype == target.dtype and source.flags.c_contiguous
+    plain = source.dtype == target.dtype and source.flags.c_contiguous
     if plain and _copy_memory is not None and target.nbytes:
         _copy_memory(address_of(target), address_of(source), target.nbytes)
     else:
         np.copyto(target, source)
+
+
+def nothing(info: ParameterInfo, *, sparse: bool) -> Array | Slices:
+    """Return what stands for a gradient that no rank has: no rows, or zeros."""
+    dtype = NUMPY_DTYPES[info.dtype]
+    if sparse:
+        return Slices(np.empty((0, *info.shape[1:]), dtype), np.empty(0, np.int64))
+    return np.zeros(info.shape, dtype)

@@ -69,7 +69,10 @@ def train(mode: str, model: Any, optimizer: Any, x: Any, y: Any, **compile_optio
     """
     if mode == "fit":
         model.compile(
-            optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False, **compile_options
+            optimizer,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,
+            **compile_options,
         )
         rows = x.shape[1]
         model.fit(x.reshape(-1, FEATURES), y.reshape(-1), batch_size=rows, shuffle=False, verbose=0)

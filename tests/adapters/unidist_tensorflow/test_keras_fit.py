@@ -121,7 +121,10 @@ def test_mixed_precision(pool: Pool) -> None:
         for policy, kind in (("mixed_float16", keras.optimizers.LossScaleOptimizer), ("mixed_bfloat16", object)):
             with runtime("float32"):
                 keras.config.set_dtype_policy(policy)
-                for make in (lambda model, inner: distribute(model, inner)[1], lambda _, inner: DistributedOptimizer(inner)):
+                for make in (
+                    lambda model, inner: distribute(model, inner)[1],
+                    lambda _, inner: DistributedOptimizer(inner),
+                ):
                     model = network(seed=1)
                     optimizer = make(model, keras.optimizers.Adam(0.01))
                     assert isinstance(optimizer, kind)

@@ -198,7 +198,8 @@ def test_flush_applies_a_short_window(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
-def test_embeddings(pool: Pool) -> None:
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_embeddings(pool: Pool, as_dense: bool) -> None:
     def on_rank() -> None:
         def check(mode: str) -> None:
             def build() -> Any:
@@ -213,7 +214,7 @@ def test_embeddings(pool: Pool) -> None:
                         loss = tf.reduce_mean(model(batch) ** 2)
                     [gradient] = tape.gradient(loss, model.trainable_variables)
                     assert isinstance(gradient, tf.IndexedSlices)
-                    if type(optimizer) is keras.optimizers.Adam:  # Keras does not add up slices of one row; we do
+                    if as_dense:  # Keras itself does not add slices of one row up before it squares them
                         gradient = tf.convert_to_tensor(gradient)
                     optimizer.apply([gradient], model.trainable_variables)
 
@@ -225,8 +226,34 @@ def test_embeddings(pool: Pool) -> None:
             rows = 6 // ud.size()
             wanted = run(build(), keras.optimizers.Adam(0.1), tokens)
             own = tokens[:, ud.rank() * rows : (ud.rank() + 1) * rows]
-            found = run(build(), DistributedOptimizer(keras.optimizers.Adam(0.1)), own)
-            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+            found = run(build(), DistributedOptimizer(keras.optimizers.Adam(0.1), sparse_as_dense=as_dense), own)
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+        each_loop(check)
+
+    pool(2, "shm").run(on_rank)
+
+
+def test_ranks_may_disagree_about_sparse_gradients(pool: Pool) -> None:
+    def on_rank() -> None:
+        def check(mode: str) -> None:
+            table, other = one_variable(np.zeros((4, 2))), one_variable([0.0])
+            optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+
+            def step(kind: str) -> None:
+                rows = tf.IndexedSlices(tf.ones([2, 2], tf.float64), tf.constant([1, 1]), tf.constant([4, 2]))
+                gradients = {"sparse": rows, "dense": tf.convert_to_tensor(rows), "none": None}
+                optimizer.apply([gradients[kind], tf.ones(1, tf.float64)], [table, other])
+
+            run = tf.function(step) if mode == "function" else step
+            for first, second in (("sparse", "none"), ("sparse", "dense"), ("none", "sparse"), ("dense", "dense")):
+                before = table.numpy()
+                for _ in range(2):
+                    run(first if ud.rank() == 0 else second)
+                factor = 1.0 if "none" in (first, second) else 2.0
+                np.testing.assert_allclose(
+                    before - table.numpy(), factor * 2 * np.array([[0, 0], [1, 1], [0, 0], [0, 0]])
+                )
 
         each_loop(check)
 

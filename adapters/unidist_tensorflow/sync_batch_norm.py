@@ -1,0 +1,55 @@
+"""Batch normalisation over the samples of all ranks, by Horovod's name, for Keras 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from unidist import context
+from unidist_tensorflow.reductions import Sum, allreduce
+
+
+@keras.saving.register_keras_serializable(package="unidist")
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras is untyped
+    """A BatchNormalization whose statistics in training are those of the samples of all ranks.
+
+    Every rank runs it equally often in training, on batches that may differ in size. Count, sum and sum of squares are
+    added up over the ranks in float64, differentiably: the gradients are those of one process on all samples, once the
+    optimizer has averaged them over the ranks.
+
+    Args:
+        fused: for Horovod's sake: False; a fused operation cannot ask other ranks.
+        kwargs: of keras.layers.BatchNormalization.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if kwargs.get("synchronized"):
+            raise ValueError("synchronized=True is for tf.distribute; this layer is synchronised by unidist")
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Return mean and variance `(C,)`; Keras' `call` asks for them in training."""
+        if not context.is_initialized() or context.current().topology.world_size == 1:
+            return super()._moments(inputs, mask)  # type: ignore[no-any-return]  # two tensors
+        values = tf.cast(inputs, tf.float64)
+        if mask is None:
+            weights = tf.ones_like(values)
+        else:
+            weights = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.float64), tf.shape(values))
+        axes = self._reduction_axes
+        sums = tf.stack(
+            [
+                tf.reduce_sum(weights, axes),
+                tf.reduce_sum(values * weights, axes),
+                tf.reduce_sum(values * values * weights, axes),
+            ]
+        )
+        count, total, squares = tf.unstack(allreduce(sums, op=Sum))
+        count = tf.maximum(count, 1.0)
+        mean = total / count
+        variance = tf.maximum(squares / count - mean * mean, 0.0)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
