@@ -18,8 +18,8 @@ from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.compression import Bucket, BucketCompressor
 from unidist.errors import UsageError
-from unidist.timeline import Recorder
 from unidist.exchange_options import ExchangeOptions
+from unidist.timeline import Recorder
 
 if TYPE_CHECKING:
     from unidist.framework import Framework

@@ -1,5 +1,7 @@
 """The Keras facade: `import unidist.keras as ud` (or `as hvd`, in a Horovod script). Keras 3 on TensorFlow."""
 
+import sys
+
 from unidist.basics import (
     add_process_set,
     ccl_built,
@@ -39,6 +41,10 @@ from unidist_tensorflow.keras_functions import (
 from unidist_tensorflow.operations import Adasum, Average, Sum
 from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
 from unidist_tensorflow.training_distribute import DistributedOptimizer, PartialDistributedOptimizer, distribute
+
+# `import unidist.keras.callbacks`, although this is no package.
+sys.modules[f"{__name__}.callbacks"] = callbacks
+sys.modules[f"{__name__}.elastic"] = elastic
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",

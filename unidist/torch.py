@@ -29,6 +29,7 @@ from unidist.process_sets import ProcessSet, global_process_set
 from unidist_torch import elastic
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
 from unidist_torch.compression import Compression
+from unidist_torch.data import shard
 from unidist_torch.distribute import DistributedOptimizer, distribute
 from unidist_torch.functions import (
     allgather_object,
@@ -89,6 +90,6 @@ __all__ = [
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "send", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
+    "remove_process_set", "rocm_built", "send", "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
     "stop_timeline", "synchronize", "world",
 ]  # fmt: skip

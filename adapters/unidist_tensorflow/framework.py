@@ -92,11 +92,10 @@ class TensorFlowFramework(Framework):
         return _by_path(model.variables)
 
     def bind_update(self, optimizer: Any, update: Update, *, names: Mapping[str, Any] | None) -> Any:
-        """See `Framework.bind_update`."""
-        raise UsageError(
-            f"{type(optimizer).__name__} cannot be bound: this version of the TensorFlow adapter has operations only. "
-            "Average gradients with grouped_allreduce before apply_gradients"
-        )
+        """See `Framework.bind_update`. Keras names its variables itself; `names` is not needed."""
+        from unidist_tensorflow.training_optimizer import bind
+
+        return bind(optimizer, update)
 
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:

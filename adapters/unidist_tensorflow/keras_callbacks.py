@@ -14,7 +14,7 @@ from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.reductions import Average, grouped_allreduce
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives every rank one rank's weights and optimizer state: before the first batch, or after it if built by it.
 
     `distribute` does this by itself; it is for `DistributedOptimizer`.
@@ -58,7 +58,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             broadcast_variables([each for each in variables if id(each) not in self._local], self.root_rank)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class MetricAverageCallback(keras.callbacks.Callback):
     """Averages an epoch's metrics over the ranks, for the callbacks after it in the list, and the history.
 
     Also those of `evaluate`, in what `on_test_end` hands to the callbacks after it. Every rank has the same metrics.
@@ -89,7 +89,7 @@ def average_metrics(logs: dict[str, Any] | None) -> None:
             logs[name] = float(mean)
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier` from epoch `start_epoch` to before `end_epoch`.
 
     Args:
@@ -212,7 +212,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras is untyped
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the best model. Without a path, as in Horovod, it must be given one before training: `filepath`.
 
     Args:

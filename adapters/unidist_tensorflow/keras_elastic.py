@@ -25,7 +25,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer=optimizer, **values)
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state every few batches, and at the end of each epoch.
 
     Args:
@@ -55,7 +55,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Keeps the number of the batch in `state.batch`; 0 at the end of an epoch.
 
     Args:
@@ -87,7 +87,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Keeps the number of epochs that were completed, over resets, in `state.epoch`.
 
     Args:

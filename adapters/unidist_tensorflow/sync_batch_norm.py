@@ -12,7 +12,7 @@ from unidist_tensorflow.reductions import Sum, allreduce
 
 
 @keras.saving.register_keras_serializable(package="unidist")
-class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras is untyped
+class SyncBatchNormalization(keras.layers.BatchNormalization):
     """A BatchNormalization whose statistics in training are those of the samples of all ranks.
 
     Every rank runs it equally often in training, on batches that may differ in size. Count, sum and sum of squares are
@@ -34,7 +34,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         """Return mean and variance `(C,)`; Keras' `call` asks for them in training."""
         if not context.is_initialized() or context.current().topology.world_size == 1:
-            return super()._moments(inputs, mask)  # type: ignore[no-any-return]  # two tensors
+            return super()._moments(inputs, mask)
         values = tf.cast(inputs, tf.float64)
         if mask is None:
             weights = tf.ones_like(values)
@@ -48,8 +48,25 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 tf.reduce_sum(values * values * weights, axes),
             ]
         )
-        count, total, squares = tf.unstack(allreduce(sums, op=Sum))
+        count, total, squares = tf.unstack(_summed(sums))
         count = tf.maximum(count, 1.0)
         mean = total / count
         variance = tf.maximum(squares / count - mean * mean, 0.0)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+@tf.custom_gradient
+def _summed(values: tf.Tensor) -> Any:
+    """Return the sum over all ranks. The gradient is the sum of all ranks' gradients."""
+
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        return _allreduce(upstream, "sync_batch_norm.backward")
+
+    return _allreduce(values, "sync_batch_norm.forward"), gradient
+
+
+def _allreduce(values: tf.Tensor, name: str) -> tf.Tensor:
+    # Outside of all name scopes: Keras numbers models and layers as they are made, in which ranks may differ. Within a
+    # graph the names of several layers are numbered in the order in which it is built, which is the same everywhere.
+    with tf.name_scope(""):
+        return allreduce(values, op=Sum, name=name)

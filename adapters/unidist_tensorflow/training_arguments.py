@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
+import keras
 
 from unidist.compression import GradientCompressor, build_compressor
 from unidist.compressors.half import BFloat16, Float16
@@ -116,7 +116,7 @@ def local_variables(local_layers: Any) -> list[Any]:
     """
     if local_layers is None:
         return []
-    layers = [local_layers] if isinstance(local_layers, tf.keras.layers.Layer) else list(local_layers)
-    if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers)
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError("all local layers must be of the type keras.layers.Layer")
     return [variable for layer in layers for variable in layer.trainable_weights]

@@ -97,7 +97,7 @@ class GatheredSlices:
         return target
 
 
-def _joined(parts: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype) -> Array:  # type: ignore[type-arg]  # of any kind
+def _joined(parts: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype) -> Array:
     if not parts:
         return np.empty(shape, dtype)
     return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts), dtype)

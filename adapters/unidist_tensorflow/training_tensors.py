@@ -17,7 +17,8 @@ from unidist_tensorflow.training_slices import Slices
 EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
 """Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient = Any
+"""A `tf.Tensor` or a `tf.IndexedSlices`."""
 
 
 def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Result:

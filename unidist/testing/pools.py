@@ -21,7 +21,7 @@ class PoolCache:
         max_idle_ranks: pools that are in nobody's hands are ended, the oldest first, above this number of ranks.
     """
 
-    def __init__(self, *, timeout: timedelta = timedelta(seconds=120), max_idle_ranks: int = 32) -> None:
+    def __init__(self, *, timeout: timedelta = timedelta(seconds=120), max_idle_ranks: int = 16) -> None:
         self._timeout = timeout
         self._max_idle_ranks = max_idle_ranks
         self._pools: dict[tuple[object, ...], _WatchedPool] = {}

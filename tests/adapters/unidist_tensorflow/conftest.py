@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from unidist.runner import RankPool
+from unidist.testing.pools import PoolCache
 
 pytest.importorskip("tensorflow")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `_modes`; they get this process's path
@@ -25,17 +26,12 @@ _ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool() -> Iterator[Callable[..., RankPool]]:
-    """Return `pool(num_proc, engine)`; importing TensorFlow takes seconds, so pools are kept for the whole session."""
-    pools: dict[tuple[int, str], RankPool] = {}
+    """Return `pool(num_proc, engine)`; importing TensorFlow takes seconds, so pools are kept, within the memory."""
+    with PoolCache(max_idle_ranks=8) as pools:
 
-    def get(num_proc: int, engine: str = "auto") -> RankPool:
-        key = (num_proc, engine)
-        if key not in pools:
-            pools[key] = RankPool(num_proc, engine=engine, env=_ENVIRONMENT)
-        return pools[key]
+        def get(num_proc: int, engine: str = "auto") -> RankPool:
+            return pools.get(num_proc, engine=engine, env=_ENVIRONMENT)
 
-    yield get
-    for made in pools.values():
-        made.close()
+        yield get

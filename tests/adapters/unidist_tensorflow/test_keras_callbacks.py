@@ -71,7 +71,8 @@ def test_averages_metrics(pool: Pool) -> None:
             assert len(set(ud.allgather_object(own["loss"]))) == 2
             average = [hvd.callbacks.MetricAverageCallback()]
             history = model.fit(x, y, validation_data=(x, y), epochs=2, verbose=0, callbacks=average).history
-            assert equal_on_all_ranks(history["loss"]) and equal_on_all_ranks(history["val_accuracy"])
+            assert equal_on_all_ranks(history["loss"])
+            assert equal_on_all_ranks(history["val_accuracy"])
 
     pool(2, "shm").run(on_rank)
 

@@ -27,10 +27,19 @@ def test_trains_as_one_process_on_all_samples(pool: Pool, mode: str, shape: tupl
         with runtime():
             x = np.random.default_rng(0).normal(size=(4, 6, *shape)) * 3 + 1
 
-            def train(normal: Any, optimizer: Any, batches: Any) -> list[Any]:
+            def train(normal: type[Any], optimizer: Any, batches: Any) -> list[Any]:
+                for _ in range(ud.rank()):  # Keras numbers what it makes; ranks may differ in how much that was
+                    keras.Sequential([SyncBatchNormalization()])
                 keras.utils.set_random_seed(1)
                 model = keras.Sequential(
-                    [keras.Input(shape), keras.layers.Dense(5, name="in"), normal, keras.layers.Dense(1, name="out")]
+                    [
+                        keras.Input(shape),
+                        keras.layers.Dense(5),
+                        normal(),
+                        keras.layers.Dense(4, activation="tanh"),
+                        normal(),
+                        keras.layers.Dense(1),
+                    ]
                 )
                 if mode == "fit":
                     model.compile(optimizer, "mse", jit_compile=False)
@@ -51,11 +60,11 @@ def test_trains_as_one_process_on_all_samples(pool: Pool, mode: str, shape: tupl
 
             rows = 6 // ud.size()
             own = x[:, ud.rank() * rows : (ud.rank() + 1) * rows]
-            wanted = train(keras.layers.BatchNormalization(), keras.optimizers.SGD(0.05), x)
-            found = train(SyncBatchNormalization(), DistributedOptimizer(keras.optimizers.SGD(0.05)), own)
+            wanted = train(keras.layers.BatchNormalization, keras.optimizers.SGD(0.05), x)
+            found = train(SyncBatchNormalization, DistributedOptimizer(keras.optimizers.SGD(0.05)), own)
             for a, b in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
-            local = train(keras.layers.BatchNormalization(), DistributedOptimizer(keras.optimizers.SGD(0.05)), own)
+            local = train(keras.layers.BatchNormalization, DistributedOptimizer(keras.optimizers.SGD(0.05)), own)
             assert max(np.abs(a - b).max() for a, b in zip(local, wanted, strict=True)) > 1e-4
 
     pool(2, "shm").run(on_rank)
@@ -70,10 +79,11 @@ def test_masks_uneven_batches_and_configuration(pool: Pool) -> None:
             layer, plain = SyncBatchNormalization(momentum=0.5), keras.layers.BatchNormalization(momentum=0.5)
             found = layer(tf.constant(x[own]), training=True, mask=tf.constant(mask[own]))
             wanted = plain(tf.constant(x), training=True, mask=tf.constant(mask))
-            np.testing.assert_allclose(found, wanted[own], rtol=1e-9, atol=1e-10)
-            np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-9)
+            np.testing.assert_allclose(found, wanted[own], atol=1e-6)  # Keras adds 1e-7 to a mask's sum
+            np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), atol=1e-6)
             again = keras.layers.deserialize(keras.layers.serialize(layer))
-            assert type(again) is SyncBatchNormalization and again.momentum == 0.5
+            assert type(again) is SyncBatchNormalization
+            assert again.momentum == 0.5
             with pytest.raises(ValueError, match="fused"):
                 SyncBatchNormalization(fused=True)
 

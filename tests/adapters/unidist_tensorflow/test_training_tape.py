@@ -82,7 +82,7 @@ def test_local_sources(pool: Pool) -> None:
         def check(mode: str) -> None:
             layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
             layer.build((1, 1))
-            w = tf.Variable([1.0])
+            w = tf.Variable(tf.ones([1], tf.float64))
             rank = float(ud.rank())
             for scale, factor in ((True, 0.5), (False, 1.0)):
 
@@ -91,7 +91,8 @@ def test_local_sources(pool: Pool) -> None:
                         loss = tf.reduce_sum(w) * rank + tf.reduce_sum(layer.kernel) * rank
                     tape = PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=scale)
                     local, shared = tape.get_local_and_global_gradients(loss, [w, layer.kernel])
-                    assert local[0][0] is layer.kernel and shared[0][0] is w
+                    assert local[0][0] is layer.kernel
+                    assert shared[0][0] is w
                     return shared[0][1], local[0][1]
 
                 shared, local = called(mode, both)

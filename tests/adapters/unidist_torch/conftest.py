@@ -9,21 +9,17 @@ from pathlib import Path
 import pytest
 
 from unidist.runner import RankPool
+from unidist.testing.pools import PoolCache
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `_training`; they get this process's path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool() -> Iterator[Callable[..., RankPool]]:
-    """Return `pool(num_proc, engine)`; pools are kept for the whole session."""
-    pools: dict[tuple[int, str], RankPool] = {}
+    """Return `pool(num_proc, engine)`; pools are kept, but not so many that their ranks fill the memory."""
+    with PoolCache(max_idle_ranks=10) as pools:
 
-    def get(num_proc: int, engine: str = "auto") -> RankPool:
-        key = (num_proc, engine)
-        if key not in pools:
-            pools[key] = RankPool(num_proc, engine=engine, env={"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "30"})
-        return pools[key]
+        def get(num_proc: int, engine: str = "auto") -> RankPool:
+            return pools.get(num_proc, engine=engine, env={"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "30"})
 
-    yield get
-    for made in pools.values():
-        made.close()
+        yield get

@@ -114,7 +114,9 @@ def test_what_is_so_anyway_is_accepted_and_changes_nothing(command: Command, fla
     assert settings(shown(command, flag)) == settings(shown(command))
 
 
-@pytest.mark.parametrize("options", [("--autotune-warmup-samples=3",), ("-hostfile", "hosts"), ("--mpi-args=--map-by ppr:6:node",)])
+@pytest.mark.parametrize(
+    "options", [("--autotune-warmup-samples=3",), ("-hostfile", "hosts"), ("--mpi-args=--map-by ppr:6:node",)]
+)
 def test_a_refused_flag_says_what_to_use_instead(command: Command, options: tuple[str, ...]) -> None:
     # tests/test_horovod_doc.py tries all of them.
     error = refused(command, "-np", "2", *options)
@@ -280,9 +282,13 @@ def test_what_is_wrong_in_such_a_file_is_told_with_the_file(command: Command, te
 
 
 def test_a_variable_without_effect_is_a_warning(command: Command) -> None:
-    done = command.run("launch", "-np", "1", "true", env={"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1", "HOROVOD_THREAD_AFFINITY": "0"})
+    tuned = {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1", "HOROVOD_THREAD_AFFINITY": "0"}
+    done = command.run("launch", "-np", "1", "true", env=tuned)
     assert done.returncode == 0
-    assert "warning: variable HOROVOD_AUTOTUNE_WARMUP_SAMPLES=1 has an effect with --engine horovod only: the search" in done.stderr
+    assert (
+        "warning: variable HOROVOD_AUTOTUNE_WARMUP_SAMPLES=1 has an effect with --engine horovod only: the search"
+        in done.stderr
+    )
     assert "AFFINITY" not in done.stderr
     assert warnings_of_variables({"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1"}, engine="horovod") == []
 

@@ -1,0 +1,27 @@
+"""The Keras digits example learns to read, however it is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+Run = Callable[..., str]
+
+
+def accuracy(output: str, num_proc: int) -> float:
+    found = re.search(rf"accuracy ([\d.]+)% on 360 images, {num_proc} ranks", output)
+    assert found is not None, output
+    return float(found[1])
+
+
+def test_two_processes_read_over_95_percent(run_example: Run) -> None:
+    assert accuracy(run_example("digits_fit.py", num_proc=2), 2) > 95
+
+
+def test_accumulation_is_chosen_without_touching_it(run_example: Run) -> None:
+    output = run_example("digits_fit.py", "--batch-size", "16", num_proc=2, launch=("--strategy", "accumulate=2"))
+    assert accuracy(output, 2) > 95
