@@ -60,6 +60,11 @@ class FusedExchange:
         self._views: dict[int, Array] = {}
         self._announcements: list[Announcement] = []
         context = update.context
+        if context.settings.autotune:
+            raise ConfigurationError(
+                "--autotune looks for the size of PyTorch's gradient buckets; TensorFlow's are exchanged all at once. "
+                "Leave it out."
+            )
         if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
             for served in (self._take_part, self._take_part_in_flush):
                 self._announcements.append(context.announcements.register(served))
