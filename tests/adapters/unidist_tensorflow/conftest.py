@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,20 @@ _ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="package")
-def pool() -> Iterator[Callable[..., RankPool]]:
-    """Return `pool(num_proc, engine)`; importing TensorFlow takes seconds, so pools are kept, within the memory."""
-    with PoolCache(max_idle_ranks=8) as pools:
+_pools = PoolCache(max_idle_ranks=8)  # not so many that their ranks fill the memory
 
-        def get(num_proc: int, engine: str = "auto") -> RankPool:
-            return pools.get(num_proc, engine=engine, env=_ENVIRONMENT)
 
-        yield get
+@pytest.fixture
+def pool() -> Callable[..., RankPool]:
+    """Return `pool(num_proc, engine)`; pools are kept for all tests of this folder."""
+
+    def get(num_proc: int, engine: str = "auto") -> RankPool:
+        return _pools.get(num_proc, engine=engine, env=_ENVIRONMENT)
+
+    return get
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the pools after the last test of this folder: other folders need the memory."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _pools.close()
