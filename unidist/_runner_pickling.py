@@ -61,7 +61,14 @@ def _module_of(function: Any) -> ModuleType | None:
 def _package_mates(module: ModuleType) -> list[ModuleType]:
     top = module.__name__.partition(".")[0]
     named = [item for name, item in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
-    return [item for item in named if isinstance(item, ModuleType) and sys.modules.get(item.__name__) is item]
+    # A module that another package has under a second name (a facade does that) is not of this one.
+    return [
+        item
+        for item in named
+        if isinstance(item, ModuleType)
+        and sys.modules.get(item.__name__) is item
+        and item.__name__.partition(".")[0] == top
+    ]
 
 
 def _is_importable(module: ModuleType) -> bool:
