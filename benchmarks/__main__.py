@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import click
 
 from benchmarks import launch_time
+from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
-
-_ROOT = Path(__file__).resolve().parent.parent
-
-
-def _on_ranks(module: str, num_proc: int, repetitions: int) -> dict[str, float]:
-    """Run a benchmark module under `unidist launch` and return its medians."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "medians.json"
-        command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(num_proc), "--env", "OMP_NUM_THREADS=1"]
-        subprocess.run([*command, "-m", module, str(output), str(repetitions)], check=True, cwd=_ROOT, timeout=1800)
-        medians: dict[str, float] = json.loads(output.read_text())
-    return medians
-
-
-def _under_horovodrun(engine: str, repetitions: int) -> dict[str, float]:
-    """Run `benchmarks.horovod_beside` on two ranks of Horovod and return its medians."""
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as probe:
-        output, port = Path(folder) / "medians.json", probe.getsockname()[1]
-        probe.close()
-        env = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "UNIDIST_ENGINE": engine,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        }
-        command = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable]
-        arguments = ["-m", "benchmarks.horovod_beside", str(output), str(repetitions)]
-        subprocess.run([*command, *arguments], check=True, cwd=_ROOT, timeout=1800, env=env)
-        medians: dict[str, float] = json.loads(output.read_text())
-    return medians
 
 
 def _horovod_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
-    if importlib.util.find_spec("horovod") is None:
-        click.echo("Horovod is not installed (unidist build horovod): it is left out")
-        return []
     click.echo("measuring beside Horovod, unidist over shm ...")
-    beside = groups["beside Horovod, np=2"] = _under_horovodrun("shm", repetitions)
+    beside = groups["beside Horovod, np=2"] = under_horovodrun("benchmarks.horovod_beside", "shm", repetitions)
     click.echo("measuring beside Horovod, unidist over Horovod ...")
-    through = groups["through Horovod, np=2"] = _under_horovodrun("horovod", repetitions)
+    through = groups["through Horovod, np=2"] = under_horovodrun("benchmarks.horovod_beside", "horovod", repetitions)
     rows = []
     for what, target in (("GPT step", 1.3), ("100 MB", 1.0), ("4 KB", 1.0)):
         title = "GPT training step, np=2" if what == "GPT step" else f"all-reduce, np=2: {what}"
@@ -69,6 +29,27 @@ def _horovod_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list
         rows.append(
             Row(f"engine horovod, np=2: {what}, of Horovod itself", ours / theirs, "x", "at most", 1.05, detail)
         )
+    return rows
+
+
+def _keras_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step in Keras ...")
+    step = groups["Keras step, np=2"] = under_horovodrun("benchmarks.keras_step", "shm", repetitions)
+    ports = ",".join(map(str, free_ports(2)))
+    mirrored = under_unidist("benchmarks.keras_multiworker", 2, repetitions, ports)
+    groups["MultiWorkerMirroredStrategy, np=2"] = mirrored
+    rows = []
+    for how in ("loop", "fit"):
+        ours, alone = step[f"{how}, unidist"], step[f"{how}, no communication"]
+        detail = f"{duration(ours)}, no communication {duration(alone)}"
+        rows.append(Row(f"Keras step by {how}, np=2, of no communication", ours / alone, "x", "at most", 1.15, detail))
+    ours, alone = step["loop, unidist"], step["loop, no communication"]
+    rows.append(_faster("Keras step by loop, np=2, of Horovod's tape", ours, step["loop, Horovod"], 1.3, "Horovod"))
+    # Of two jobs: each is compared with its own step without communication.
+    theirs = mirrored["loop, MultiWorkerMirrored"] * alone / mirrored["loop, no communication"]
+    rows.append(
+        _faster("Keras step by loop, np=2, of MultiWorkerMirrored", ours, theirs, 1.0, "MultiWorkerMirrored, rescaled")
+    )
     return rows
 
 
@@ -96,20 +77,20 @@ def _allreduce_rows(medians: dict[str, float], num_proc: int) -> list[Row]:
 
 @click.command()
 @click.option("--repetitions", default=21, show_default=True, help="Counted repetitions of each measurement.")
-@click.option("--output-dir", type=click.Path(path_type=Path), default=_ROOT / "out", show_default="out/")
+@click.option("--output-dir", type=click.Path(path_type=Path), default=ROOT / "out", show_default="out/")
 def main(repetitions: int, output_dir: Path) -> None:
-    """Measure unidist beside torch.distributed and torchrun. Takes some minutes; wants a quiet machine."""
+    """Measure unidist beside its peers. Takes some minutes; wants a quiet machine."""
     groups: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     for num_proc in (2, 4):
         title = f"all-reduce, np={num_proc}"
         click.echo(f"measuring {title} ...")
-        medians = _on_ranks("benchmarks.allreduce", num_proc, repetitions)
+        medians = under_unidist("benchmarks.allreduce", num_proc, repetitions)
         rows += _allreduce_rows(medians, num_proc)
         groups[f"{title}: 100 MB"] = {name: value for name, value in medians.items() if name.startswith("100 MB")}
         groups[f"{title}: 4 KB"] = {name: value for name, value in medians.items() if name.startswith("4 KB")}
     click.echo("measuring a training step of the GPT ...")
-    step = groups["GPT step, np=2"] = _on_ranks("benchmarks.gpt_step", 2, repetitions)
+    step = groups["GPT step, np=2"] = under_unidist("benchmarks.gpt_step", 2, repetitions)
     for peer, target in (("no communication", 1.08), ("DDP over gloo", 0.95)):
         rows.append(
             Row(
@@ -121,7 +102,11 @@ def main(repetitions: int, output_dir: Path) -> None:
                 f"{duration(step['unidist'])}, {peer} {duration(step[peer])}",
             )
         )
-    rows += _horovod_rows(groups, repetitions)
+    if importlib.util.find_spec("horovod") is None:
+        click.echo("Horovod is not installed (unidist build horovod): what is measured beside it is left out")
+    else:
+        rows += _horovod_rows(groups, repetitions)
+        rows += _keras_rows(groups, repetitions)
     click.echo("measuring the launchers ...")
     launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
     ours, theirs = launch["unidist launch"], launch["torchrun"]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import unidist.torch as ud
+from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.timing import side_by_side
 
 LARGE, SMALL = 25_000_000, 1024  # float32 elements: 100 MB, 4 KB
@@ -19,6 +20,7 @@ def main(output: str, repetitions: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ud.init()
+    meeting = gloo_meeting()
     world = ud.world()
     engine, ordinary, theirs = ud.empty(LARGE), torch.zeros(LARGE), torch.zeros(LARGE)
     large = side_by_side(
@@ -27,6 +29,7 @@ def main(output: str, repetitions: int) -> None:
             "100 MB, ordinary memory": lambda: ud.allreduce_(ordinary, name="ordinary"),
             "100 MB, gloo": lambda: dist.all_reduce(theirs),
         },
+        meeting,
         repetitions=repetitions,
     )
     small, small_theirs = torch.zeros(SMALL), torch.zeros(SMALL)
@@ -37,6 +40,7 @@ def main(output: str, repetitions: int) -> None:
             "4 KB, world()": lambda: world.allreduce(buffer, buffer).wait(),
             "4 KB, gloo": lambda: dist.all_reduce(small_theirs),
         },
+        meeting,
         repetitions=5 * repetitions,
         inner=20,
     )

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import unidist.torch as ud
+from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt import CONTEXT, GPT, VOCABULARY
 from benchmarks.timing import side_by_side
 
@@ -46,12 +47,14 @@ def main(output: str, repetitions: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ud.init()
+    meeting = gloo_meeting()
     medians = side_by_side(
         {
             "no communication": make_step(lambda model, optimizer: (model, optimizer)),
             "unidist": make_step(ud.distribute),
             "DDP over gloo": make_step(lambda model, optimizer: (DistributedDataParallel(model), optimizer)),
         },
+        meeting,
         repetitions=repetitions,
     )
     if ud.rank() == 0:

@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 import unidist.torch as ud
 from benchmarks.allreduce import LARGE, SMALL
+from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt_step import make_step
-from benchmarks.timing import side_by_side
+from benchmarks.timing import Meeting, side_by_side
 
 _ROUNDS = 4
 
@@ -30,12 +31,14 @@ def main(output: str, repetitions: int) -> None:
     hvd.init()
     os.environ.update(RANK=str(hvd.rank()), WORLD_SIZE=str(hvd.size()))
     dist.init_process_group("gloo")  # for the barriers between measurements
+    meeting = gloo_meeting()
     ours, theirs = ud.empty(LARGE), torch.zeros(LARGE)
     large = side_by_side(
         {
             "100 MB, unidist": lambda: ud.allreduce_(ours, name="ours", op=ud.Sum),
             "100 MB, Horovod": lambda: hvd.allreduce_(theirs, name="theirs", op=hvd.Sum),
         },
+        meeting,
         repetitions=repetitions,
     )
     small = torch.zeros(SMALL)
@@ -44,10 +47,11 @@ def main(output: str, repetitions: int) -> None:
             "4 KB, unidist": lambda: ud.allreduce_(small, name="small ours", op=ud.Sum),
             "4 KB, Horovod": lambda: hvd.allreduce_(small, name="small theirs", op=hvd.Sum),
         },
+        meeting,
         repetitions=5 * repetitions,
         inner=20,
     )
-    steps = _steps(repetitions, apart=os.environ["UNIDIST_ENGINE"] != "horovod")
+    steps = _steps(meeting, repetitions, apart=os.environ["UNIDIST_ENGINE"] != "horovod")
     if ud.rank() == 0:
         with open(output, "w") as file:
             json.dump({**large, **latency, **steps}, file)
@@ -56,10 +60,11 @@ def main(output: str, repetitions: int) -> None:
     ud.shutdown()
 
 
-def _steps(repetitions: int, *, apart: bool) -> dict[str, float]:
+def _steps(meeting: Meeting, repetitions: int, *, apart: bool) -> dict[str, float]:
     """Return the medians of a training step.
 
     Args:
+        meeting: of the ranks.
         repetitions: of each variant.
         apart: Horovod is shut down while the others are measured, and started for its turns: its thread, which
             wakes a thousand times a second, is no part of theirs. Several rounds of turns; the median of their medians.
@@ -76,13 +81,13 @@ def _steps(repetitions: int, *, apart: bool) -> dict[str, float]:
         )
     }
     if not apart:
-        return side_by_side(ours | theirs, repetitions=repetitions)
+        return side_by_side(ours | theirs, meeting, repetitions=repetitions)
     rounds = []
     for _ in range(_ROUNDS):
         hvd.shutdown()
-        medians = side_by_side(ours, repetitions=-(-repetitions // _ROUNDS))
+        medians = side_by_side(ours, meeting, repetitions=-(-repetitions // _ROUNDS))
         hvd.init()
-        rounds.append(medians | side_by_side(theirs, repetitions=-(-repetitions // _ROUNDS)))
+        rounds.append(medians | side_by_side(theirs, meeting, repetitions=-(-repetitions // _ROUNDS)))
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 

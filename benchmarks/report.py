@@ -75,7 +75,9 @@ def save(folder: Path, groups: Mapping[str, Mapping[str, float]], rows: Sequence
     for axis, (title, medians) in zip(axes, groups.items(), strict=True):
         names = list(medians)
         colors = [
-            "tab:orange" if any(word in name for word in ("gloo", "torchrun", "Horovod")) else "tab:blue"
+            "tab:orange"
+            if any(word in name for word in ("gloo", "torchrun", "Horovod", "MultiWorkerMirrored"))
+            else "tab:blue"
             for name in names
         ]
         bars = axis.barh(names, [medians[name] for name in names], color=colors)

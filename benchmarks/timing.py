@@ -4,38 +4,61 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
+Durations = Sequence[Sequence[float]]
+"""In seconds, by repetition and variant."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the ranks of a benchmark meet.
+
+    Args:
+        barrier: before each measurement; not by what is measured, where that would favour one of them.
+        all_durations: gives every rank the durations of all.
+    """
+
+    barrier: Callable[[], object]
+    all_durations: Callable[[Durations], Sequence[Durations]]
 
 
 def side_by_side(
-    variants: Mapping[str, Callable[[], object]], *, repetitions: int, warmup: int = 2, inner: int = 1
+    variants: Mapping[str, Callable[[], object]],
+    meeting: Meeting,
+    *,
+    repetitions: int,
+    warmup: int = 2,
+    inner: int = 1,
 ) -> dict[str, float]:
     """Return the median duration of each variant in seconds, of the slowest rank in each repetition.
 
     In every repetition each variant runs once (`inner` times for short ones), in an order that rotates. All ranks call
-    this alike, with torch.distributed initialised (gloo): its barrier separates the measurements.
+    this alike.
 
     Args:
         variants: name -> what to run.
+        meeting: of the ranks.
         repetitions: counted repetitions.
         warmup: repetitions before, not counted.
         inner: calls per measurement; the duration of one is reported.
     """
     names = list(variants)
-    durations = torch.zeros(repetitions, len(names), dtype=torch.float64)
+    durations = [[0.0] * len(names) for _ in range(repetitions)]
     for repetition in range(-warmup, repetitions):
         for turn in range(len(names)):
             column = (turn + repetition) % len(names)
             run = variants[names[column]]
-            dist.barrier()
+            meeting.barrier()
             start = time.perf_counter()
             for _ in range(inner):
                 run()
             elapsed = (time.perf_counter() - start) / inner
             if repetition >= 0:
-                durations[repetition, column] = elapsed
-    dist.all_reduce(durations, op=dist.ReduceOp.MAX)
-    return {name: statistics.median(durations[:, i].tolist()) for i, name in enumerate(names)}
+                durations[repetition][column] = elapsed
+    everyone = meeting.all_durations(durations)
+    return {
+        name: statistics.median(max(rank[repetition][column] for rank in everyone) for repetition in range(repetitions))
+        for column, name in enumerate(names)
+    }

@@ -60,14 +60,11 @@ def _module_of(function: Any) -> ModuleType | None:
 
 def _package_mates(module: ModuleType) -> list[ModuleType]:
     top = module.__name__.partition(".")[0]
-    named = [item for name, item in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
-    # A module that another package has under a second name (a facade does that) is not of this one.
+    # Only by a module's own name: it may have others as well, here or in another package.
     return [
         item
-        for item in named
-        if isinstance(item, ModuleType)
-        and sys.modules.get(item.__name__) is item
-        and item.__name__.partition(".")[0] == top
+        for name, item in list(sys.modules.items())
+        if (name == top or name.startswith(f"{top}.")) and isinstance(item, ModuleType) and item.__name__ == name
     ]
 
 
@@ -77,9 +74,22 @@ def _is_importable(module: ModuleType) -> bool:
     spec = None
     parts = module.__name__.split(".")
     for i in range(len(parts)):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: i + 1]), path)
+        spec = _find_spec(".".join(parts[: i + 1]), path)
         if spec is None:
             return module.__name__ in sys.builtin_module_names
         path = spec.submodule_search_locations or []
     file = getattr(module, "__file__", None)
     return spec is not None and (file is None or spec.origin == file)
+
+
+def _find_spec(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    if spec is not None:
+        return spec
+    # An editable install is found by a class that setuptools brings into every process of this environment.
+    for finder in sys.meta_path:
+        if getattr(finder, "__module__", "").startswith("__editable__"):
+            spec = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None

@@ -6,33 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from unidist.tensor_compression import Compressor, NoneCompressor
 
-class Compressor:
-    """Compresses a tensor before it is reduced, and brings the result back. Without state: both are static."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return what is reduced instead of `tensor`, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the result in the form of the original tensor."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the tensor itself."""
-        return tensor
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _CastCompressor(Compressor):

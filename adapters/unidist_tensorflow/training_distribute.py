@@ -8,16 +8,16 @@ import keras
 
 from unidist import context
 from unidist.errors import UsageError
-from unidist.exchange_options import ExchangeOptions
+from unidist.horovod_arguments import Groups, check_passes
+from unidist.planned_update import check_counts_alone, planned_update
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
-from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
-from unidist.update import Accumulation, Update
+from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
-from unidist_tensorflow.training_arguments import CompressionLike, Groups, exchange_options, local_variables
+from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, local_variables
 from unidist_tensorflow.training_binding import check_place
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
 
@@ -62,7 +62,7 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
         model = item.partition(model, runtime)
     if model.dtype_policy.name == "mixed_float16" and not scales_loss(chosen):
         chosen = keras.optimizers.LossScaleOptimizer(chosen, name="loss_scale_optimizer")
-    bound = bind_to_plan(runtime, plan, chosen)
+    bound = bind(chosen, planned_update(runtime, plan, TensorFlowFramework()))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     _prepare_fit(model, bound)
@@ -125,8 +125,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     runtime = context.current()
     check_place()
     check_plain(optimizer)
-    if backward_passes_per_step <= 0:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be > 0")
+    check_passes(backward_passes_per_step)
     options = exchange_options(
         runtime,
         compression=compression,
@@ -138,21 +137,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    check_counts_alone(runtime, backward_passes_per_step)
     accumulation = None
     if backward_passes_per_step != 1:
-        if context.update_gate(runtime.plan) is not None:
-            raise UsageError(
-                f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
-                "accumulate; use one of them"
-            )
         accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     if keras.config.dtype_policy().name == "mixed_float16" and not scales_loss(optimizer):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     if name is not None:
         optimizer.name = name
-    bound = bind_to_plan(
-        runtime, runtime.plan, optimizer, accumulation=accumulation, average=op is not Op.Sum, options=options
+    average = op is not Op.Sum
+    update = planned_update(
+        runtime, runtime.plan, TensorFlowFramework(), accumulation=accumulation, average=average, options=options
     )
+    bound = bind(optimizer, update)
     bound._unidist.scale_local = scale_local_gradients
     return bound
 
@@ -171,53 +168,6 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     for variable in variables:
         bound.register_local_var(variable)
     return bound
-
-
-def bind_to_plan(
-    runtime: context.Context,
-    plan: Plan,
-    optimizer: Any,
-    *,
-    accumulation: Accumulation | None = None,
-    average: bool = True,
-    options: ExchangeOptions | None = None,
-) -> Any:
-    """Bind an optimizer to a plan and return it.
-
-    Args:
-        runtime: the context.
-        plan: who owns the exchange, and who counts passes.
-        optimizer: of Keras 3.
-        accumulation: how passes become updates; default: as the plan says.
-        average: the gradients of the ranks are averaged, else added up.
-        options: what is asked of the exchange.
-    """
-    return bind(optimizer, make_update(runtime, plan, accumulation, average, options))
-
-
-def make_update(
-    runtime: context.Context,
-    plan: Plan,
-    accumulation: Accumulation | None = None,
-    average: bool = True,
-    options: ExchangeOptions | None = None,
-) -> Update:
-    """Return the framework-free side of an optimizer, by a plan. Arguments as for `bind_to_plan`."""
-    gate = context.update_gate(plan)
-    if accumulation is None:
-        accumulation = (
-            Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
-        )
-    framework = TensorFlowFramework()
-    owner = context.gradient_owner(plan)
-    return Update(
-        runtime,
-        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
-        accumulation=accumulation,
-        average=average,
-        strategies=plan.strategies,
-        options=options,
-    )
 
 
 def _prepare_fit(model: Any, optimizer: Any) -> None:
@@ -263,4 +213,4 @@ def _position(optimizer: Any, variable: Any) -> int | None:
     return place
 
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_variables", "distribute", "make_update"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_variables", "distribute"]

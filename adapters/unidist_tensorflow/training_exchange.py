@@ -15,6 +15,7 @@ from unidist.announcements import Announcement
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.objects import gather_objects
+from unidist.parameter_agreement import Described, Description, check_alike, sparse_anywhere
 from unidist.update import Update
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, empty_array
 from unidist_tensorflow.training_slices import GatheredSlices, Slices
@@ -149,10 +150,13 @@ class FusedExchange:
         sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
         if update.num_ranks > 1:
             choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
-            described = (choices, tuple((info.name, info.shape, str(info.dtype)) for info in self.variables))
-            everyone = gather_objects(update.communicator, (described, sparse))
-            check_alike([description for description, _ in everyone], update.context.topology.rank)
-            sparse = set().union(*(places for _, places in everyone))
+            described = tuple(
+                Described(info.name, info.shape, str(info.dtype), trained=True, sparse=place in sparse)
+                for place, info in enumerate(self.variables)
+            )
+            everyone: list[Description] = gather_objects(update.communicator, Description(choices, described))
+            check_alike(everyone, update.communicator.members, update.context.topology.rank)
+            sparse = sparse_anywhere(everyone)
         dense = [place for place in range(len(self.variables)) if place not in sparse]
         groups = update.options.group_numbers(dense)
         infos = [self.variables[place] for place in dense]
@@ -178,37 +182,6 @@ class FusedExchange:
         scale = self.update.short_window_scale()
         if scale is not None:
             self._complete(scale)
-
-
-Description = tuple[str, tuple[tuple[str, tuple[int, ...], str], ...]]
-
-
-def check_alike(everyone: Sequence[Description], rank: int) -> None:
-    """Raise on every rank where the variables or the choices differ, with the first difference.
-
-    Args:
-        everyone: by rank: the choices in words, and name, shape and dtype of each variable.
-        rank: this one's number.
-    """
-    choices, first = everyone[0]
-    for other, (other_choices, described) in enumerate(everyone):
-        if other_choices != choices:
-            raise ConfigurationError(
-                f"the optimizers are to exchange gradients differently: {choices} on rank 0, but {other_choices} on "
-                f"rank {other} (seen on rank {rank}). Give every rank the same arguments."
-            )
-        if len(described) != len(first):
-            raise ConfigurationError(
-                f"there are {len(first)} trainable variables on rank 0, but {len(described)} on rank {other} (seen on "
-                f"rank {rank}). Build one model on every rank."
-            )
-        for wanted, found in zip(first, described, strict=True):
-            if wanted[1:] != found[1:]:
-                raise ConfigurationError(
-                    f"variable {wanted[0]!r} is {wanted[2]}{list(wanted[1])} on rank 0, but on rank {other} there is "
-                    f"{found[0]!r}, {found[2]}{list(found[1])}, in its place (seen on rank {rank}). Build one model "
-                    "on every rank."
-                )
 
 
 def _copy(target: Array, source: Array) -> None:

@@ -11,14 +11,16 @@ from unidist import context
 from unidist.buckets import ParameterInfo
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
+from unidist.horovod_arguments import Groups
+from unidist.planned_update import planned_update
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
 from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.memory import dtype_of
-from unidist_tensorflow.training_arguments import CompressionLike, Groups, exchange_options, local_variables
+from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, local_variables
 from unidist_tensorflow.training_binding import as_gradient, check_place
-from unidist_tensorflow.training_distribute import make_update
 from unidist_tensorflow.training_exchange import FusedExchange
 from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
 
@@ -116,7 +118,14 @@ class _Reducer:
         made = _exchanges.setdefault(runtime, {})
         key = (infos, self._options, self._average)
         if key not in made:
-            update = make_update(runtime, runtime.plan, Accumulation(), self._average, self._options)
+            update = planned_update(
+                runtime,
+                runtime.plan,
+                TensorFlowFramework(),
+                accumulation=Accumulation(),
+                average=self._average,
+                options=self._options,
+            )
             gathers = not self._options.sparse_as_dense
             made[key] = FusedExchange(update, infos, keeps_results=True, gathers=gathers)
         return made[key]

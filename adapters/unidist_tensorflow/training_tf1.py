@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from unidist import context
 from unidist.errors import UsageError
+from unidist.horovod_arguments import Groups
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
 from unidist.scopes import scope_of
 from unidist_tensorflow import training_distribute
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.reductions import grouped_allreduce
-from unidist_tensorflow.training_arguments import CompressionLike, Groups
+from unidist_tensorflow.training_arguments import CompressionLike
 
 
 class DistributedTF1Mixin:

@@ -16,12 +16,13 @@ from unidist.autotune import BucketTuner, tuner_for
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST
 from unidist.errors import UsageError
+from unidist.parameter_agreement import Description, check_alike, sparse_anywhere, trained_anywhere
 from unidist.update import Update
 from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.announcing import Announcing
 from unidist_torch.grad_scaler import scaled_step
 from unidist_torch.memory import CopyInto, buffer_of, dtype_of, memory_kind, tensor_of
-from unidist_torch.parameters import Description, check_alike, describe, on_any, shaped
+from unidist_torch.parameters import describe, shaped
 from unidist_torch.sparse import SparseGradients
 
 
@@ -331,15 +332,16 @@ class Binding:
         everyone: list[Description] = self._sparse.gather(Description(choices, described))
         check_alike(everyone, self._sparse.members, self._update.context.topology.rank)
         groups = self._update.options.group_numbers(
-            [position for position in range(len(listed)) if on_any(everyone, position, "trained")]
+            [position for position in range(len(listed)) if trained_anywhere(everyone, position)]
         )
+        sparse = sparse_anywhere(everyone)
         new = []
         for position, parameter in enumerate(listed):
             known = self._index.get(id(parameter))
             if known is None:
-                if on_any(everyone, position, "trained"):
+                if trained_anywhere(everyone, position):
                     new.append((position, parameter))
-            elif on_any(everyone, position, "sparse"):
+            elif position in sparse:
                 self._sparse.agree(known)
         infos = [
             ParameterInfo(

@@ -8,17 +8,17 @@ import torch
 
 from unidist import context
 from unidist.errors import UsageError
-from unidist.exchange_options import ExchangeOptions
+from unidist.horovod_arguments import Groups, check_passes, exchange_options
+from unidist.planned_update import check_counts_alone, planned_update
 from unidist.process_sets import ProcessSet, global_process_set
-from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
-from unidist.update import Accumulation, Update
+from unidist.update import Accumulation
 from unidist_torch.adasum_optimizer import bind_adasum
 from unidist_torch.compression import Compression
 from unidist_torch.framework import TorchFramework
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
-from unidist_torch.gradient_compression import CompressionLike, tensor_compressor
-from unidist_torch.horovod_arguments import Groups, NamedParameters, check_passes, exchange_options, names_of
+from unidist_torch.gradient_compression import CompressionLike, compressor_of, tensor_compressor
+from unidist_torch.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.operations import Adasum, Average, Op, Sum
 
 
@@ -48,10 +48,11 @@ def distribute(
     plan = runtime.plan_for(strategy)
     for item in plan.strategies:
         model = item.partition(model, runtime)
-    names = TorchFramework().parameters(model)
+    framework = TorchFramework()
+    names = framework.parameters(model)
     _check_owned(optimizer, names)
-    bind(runtime, plan, optimizer, dict(names), in_backward=True)
-    broadcast_parameters(TorchFramework().model_state(model), root_rank=0)
+    framework.bind_update(optimizer, planned_update(runtime, plan, framework, in_backward=True), names=names)
+    broadcast_parameters(framework.model_state(model), root_rank=0)
     if runtime.topology.world_size > 1:
         broadcast_optimizer_state(optimizer, root_rank=0)
     return model, optimizer
@@ -102,12 +103,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op = Op(op)
     options = exchange_options(
         runtime,
-        optimizer,
-        compression=compression,
+        compressor=compressor_of(compression, runtime.plugins.compressors),
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        position=position_in(optimizer),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
@@ -125,61 +126,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             )
         compressor = tensor_compressor(compression)
         return bind_adasum(optimizer, runtime, names=names, compression=compressor, passes=backward_passes_per_step)
+    check_counts_alone(runtime, backward_passes_per_step)
     accumulation = None
     if backward_passes_per_step != 1:
-        if context.update_gate(runtime.plan) is not None:
-            raise UsageError(
-                f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
-                "accumulate; use one of them"
-            )
         accumulation = Accumulation(passes=backward_passes_per_step, average=False, stepwise=False)
-    bound = bind(
-        runtime, runtime.plan, optimizer, names, accumulation=accumulation, average=op is not Sum, options=options
+    framework = TorchFramework()
+    update = planned_update(
+        runtime, runtime.plan, framework, accumulation=accumulation, average=op is not Sum, options=options
     )
+    bound = framework.bind_update(optimizer, update, names=names)
     bound._unidist.warns = True
     return bound
-
-
-def bind(
-    runtime: context.Context,
-    plan: Plan,
-    optimizer: torch.optim.Optimizer,
-    names: dict[str, torch.Tensor] | None,
-    *,
-    accumulation: Accumulation | None = None,
-    average: bool = True,
-    options: ExchangeOptions | None = None,
-    in_backward: bool = False,
-) -> Any:
-    """Bind an optimizer to a plan and return it. Collective.
-
-    Args:
-        runtime: the context.
-        plan: who owns the exchange, and who counts passes.
-        optimizer: of torch.
-        names: of its parameters, where known.
-        accumulation: how passes become updates; default: as the plan says.
-        average: the gradients of the ranks are averaged, else added up.
-        options: what is asked of the exchange.
-        in_backward: complete it in the backward pass where the plan's owner can.
-    """
-    gate = context.update_gate(plan)
-    if accumulation is None:
-        accumulation = (
-            Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
-        )
-    framework = TorchFramework()
-    owner = context.gradient_owner(plan)
-    update = Update(
-        runtime,
-        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
-        accumulation=accumulation,
-        average=average,
-        strategies=plan.strategies,
-        options=options,
-        in_backward=in_backward and owner.completes_in_backward,
-    )
-    return framework.bind_update(optimizer, update, names=names)
 
 
 def _check_owned(optimizer: torch.optim.Optimizer, names: Any) -> None:

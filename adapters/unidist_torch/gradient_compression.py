@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 
 from unidist.communicator import Work
-from unidist.compression import Bucket, BucketCompressor, GradientCompressor, build_compressor
+from unidist.compression import Bucket, BucketCompressor, GradientCompressor
 from unidist.compressors.half import BFloat16, Float16
 from unidist.errors import UsageError
+from unidist.horovod_arguments import bucket_compressor
 from unidist.registry import CompressorSpec, Registry
 from unidist_torch.compression import BF16Compressor, FP16Compressor, NoneCompressor
 from unidist_torch.memory import buffer_of, tensor_of
@@ -44,13 +45,10 @@ def compressor_of(compression: CompressionLike, registry: Registry[CompressorSpe
         ConfigurationError: an unknown name.
         ValueError: something that is no compressor.
     """
-    if isinstance(compression, str):
-        return build_compressor(compression, registry)
-    if isinstance(compression, GradientCompressor):
-        compression.validate()
-        return compression
-    if isinstance(compression, type) and compression in _OWN:
-        return _OWN[compression]
+    return bucket_compressor(compression, registry, members=_OWN, otherwise=_per_tensor)
+
+
+def _per_tensor(compression: Any) -> GradientCompressor:
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(
             f"compression={compression!r} has no compress and decompress; give a member of Compression, the name of a "

@@ -1,69 +1,15 @@
-"""The arguments of Horovod's DistributedOptimizer: checked as Horovod does, with its exceptions, and translated."""
+"""What of Horovod's arguments needs PyTorch: names of parameters, and tensors in groups."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from unidist.context import Context
-from unidist.exchange_options import ExchangeOptions
-from unidist.mesh import DATA_AXIS
-from unidist.process_sets import ProcessSet, global_process_set
-from unidist_torch.gradient_compression import CompressionLike, compressor_of
-from unidist_torch.operations import Average, Op
+from unidist.horovod_arguments import Position
 
 NamedParameters = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | None
-Groups = int | Sequence[Sequence[torch.Tensor]] | None
-
-
-def exchange_options(
-    context: Context,
-    optimizer: torch.optim.Optimizer,
-    *,
-    compression: CompressionLike,
-    op: Op,
-    gradient_predivide_factor: float,
-    num_groups: int,
-    groups: Groups,
-    sparse_as_dense: bool,
-    process_set: ProcessSet,
-) -> ExchangeOptions:
-    """Return the options for Horovod's arguments, of which it checks those that it is given.
-
-    Raises:
-        ValueError: arguments that Horovod refuses.
-    """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with op={Op(op).name}: it splits an average; "
-            "use op=Average, or leave it out"
-        )
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: give a factor above 0")
-    if num_groups != 0:
-        warnings.warn("num_groups is deprecated, as in Horovod; use groups", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set!r} is not registered; pass it to init(process_sets=[...]) or add_process_set")
-    is_global = process_set is global_process_set or process_set.process_set_id == 0
-    if not is_global and context.axis_size(DATA_AXIS) != context.topology.world_size:
-        raise ValueError(f"{process_set!r} and {context.plan.mesh}: a process set needs all ranks on the data axis")
-    return ExchangeOptions(
-        compressor=compressor_of(compression, context.plugins.compressors),
-        predivide_factor=float(gradient_predivide_factor),
-        process_set=None if is_global else process_set,
-        groups=_groups(optimizer, groups),
-        sparse_as_dense=sparse_as_dense,
-    )
-
-
-def check_passes(backward_passes_per_step: int) -> None:
-    """Raise ValueError unless there is at least one backward pass per step."""
-    if backward_passes_per_step <= 0:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be > 0")
 
 
 def names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters) -> dict[str, torch.Tensor] | None:
@@ -97,26 +43,16 @@ def names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters
     return dict(pairs)
 
 
-def _groups(optimizer: torch.optim.Optimizer, groups: Groups) -> int | tuple[tuple[int, ...], ...] | None:
-    if groups is None:
-        return None
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise ValueError(f"groups={groups}: give a positive number of groups, or a list of lists of torch.Tensor")
-        return groups
-    if not isinstance(groups, Sequence):
-        raise ValueError(f"groups should be a positive integer or a list of lists of torch.Tensor, not {type(groups)}")
+def position_in(optimizer: torch.optim.Optimizer) -> Position:
+    """Return what finds a tensor of `groups` among the optimizer's parameters."""
     positions = {id(parameter): position for position, parameter in enumerate(_parameters(optimizer))}
-    used: set[int] = set()
-    for group in groups:
-        for parameter in group:
-            if not isinstance(parameter, torch.Tensor):
-                raise ValueError(f"groups must consist of torch.Tensor, not {type(parameter).__name__}")
-            if id(parameter) in used:
-                raise ValueError("a parameter can only appear once in groups")
-            used.add(id(parameter))
-    # As in Horovod, what is not the optimizer's is left out.
-    return tuple(tuple(positions[id(item)] for item in group if id(item) in positions) for group in groups)
+
+    def position(member: Any) -> int | None:
+        if not isinstance(member, torch.Tensor):
+            raise ValueError(f"groups must consist of torch.Tensor, not {type(member).__name__}")
+        return positions.get(id(member))
+
+    return position
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

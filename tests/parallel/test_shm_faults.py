@@ -230,6 +230,7 @@ def test_a_limited_address_space_is_lived_with_or_told() -> None:
 
         from unidist import context
         from unidist.buffer import Buffer
+        from unidist.strategies import data as _  # importing needs memory too
 
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, resource.RLIM_INFINITY))
@@ -246,7 +247,7 @@ def test_a_limited_address_space_is_lived_with_or_told() -> None:
     with RankPool(2, engine="shm", timeout=timedelta(seconds=30)) as pool:
         assert pool.run(limited, (4 << 30,)) == ["2", "2"]
     with RankPool(2, engine="shm", timeout=timedelta(seconds=30)) as pool:
-        for text in pool.run(limited, (1 << 20,)):
+        for text in pool.run(limited, (8 << 20,)):
             assert "UNIDIST_SHM_CAPACITY_BYTES" in text
 
 

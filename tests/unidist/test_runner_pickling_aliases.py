@@ -20,3 +20,11 @@ def test_a_module_with_second_names_in_another_package_is_left_to_its_own(monkey
     function, args, _ = pickle.loads(dump_call(strategy_spec.parse, ("accumulate=2",), {}))
     assert function is strategy_spec.parse
     assert args == ("accumulate=2",)
+
+
+def test_a_module_with_a_second_name_in_its_own_package_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("unidist.nowhere_to_be_found")  # which no worker could import
+    for name in (module.__name__, "unidist.alias"):
+        monkeypatch.setitem(sys.modules, name, module)
+    function, _, _ = pickle.loads(dump_call(strategy_spec.parse, ("accumulate=2",), {}))
+    assert function is strategy_spec.parse

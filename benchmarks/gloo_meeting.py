@@ -1,0 +1,21 @@
+"""The ranks of the PyTorch benchmarks meet over gloo, which is nobody's engine here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch.distributed as dist
+
+from benchmarks.timing import Durations, Meeting
+
+
+def gloo_meeting() -> Meeting:
+    """Return the meeting of all ranks; torch.distributed is initialised."""
+
+    def all_durations(own: Durations) -> Sequence[Durations]:
+        everyone: list[Durations | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, own)
+        return cast("list[Durations]", everyone)
+
+    return Meeting(dist.barrier, all_durations)

@@ -1,0 +1,57 @@
+"""An optimizer's `Update` as the plan says: who exchanges its gradients, and who counts its backward passes."""
+
+from __future__ import annotations
+
+from unidist.context import Context, gradient_owner, update_gate
+from unidist.errors import UsageError
+from unidist.exchange_options import ExchangeOptions
+from unidist.framework import Framework
+from unidist.strategy import Plan
+from unidist.update import Accumulation, Update
+
+
+def planned_update(
+    runtime: Context,
+    plan: Plan,
+    framework: Framework,
+    *,
+    accumulation: Accumulation | None = None,
+    average: bool = True,
+    options: ExchangeOptions | None = None,
+    in_backward: bool = False,
+) -> Update:
+    """Return the framework-free side of an optimizer.
+
+    Args:
+        runtime: the context.
+        plan: names the owner of the exchange, and the strategy that counts passes.
+        framework: does arithmetic on gradients.
+        accumulation: how passes become updates; default: as the plan says.
+        average: the gradients of the ranks are averaged, else added up.
+        options: what the script asks of the exchange.
+        in_backward: complete it in the backward pass where the plan's owner can.
+    """
+    gate = update_gate(plan)
+    if accumulation is None:
+        accumulation = (
+            Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
+        )
+    owner = gradient_owner(plan)
+    return Update(
+        runtime,
+        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
+        accumulation=accumulation,
+        average=average,
+        strategies=plan.strategies,
+        options=options,
+        in_backward=in_backward and owner.completes_in_backward,
+    )
+
+
+def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
+    """Raise UsageError if the script and a strategy of the command line both count backward passes."""
+    if backward_passes_per_step != 1 and update_gate(runtime.plan) is not None:
+        raise UsageError(
+            f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
+            "accumulate; use one of them"
+        )
