@@ -15,5 +15,6 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "unidist_tensorflow.framework:TensorFlowFramework",
             "tensorflow",
             "TensorFlow 2, and Keras 3 on top of it",
+            conformance="unidist_tensorflow.conformance",
         )
     )

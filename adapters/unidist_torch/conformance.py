@@ -13,6 +13,8 @@ from unidist.testing._training import Training
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
+modes = ("eager",)  # see `FrameworkTraining`
+
 
 class Model(torch.nn.Module):
     """A small network with everything that gets in the way: tied, frozen, unused, float32 and empty parameters.
@@ -48,14 +50,7 @@ class Model(torch.nn.Module):
 
 
 def train(training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
-    """Train on this rank's share of every batch and return the parameters by path.
-
-    Args:
-        training: what to do.
-        distributed: exchange gradients by unidist, which is initialized; False: leave the exchange out.
-        rank: whose share.
-        size: number of shares.
-    """
+    """Train on this rank's share of every batch; see `FrameworkTraining.train`."""
     model: Any = Model()
     optimizer: Any = _optimizer(training.optimizer, model)
     if distributed:

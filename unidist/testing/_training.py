@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ class Training:
         passes: calls of `step` that make one update.
         loss_factor: the loss is multiplied by this.
         flush: call `flush` at the end.
+        mode: the way in which the framework runs a step, one of its `FrameworkTraining.modes`; "" for the first.
     """
 
     optimizer: str = "sgd"
@@ -35,6 +37,7 @@ class Training:
     passes: int = 1
     loss_factor: float = 1.0
     flush: bool = False
+    mode: str = ""
 
     def data(self, width: int, classes: int) -> tuple[Array, Array]:
         """Return features `(n, width)` and labels `(n,)` of all batches, alike on every rank."""
@@ -51,14 +54,30 @@ class Training:
     def concatenated(self) -> Training:
         """Return the same training for one process without accumulation: a whole window is one batch."""
         assert self.steps % self.passes == 0, "a short window is another training"
-        return Training(self.optimizer, self.steps // self.passes, self.batch * self.passes, 1, self.loss_factor)
+        return replace(self, steps=self.steps // self.passes, batch=self.batch * self.passes, passes=1, flush=False)
 
 
 class FrameworkTraining(Protocol):
-    """What a framework adapter gives the suite, under the path `FrameworkSpec.conformance`."""
+    """What a framework adapter gives the suite, under the path `FrameworkSpec.conformance`: a module.
+
+    Its model has parameters of these names: `inner`, `head` and `bias`, trained, float64; `narrow`, trained, float32;
+    `frozen`, not to be trained; `unused`, in no loss; `empty`, of no elements. `inner` is used twice.
+
+    Attributes:
+        modes: the ways in which the framework runs a step ("eager", "function"), the usual one first.
+    """
+
+    modes: Sequence[str]
 
     def train(self, training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
-        """Train on one rank's share and return the parameters by path."""
+        """Train on one rank's share and return the parameters by name.
+
+        Args:
+            training: what to do, in which of the modes.
+            distributed: exchange gradients by unidist, which is initialized; False: leave the exchange out.
+            rank: whose share.
+            size: number of shares.
+        """
 
     def init(self) -> None:
         """Start unidist."""
@@ -72,7 +91,7 @@ class RankOutcome:
     """What a rank brings back.
 
     Args:
-        parameters: by path.
+        parameters: by name.
         operations: names of the communicator's operations by which gradients were exchanged, in order.
     """
 
@@ -82,7 +101,8 @@ class RankOutcome:
 
 def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1) -> dict[str, Array]:
     """Train without unidist, on one of `size` shares."""
-    return _module(framework).train(training, distributed=False, rank=rank, size=size)
+    module = _module(framework)
+    return module.train(_with_mode(training, module), distributed=False, rank=rank, size=size)
 
 
 def train_on_rank(
@@ -90,8 +110,8 @@ def train_on_rank(
 ) -> RankOutcome:
     """Train with unidist, from `init` to `shutdown`, on a rank; `record`: bring back what was communicated."""
     module = _module(framework)
-    os.environ.update(UNIDIST_STRATEGY=strategy, UNIDIST_ENGINE=engine)
-    try:
+    training = _with_mode(training, module)
+    with _environment({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}):
         module.init()
         try:
             runtime = context.current()
@@ -100,10 +120,28 @@ def train_on_rank(
             parameters = module.train(training, distributed=True, rank=topology.rank, size=topology.world_size)
         finally:
             module.shutdown()
-    finally:
-        for name in ("UNIDIST_STRATEGY", "UNIDIST_ENGINE"):
-            os.environ.pop(name, None)
     return RankOutcome(parameters, tuple(record.operation for record in records))
+
+
+def largest_error(found: Array, expected: Array) -> float:
+    """Return the largest difference, relative where the expected value is above 1."""
+    if not expected.size:
+        return 0.0
+    return float(np.max(np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)))
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _record(runtime: context.Context) -> list[Any]:
@@ -118,7 +156,15 @@ def _record(runtime: context.Context) -> list[Any]:
     return records
 
 
+def _with_mode(training: Training, module: FrameworkTraining) -> Training:
+    if training.mode and training.mode not in module.modes:
+        raise ValueError(f"no mode {training.mode!r} of training in this framework; choices: {', '.join(module.modes)}")
+    return replace(training, mode=training.mode or module.modes[0])
+
+
 def _module(framework: str) -> FrameworkTraining:
     spec = PluginManager().load().frameworks.get(framework)
+    if not spec.conformance:
+        raise ValueError(f"framework {framework!r} has no half of the conformance suite (FrameworkSpec.conformance)")
     module: FrameworkTraining = cast(Any, importlib.import_module(spec.conformance))
     return module

@@ -11,6 +11,7 @@ Runs in real processes; the conftest needs `pytest_plugins = ["unidist.testing.f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from unidist.testing._arrays import Array
-from unidist.testing._training import RankOutcome, Training, train_alone, train_on_rank
+from unidist.testing._training import RankOutcome, Training, largest_error, train_alone, train_on_rank
 from unidist.testing.fixtures import RankPoolFactory
 
 
@@ -28,7 +29,9 @@ class StrategyConformance:
     Attributes:
         strategy: the strategy line.
         engine: engine that it runs on.
-        framework: "torch".
+        framework: "torch", "tensorflow", or another whose adapter has its half of the suite.
+        modes: of the ways in which the framework runs a step ("eager", "function", "fit" of TensorFlow); "" is the
+            usual one.
         sizes: numbers of ranks; they divide 12.
         optimizers: of "sgd" (with momentum) and "adamw".
         passes: calls of `step` that make one update.
@@ -41,6 +44,7 @@ class StrategyConformance:
     strategy: ClassVar[str] = ""
     engine: ClassVar[str] = "shm"
     framework: ClassVar[str] = "torch"
+    modes: ClassVar[Sequence[str]] = ("",)
     sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4)
     optimizers: ClassVar[Sequence[str]] = ("sgd", "adamw")
     passes: ClassVar[int] = 1
@@ -54,17 +58,19 @@ class StrategyConformance:
         self._rank_pool = rank_pool
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each test the sizes and optimizers of this class."""
+        """Give each test the sizes, optimizers and modes of this class."""
         if "size" in metafunc.fixturenames:
             metafunc.parametrize("size", self.sizes)
         if "group_size" in metafunc.fixturenames:
             metafunc.parametrize("group_size", [size for size in self.sizes if size > 1])
         if "optimizer" in metafunc.fixturenames:
             metafunc.parametrize("optimizer", self.optimizers)
+        if "mode" in metafunc.fixturenames:
+            metafunc.parametrize("mode", self.modes)
 
-    def training(self, optimizer: str) -> Training:
+    def training(self, optimizer: str, mode: str) -> Training:
         """Return the training: ten updates."""
-        return Training(optimizer, steps=10 * self.passes, passes=self.passes)
+        return Training(optimizer, steps=10 * self.passes, passes=self.passes, mode=mode)
 
     def train(self, size: int, training: Training) -> list[RankOutcome]:
         """Train over `size` ranks with this strategy."""
@@ -74,57 +80,50 @@ class StrategyConformance:
 
     def train_one_process(self, training: Training) -> dict[str, Array]:
         """Train in one process, on the concatenated batches, without unidist."""
-        whole = training.concatenated()
-        whole = Training(whole.optimizer, whole.steps, whole.batch, 1, self.loss_factor)
+        whole = replace(training.concatenated(), loss_factor=self.loss_factor)
         outcome: dict[str, Array] = self._rank_pool(1).run(train_alone, (self.framework, whole))[0]
         return outcome
 
-    def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str) -> None:
-        training = self.training(optimizer)
+    def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str, mode: str) -> None:
+        training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
         for rank, outcome in enumerate(self.train(size, training)):
             assert outcome.parameters.keys() == expected.keys()
             for name, value in expected.items():
                 limit = self.narrow_tolerance if value.dtype == np.float32 else self.tolerance
-                error = _error(outcome.parameters[name], value)
+                error = largest_error(outcome.parameters[name], value)
                 assert error <= limit, (
                     f"{name} on rank {rank} differs by {error:.2e} from one process, more than {limit:.0e}"
                 )
 
-    def test_the_comparison_fails_without_the_exchange(self, group_size: int, optimizer: str) -> None:
-        training = self.training(optimizer)
+    def test_the_comparison_fails_without_the_exchange(self, group_size: int, optimizer: str, mode: str) -> None:
+        training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
         alone = self._rank_pool(1).run(train_alone, (self.framework, training, 0, group_size))[0]
         for name in ("inner", "head", "bias", "narrow"):
             limit = self.narrow_tolerance if expected[name].dtype == np.float32 else self.tolerance
-            error = _error(alone[name], expected[name])
+            error = largest_error(alone[name], expected[name])
             assert error > 100 * limit, f"{name} differs by {error:.2e} only: a missing exchange would not be seen"
 
-    def test_parameters_are_the_same_bits_on_every_rank(self, group_size: int, optimizer: str) -> None:
-        first, *others = self.train(group_size, self.training(optimizer))
+    def test_parameters_are_the_same_bits_on_every_rank(self, group_size: int, optimizer: str, mode: str) -> None:
+        first, *others = self.train(group_size, self.training(optimizer, mode))
         for rank, outcome in enumerate(others, start=1):
             for name, value in first.parameters.items():
                 assert value.tobytes() == outcome.parameters[name].tobytes(), (
                     f"{name} differs between ranks 0 and {rank}"
                 )
 
-    def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int) -> None:
-        training = self.training(self.optimizers[0])
+    def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int, mode: str) -> None:
+        training = self.training(self.optimizers[0], mode)
         first, second = self.train(group_size, training)[0], self.train(group_size, training)[0]
         for name, value in first.parameters.items():
             assert value.tobytes() == second.parameters[name].tobytes(), f"{name} differs between two runs"
 
-    def test_what_is_frozen_or_unused_stays(self, group_size: int) -> None:
+    def test_what_is_frozen_or_unused_stays(self, group_size: int, mode: str) -> None:
         if "adamw" not in self.optimizers:
             pytest.skip("an optimizer with weight decay shows whether an unused parameter is touched")
-        training = self.training("adamw")
-        before = self._rank_pool(1).run(train_alone, (self.framework, Training("adamw", steps=0)))[0]
+        training = self.training("adamw", mode)
+        before = self._rank_pool(1).run(train_alone, (self.framework, replace(training, steps=0)))[0]
         for outcome in self.train(group_size, training):
             for name in ("frozen", "unused", "empty"):
                 assert outcome.parameters[name].tobytes() == before[name].tobytes(), f"{name} was changed"
-
-
-def _error(found: Array, expected: Array) -> float:
-    if not expected.size:
-        return 0.0
-    return float(np.max(np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)))

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `_pool`; the ranks get this process's path
-
-from _pool import MpiPool, MpiPools
+from mpi_pool import MpiPool, MpiPools
 
 
 @pytest.fixture(scope="module")

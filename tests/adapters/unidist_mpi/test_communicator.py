@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _pool import MpiPool
+from mpi_pool import MpiPool
 
 from unidist.buffer import DType
 from unidist.communicator import Communicator, ReduceOp

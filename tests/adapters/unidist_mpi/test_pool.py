@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from _pool import MpiPool, variables
+from mpi_pool import MpiPool, variables
 
 pytestmark = pytest.mark.parallel
 
@@ -46,7 +46,7 @@ def test_a_pool_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "import os, pathlib, time\n"
-        "from _pool import MpiPool, variables\n"
+        "from mpi_pool import MpiPool, variables\n"
         f"pool = MpiPool(2, pathlib.Path({str(tmp_path)!r}), variables(None))\n"
         "print(*pool.run(os.getpid), pool.mpirun.pid, flush=True)\n"
         "time.sleep(100)\n"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from _pool import command, variables
+from mpi_pool import command, variables
 
 from unidist.local_processes import LocalProcesses
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from _pool import MpiPool
+from mpi_pool import MpiPool
 
 pytest.importorskip("torch", reason="the framework under test")
 

@@ -1,6 +1,6 @@
 """One rank of an `MpiPool`: connects to the pool, says who it is, and serves as any worker of a `RankPool`.
 
-mpirun ... python _worker.py ROOT ADDRESS
+mpirun ... python mpi_worker.py ROOT ADDRESS
 """
 
 from __future__ import annotations

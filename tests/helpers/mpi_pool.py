@@ -54,7 +54,7 @@ class MpiPool:
         self.num_proc = num_proc
         self.healthy = True
         self._token = secrets.token_bytes(_TOKEN_BYTES)
-        root = str(Path(__file__).resolve().parents[3])
+        root = str(Path(__file__).resolve().parents[2])
         address = f"unidist/mpi-pool/{secrets.token_hex(8)}"
         variables = {**env, "TMPDIR": str(folder), "UNIDIST_TEST_TOKEN": self._token.hex(), "OMP_NUM_THREADS": "1"}
         with ExitStack() as stack:
@@ -62,7 +62,7 @@ class MpiPool:
             listener.bind("\0" + address)
             listener.listen(num_proc)
             processes = stack.enter_context(LocalProcesses(1, env=variables))
-            script = str(Path(__file__).with_name("_worker.py"))
+            script = str(Path(__file__).with_name("mpi_worker.py"))
             self.mpirun = processes.start(command(num_proc, script, root, address), stdin=subprocess.DEVNULL)
             self._workers = self._accept(listener, stack)
             listener.close()

@@ -1,0 +1,184 @@
+"""However a step is run and whatever carries its gradients: training over ranks gives the numbers of one process.
+
+The model and its loop are those of the strategy conformance suite: each framework's `conformance` module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_pool import MpiPool, variables
+from tensorflow_ranks import ENVIRONMENT
+
+from unidist import context
+from unidist.plugins import PluginManager
+from unidist.runner import RankPool
+from unidist.testing._arrays import Array
+from unidist.testing._training import Training, largest_error, train_alone, train_on_rank
+from unidist.testing.leaks import Resources
+
+pytestmark = pytest.mark.parallel
+
+WAYS = {
+    "torch": ("torch", "eager"),
+    "tensorflow": ("tensorflow", "eager"),
+    "tf.function": ("tensorflow", "function"),
+    "model.fit": ("tensorflow", "fit"),
+}
+STRATEGIES = {"data": 1, "accumulate=2": 2}  # passes that make an update
+# By size first, and mpi first: each pool is started once, and the last one serves the cases without an exchange too.
+JOBS = [(size, engine) for size in (1, 2, 3) for engine in ("mpi", "shm", "horovod")]
+TRAINED = ("inner", "head", "bias", "narrow")
+LIMITS = {"float64": 1e-12, "float32": 1e-5}
+TIMEOUT = timedelta(seconds=100)
+RANKS = {**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "60"}  # where three ranks import two frameworks, one waits for another
+
+Parameters = dict[str, Array]
+
+
+class OnePool:
+    """The pool that the last case used. Ranks with two frameworks are large, so there is never a second one.
+
+    Attributes:
+        resources: what the pool holds in this process: no leak of the test that started it.
+        references: what one process came to, by framework and training: each serves many cases.
+    """
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._pool: RankPool | MpiPool | None = None
+        self._kind: tuple[int, bool] | None = None
+        self.resources: frozenset[object] = frozenset()
+        self.references: dict[tuple[str, Training], Parameters] = {}
+
+    def run(self, size: int, engine: str, function: Callable[..., Any], ranks: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run a function on ranks that can use the engine: `mpi` on those that mpirun starts.
+
+        Args:
+            size: number of ranks.
+            engine: name of the engine.
+            function: what to run.
+            ranks: arguments of each rank.
+        """
+        kind = (size, engine == "mpi")
+        if kind != self._kind:
+            self.close()
+            before = Resources.held()
+            if engine == "mpi":
+                environment = {"UNIDIST_ENGINE": "mpi", **variables(RANKS)}
+                self._pool = MpiPool(size, self._make_folder(), environment)
+                self._pool.run(_start_and_end)  # MPI makes its files in shared memory now, not in somebody's test
+            else:
+                self._pool = RankPool(size, env=RANKS)
+            self._kind = kind
+            self.resources = frozenset(Resources.held().beyond(before))
+        assert self._pool is not None
+        try:
+            return self._pool.run(function, per_rank_args=ranks, timeout=TIMEOUT)
+        except BaseException:
+            self.close()  # its ranks may be in any state
+            raise
+
+    def close(self) -> None:
+        """End the ranks."""
+        pool, self._pool, self._kind, self.resources = self._pool, None, None, frozenset()
+        if pool is not None:
+            pool.close()
+
+
+def _start_and_end() -> None:
+    context.init()
+    context.shutdown()
+
+
+@pytest.fixture(scope="module")
+def rank_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePool]:
+    """The ranks of this module; the leak check asks it too."""
+    pools = OnePool(lambda: tmp_path_factory.mktemp("mpi"))
+    yield pools
+    pools.close()
+
+
+class Case:
+    """One way to run a step on ranks of one kind.
+
+    Args:
+        pools: where the ranks are from.
+        size: number of ranks.
+        engine: carries the gradients.
+        way: of `WAYS`.
+        strategy: of `STRATEGIES`.
+    """
+
+    def __init__(self, pools: OnePool, size: int, engine: str, way: str, strategy: str) -> None:
+        self._pools, self.size, self._engine, self._strategy = pools, size, engine, strategy
+        self._framework, mode = WAYS[way]
+        plugins = PluginManager().load()
+        if importlib.util.find_spec(plugins.frameworks.get(self._framework).requires) is None:
+            pytest.skip(f"{self._framework} is not installed")
+        available = plugins.engines.get(engine).load().availability()
+        if not available.usable:
+            pytest.skip(available.reason)
+        passes = STRATEGIES[strategy]
+        self._training = Training("adamw", steps=6 * passes, passes=passes, mode=mode)
+
+    def together(self) -> list[Parameters]:
+        """Train with unidist."""
+        arguments = self._framework, self._strategy, self._engine, self._training
+        outcomes = self._run(train_on_rank, [arguments] * self.size)
+        return [outcome.parameters for outcome in outcomes]
+
+    def apart(self) -> list[Parameters]:
+        """Let each rank train on its own share, without an exchange."""
+        return self._run(train_alone, [(self._framework, self._training, rank, self.size) for rank in range(self.size)])
+
+    def one_process(self) -> Parameters:
+        """Train in one process on the concatenated batches, in the framework's usual way, without unidist."""
+        whole = replace(self._training.concatenated(), mode="")
+        known, key = self._pools.references, (self._framework, whole)
+        if key not in known:
+            known[key] = self._run(train_alone, [key] * self.size)[0]
+        return known[key]
+
+    def _run(self, function: Callable[..., Any], ranks: Sequence[Sequence[Any]]) -> list[Any]:
+        return self._pools.run(self.size, self._engine, function, ranks)
+
+
+def check_equal(found: Parameters, expected: Parameters) -> None:
+    """Raise AssertionError unless all parameters are equal within what rounding does."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        error = largest_error(found[name], value)
+        assert error <= LIMITS[str(value.dtype)], f"{name} differs by {error:.2e}"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("size", "engine"), JOBS)
+def test_training_gives_the_numbers_of_one_process(
+    rank_pools: OnePool, size: int, engine: str, way: str, strategy: str
+) -> None:
+    case = Case(rank_pools, size, engine, way, strategy)
+    expected, found = case.one_process(), case.together()
+    assert len(found) == size
+    for parameters in found:
+        check_equal(parameters, expected)
+        for name, value in parameters.items():
+            assert value.tobytes() == found[0][name].tobytes(), f"{name} differs between the ranks"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_check_fails_without_the_exchange(rank_pools: OnePool, way: str, strategy: str) -> None:
+    case = Case(rank_pools, 3, "shm", way, strategy)
+    expected, found = case.one_process(), case.apart()
+    for name in TRAINED:
+        for parameters, others in zip(found, [*found[1:], expected], strict=True):
+            with pytest.raises(AssertionError, match=f"{name} differs"):
+                check_equal({name: parameters[name]}, {name: others[name]})
