@@ -228,9 +228,9 @@ def test_a_limited_address_space_is_lived_with_or_told() -> None:
     def limited(nbytes: int) -> str:
         import resource
 
+        import unidist.strategies.data  # noqa: F401 - importing needs memory too
         from unidist import context
         from unidist.buffer import Buffer
-        from unidist.strategies import data  # noqa: F401 - importing needs memory too
 
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, resource.RLIM_INFINITY))
