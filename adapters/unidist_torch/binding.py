@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unidist.autotune import BucketTuner, tuner_for
+from unidist import autotune
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST
 from unidist.errors import UsageError
@@ -62,12 +62,12 @@ class Binding:
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
         self._callback_queued = False
-        self._tuner: BucketTuner | None = None
+        self._tuner: autotune.Tuner | None = None
         options = update.options
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
         self._announcing = Announcing(update, self._take_part, self._take_part_in_flush, self._take_part_in_loss)
         self._agree()
-        self._tuner = tuner_for(update)
+        self._tuner = autotune.tuner_for(update)
 
     # What the optimizer's methods do
 
@@ -283,15 +283,14 @@ class Binding:
         if self._tuner is not None and self._tuner.due():
             self._retune(self._tuner)
 
-    def _retune(self, tuner: BucketTuner) -> None:
-        """Exchange in buckets of the size that rank 0 wants to try, or to keep. Collective."""
+    def _retune(self, tuner: autotune.Tuner) -> None:
+        """Use what rank 0 wants to try, or to keep. Collective."""
         is_first = self._update.communicator.rank == 0
-        bucket_bytes, final = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
-        if bucket_bytes != self._update.bucket_bytes:
-            self._update.set_bucket_bytes(bucket_bytes)
+        choice: autotune.Choice = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
+        if autotune.apply(choice, self._update):
             self._place_gradients(0)
         tuner.restart()
-        if final:
+        if choice.final:
             self._tuner = None
 
     def _finish_from(self, first: int, scale: float | None) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidist.autotune import SMALLEST_BYTES, BucketTuner, ClimbingSearch, bucket_choices
+from unidist.autotune import SMALLEST_BYTES, Choice, ClimbingSearch, Tuner, bucket_choices
 
 MIB = 1 << 20
 
@@ -59,17 +59,17 @@ def test_choices_are_those_that_make_a_difference() -> None:
     assert bucket_choices(100, 64) == [64, 128]
 
 
-def drive(tuner: BucketTuner, now: list[float], seconds: Callable[[int], float], start: int) -> list[int]:
+def drive(tuner: Tuner, now: list[float], seconds: Callable[[int], float], start: int) -> list[int]:
     """Do updates that take `seconds(bucket_bytes)` until the tuner is content; returns the sizes in use."""
     used = [start]
     for _ in range(1000):
         now[0] += seconds(used[-1])
         if tuner.due():
-            chosen, final = tuner.next_choice()
+            choice = tuner.next_choice()
             tuner.restart()
             now[0] += 50.0  # the change itself is not measured
-            used.append(chosen)
-            if final:
+            used.append(choice.bucket_bytes)
+            if choice.final:
                 return used
     raise AssertionError("no end")
 
@@ -77,22 +77,22 @@ def drive(tuner: BucketTuner, now: list[float], seconds: Callable[[int], float],
 def test_the_fastest_size_is_kept_and_the_log_tells_why(tmp_path: Path) -> None:
     now = [0.0]
     log = tmp_path / "new" / "tune.csv"
-    tuner = BucketTuner(8 * MIB, 2 * MIB, log=log, clock=lambda: now[0])
+    tuner = Tuner(8 * MIB, Choice(2 * MIB, None), log=log, clock=lambda: now[0])
     used = drive(tuner, now, lambda size: {4 * MIB: 0.5, 8 * MIB: 0.8}.get(size, 1.0), 2 * MIB)
     assert used == [2 * MIB, 4 * MIB, 8 * MIB, 4 * MIB]
     header, *rows = csv.reader(log.read_text().splitlines())
-    assert header == ["gradient_bytes", "update", "bucket_bytes", "median_update_ms", "decision"]
-    assert [(row[0], int(row[2]), float(row[3])) for row in rows] == [
+    assert header == ["gradient_bytes", "update", "bucket_bytes", "cycle_time_ms", "median_update_ms", "decision"]
+    assert [(row[0], int(row[2]), float(row[4])) for row in rows] == [
         (str(8 * MIB), 2 * MIB, 1000.0),
         (str(8 * MIB), 4 * MIB, 500.0),
         (str(8 * MIB), 8 * MIB, 800.0),
     ]
-    assert rows[-1][4] == f"stay with {4 * MIB}"
+    assert rows[-1][5] == f"stay with buckets of {4 * MIB} bytes"
 
 
 def test_a_pause_in_the_middle_does_not_mislead() -> None:
     now = [0.0]
-    tuner = BucketTuner(2 * MIB, MIB, log=None, clock=lambda: now[0])
+    tuner = Tuner(2 * MIB, Choice(MIB, None), clock=lambda: now[0])
     updates = 0
 
     def seconds(size: int) -> float:
@@ -105,7 +105,7 @@ def test_a_pause_in_the_middle_does_not_mislead() -> None:
 
 def test_every_rank_is_due_after_the_same_number_of_updates() -> None:
     clocks = [[0.0], [0.0]]
-    tuners = [BucketTuner(2 * MIB, MIB, log=None, clock=lambda own=own: own[0]) for own in clocks]  # type: ignore[misc]  # a default binds it
+    tuners = [Tuner(2 * MIB, Choice(MIB, None), clock=lambda own=own: own[0]) for own in clocks]  # type: ignore[misc]  # a default binds it
     found = []
     for update in range(40):
         for own, speed in zip(clocks, (1.0, 3.0), strict=True):
@@ -117,3 +117,21 @@ def test_every_rank_is_due_after_the_same_number_of_updates() -> None:
             for tuner in tuners:
                 tuner.restart()
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(("pauses", "wanted"), [(True, 0.5), (False, 1.0)])
+def test_the_cycle_time_is_chosen_after_the_buckets_where_this_rank_pauses(pauses: bool, wanted: float) -> None:
+    now, num_pauses = [0.0], [0]
+    tuner = Tuner(2 * MIB, Choice(MIB, 1.0), num_pauses=lambda: num_pauses[0], clock=lambda: now[0])
+    choice = Choice(MIB, 1.0)
+    tried = []
+    while not choice.final:
+        assert choice.cycle_time_ms is not None
+        now[0] += 1.0 + 0.1 * abs(choice.cycle_time_ms - 0.5) + (choice.bucket_bytes != 2 * MIB)
+        num_pauses[0] += pauses
+        if tuner.due():
+            choice = tuner.next_choice()
+            tuner.restart()
+            tried.append((choice.bucket_bytes, choice.cycle_time_ms))
+    assert (choice.bucket_bytes, choice.cycle_time_ms) == (2 * MIB, wanted)
+    assert len(set(tried[:-1])) == len(tried[:-1]), "nothing but the last is tried twice"

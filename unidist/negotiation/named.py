@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from unidist.buffer import Buffer
+from unidist.errors import UsageError
 from unidist.negotiation.request import Request
 from unidist.timeline import Recorder
 
@@ -89,6 +90,24 @@ class NamedOperations(ABC):
             PeerLostError: a peer died.
             StalledError: the others neither submit nor join within the timeout.
         """
+
+    @property
+    def num_pauses(self) -> int:
+        """How often this rank has paused because the ranks had submitted different operations; 0 if it never does."""
+        return 0
+
+    @property
+    def cycle_time(self) -> timedelta | None:
+        """The longest such pause, see `set_cycle_time`; None where it cannot be changed."""
+        return None
+
+    def set_cycle_time(self, cycle_time: timedelta) -> None:
+        """Change the longest pause, on this rank; ranks may differ in it.
+
+        Raises:
+            UsageError: it cannot be changed.
+        """
+        raise UsageError(f"{type(self).__name__}: the cycle time cannot be changed, asked for was {cycle_time}")
 
     @abstractmethod
     def close(self) -> None:

@@ -65,6 +65,7 @@ class Negotiator(NamedOperations):
         self._recorder = options.recorder
         self._on_failure = options.on_failure
         self._cycle_time_seconds = options.cycle_time.total_seconds()
+        self._num_pauses = 0
         shutdown = options.stall_shutdown.total_seconds() or float("inf")
         self._timeout_seconds = min(communicator.timeout.total_seconds(), shutdown)
         self._inspector = StallInspector(
@@ -219,8 +220,23 @@ class Negotiator(NamedOperations):
         else:
             self._changed.notify_all()
 
+    @property
+    def num_pauses(self) -> int:
+        """See `NamedOperations.num_pauses`."""
+        return self._num_pauses
+
+    @property
+    def cycle_time(self) -> timedelta:
+        """See `NamedOperations.cycle_time`."""
+        return timedelta(seconds=self._cycle_time_seconds)
+
+    def set_cycle_time(self, cycle_time: timedelta) -> None:
+        """See `NamedOperations.set_cycle_time`."""
+        self._cycle_time_seconds = cycle_time.total_seconds()
+
     def _pause(self) -> None:
         """Wait a little, longer each time, or until something is submitted here: the ranks disagree on what is next."""
+        self._num_pauses += 1
         with self._mutex:
             if not self._new and self._failure is None:
                 self._pausing = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,34 @@ def test_tuning_changes_buckets_on_all_ranks_alike_and_no_number(
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert {int(row["bucket_bytes"]) for row in rows[1:]} <= used  # the first is the engine's, larger than the model
     assert rows[-1]["decision"].startswith("stay with")
+
+
+def test_tuning_tries_cycle_times_where_ranks_pause(pool: Pool, tmp_path: Path) -> None:
+    """Rank 1 has `other` under way when it comes to `both`, for which rank 0 waits: until then they disagree."""
+
+    def on_rank() -> bool:
+        with autotune(tmp_path / "log.csv"):
+            model = network()
+            optimizer = ud.DistributedOptimizer(sgd(model))
+            for _ in range(1000):
+                if ud.rank() == 1:
+                    other = ud.allreduce_async(torch.ones(1), name="other")
+                    time.sleep(0.002)
+                ud.allreduce(torch.ones(1), name="both")
+                if ud.rank() == 0:
+                    other = ud.allreduce_async(torch.ones(1), name="other")
+                ud.synchronize(other)
+                optimizer.zero_grad()
+                model(torch.ones(4, 192, dtype=torch.float64)).square().mean().backward()
+                optimizer.step()
+                if optimizer._unidist._tuner is None:
+                    return True
+            return False
+
+    assert pool(2).run(on_rank) == [True, True]
+    rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+    assert len({row["cycle_time_ms"] for row in rows}) > 1
+    assert len({row["bucket_bytes"] for row in rows}) > 1
 
 
 def test_ranks_that_join_in_the_middle_of_tuning(pool: Pool, tmp_path: Path) -> None:
