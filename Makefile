@@ -1,11 +1,13 @@
-# `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv.
-# Each step leaves a stamp in .venv, so a second run starts at once, and a change of what a step reads repeats it.
+# `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv, and for
+# the tests without PyTorch into .venv-tensorflow. Each step leaves a stamp there, so a second run starts at once, and
+# a change of what a step reads repeats it.
 
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
-PIP = $(PY) -m pip --disable-pip-version-check --no-input
-INSTALL = $(PIP) install --quiet --constraint constraints.txt
+PIP_INSTALL = -m pip --disable-pip-version-check --no-input install --quiet --constraint constraints.txt
+INSTALL = $(PY) $(PIP_INSTALL)
+FRAMEWORK ?= torch
 DEMO_FLAGS ?=
 TEST_FLAGS ?=
 
@@ -15,18 +17,50 @@ SAMPLE = tests/third_party/unidist_sample
 SAMPLE_SOURCES = $(SAMPLE)/pyproject.toml $(wildcard $(SAMPLE)/unidist_sample/*.py)
 TYPED_EXTRAS = $(SAMPLE)/unidist_sample tools
 
+# The demo of each framework: the script, the extra of setup.cfg that it needs, and variables that keep it quiet.
+FRAMEWORKS = torch keras
+DEMO_SCRIPT_torch = examples/torch/digits.py
+DEMO_EXTRA_torch = torch
+DEMO_SCRIPT_keras = examples/keras/digits_fit.py
+DEMO_EXTRA_keras = tensorflow
+DEMO_ENV_keras = TF_CPP_MIN_LOG_LEVEL=1 TF_ENABLE_ONEDNN_OPTS=0
+
+# An environment without PyTorch, where unidist is installed from its wheel, and the tests that run there. (-P: they
+# import what is installed, not the folders here.)
+TF_VENV = $(VENV)-tensorflow
+TF_PY = $(TF_VENV)/bin/python
+TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
+  tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
+  $(addprefix tests/adapters/unidist_tensorflow/test_,facade.py \
+    $(addprefix keras_fit.py::test_,equal_weights_after_fit_on_different_data mixed_precision) \
+    $(addprefix operations.py::test_,every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
+TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
+PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
 .DELETE_ON_ERROR:
+.NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test check bench soak format clean
+.PHONY: help demo test test-without-torch check bench soak format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/.demo ## train the digits example on two processes
-	$(VENV)/bin/unidist launch -np 2 examples/torch/digits.py $(DEMO_FLAGS)
+ifneq ($(filter demo,$(MAKECMDGOALS)),)
+ifneq ($(words $(FRAMEWORK))$(filter-out $(FRAMEWORKS),$(FRAMEWORK)),1)
+$(error FRAMEWORK="$(FRAMEWORK)" has no demo; choose one of: $(FRAMEWORKS))
+endif
+endif
 
-test: $(VENV)/.sample $(VENV)/.horovod ## run every test (TEST_FLAGS="-k name" for some)
+demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (FRAMEWORK=torch or keras)
+	$(DEMO_ENV_$(FRAMEWORK)) $(VENV)/bin/unidist launch -np 2 $(DEMO_SCRIPT_$(FRAMEWORK)) $(DEMO_FLAGS)
+
+# With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
+test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed) ## run every test (TEST_FLAGS="-k name" for some)
 	$(PY) -m pytest $(TEST_FLAGS)
+	$(if $(TEST_FLAGS),@echo "left out because of TEST_FLAGS: make test-without-torch",$(TF_TEST))
+
+test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
+	$(TF_TEST) $(TEST_FLAGS)
 
 soak: $(VENV)/.sample $(VENV)/.horovod ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
@@ -46,25 +80,26 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(SAMPLE)/build $(SAMPLE)/*.egg-info unidist/engines/_shm.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made:
+$(VENV)/.made $(TF_VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { $(PYTHON) --version; echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@D)
 	@touch $@
 
-# The project itself, editable, with its C extension, and what the examples need.
-$(VENV)/.demo: $(VENV)/.made $(METADATA) $(NATIVE)
+# The project itself, editable, with its C extension, and what the example needs.
+$(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
 	@rm -f unidist/engines/_shm.*.so  # one that does not fit the sources any more must not survive a failed build
-	$(INSTALL) --editable '.[torch,examples]'
+	$(INSTALL) --editable '.[$(DEMO_EXTRA_$*),examples]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo-torch
 	$(INSTALL) --editable '.[torch,tensorflow,horovod,mpi,examples,test,dev]'
+	$(INSTALL) --no-deps tf_keras  # which asks for the package tensorflow; tensorflow-cpu is the same, but smaller
 	@touch $@
 
 # The first time this takes about 9 minutes on 2 cores; the wheel is kept outside of .venv, and `make clean` leaves it.
@@ -75,4 +110,12 @@ $(VENV)/.horovod: $(VENV)/.dev launch/unidist_launch/horovod_build.py launch/uni
 # A plugin as a third party would ship it: built and installed, not editable.
 $(VENV)/.sample: $(VENV)/.dev $(SAMPLE_SOURCES)
 	$(INSTALL) --force-reinstall --no-deps ./$(SAMPLE)
+	@touch $@
+
+# build/lib would bring modules into the wheel that are there no more. The wheel is built beside what an editable install
+# has built in place, and leaves that alone: jobs may be running on it.
+$(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
+	@echo "installing into $(TF_VENV), without PyTorch"
+	@rm -rf build/lib build/lib.*
+	$(TF_PY) $(PIP_INSTALL) '.[tensorflow,examples,test]'
 	@touch $@

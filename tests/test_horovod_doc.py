@@ -6,12 +6,14 @@ import ast
 import importlib.util
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import click
@@ -44,15 +46,22 @@ HOROVOD_TORUS_ALLREDUCE
 """.split()  # noqa: SIM905 - a list of 44 lines says no more
 
 
-# Public names that are no modules, each with the names of its parameters; null for what is not called.
+# For each module that is named in the command, its public names that are no modules, each with the names of its
+# parameters; null for what is not called. And the packages' own modules.
 LIST_NAMES = """
-import inspect, json, horovod.torch as hvd
-names = {name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("_")}
+import importlib, inspect, json, pkgutil, sys
 def parameters(item):
     if not callable(item) or (inspect.isclass(item) and issubclass(item, Exception)):
         return None
-    return [each.name for each in inspect.signature(item).parameters.values() if each.kind != each.VAR_KEYWORD]
-print(json.dumps({name: parameters(item) for name, item in names.items() if not inspect.ismodule(item)}))
+    found = inspect.signature(item).parameters.values()
+    return [each.name for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+found = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    names = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+    found[name] = {name: parameters(item) for name, item in names.items() if not inspect.ismodule(item)}
+    found[name + ".*"] = {each.name: None for each in pkgutil.iter_modules(getattr(module, "__path__", []))}
+print(json.dumps(found))
 """
 
 
@@ -75,11 +84,42 @@ def table(heading: str) -> dict[str, Row]:
     return {row.name: row for row in rows}
 
 
-NAMES, FLAGS, VARIABLES = table("Functions"), table("Flags"), table("Environment")
+FLAGS, VARIABLES = table("Flags"), table("Environment")
+TORCH, TENSORFLOW, KERAS = table("`horovod.torch`"), table("`horovod.tensorflow`"), table("`horovod.keras`")
+
+# Horovod's modules: the table that lists their names, and what precedes them there.
+MODULES = {
+    "horovod.torch": (TORCH, ""),
+    "horovod.tensorflow": (TENSORFLOW, ""),
+    "horovod.tensorflow.elastic": (TENSORFLOW, "elastic."),
+    **{
+        f"horovod.{package}{'.' if part else ''}{part.rstrip('.')}": (KERAS, part)
+        for package in ("keras", "tensorflow.keras")
+        for part in ("", "callbacks.", "elastic.")
+    },
+}
+# Lists of them for one process each: the libraries that Horovod loads do not go together, and do not unload.
+PROCESSES = (("horovod.torch",), tuple(module for module in MODULES if module != "horovod.torch"))
 
 
 def named(rows: dict[str, Row], *statuses: str) -> list[str]:
     return [row.name for row in rows.values() if row.status in statuses]
+
+
+def told(*statuses: str) -> list[tuple[str, str]]:
+    """Return module and name of what the tables of names say is so."""
+    return [
+        (module, name.removeprefix(prefix))
+        for module, (rows, prefix) in MODULES.items()
+        for name in named(rows, *statuses)
+        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+    ]
+
+
+def facade(module: str) -> ModuleType:
+    """Return unidist's module in place of Horovod's."""
+    pytest.importorskip("torch" if module == "horovod.torch" else "tensorflow")
+    return importlib.import_module(module.replace("horovod", "unidist"))
 
 
 def installed_source(relative: str) -> Path:
@@ -101,32 +141,64 @@ def options() -> dict[str, click.Option]:
 
 
 def test_every_status_is_one_of_those_that_the_page_explains() -> None:
-    assert {row.status for row in (*NAMES.values(), *FLAGS.values())} == {"supported", "changed", "refused"}
+    for rows in (TORCH, TENSORFLOW, KERAS, FLAGS):
+        assert {row.status for row in rows.values()} == {"supported", "changed", "refused"}
     assert {row.status for row in VARIABLES.values()} == {"supported", "changed", "not read"}
 
 
 def test_what_is_not_simply_supported_is_explained() -> None:
-    unexplained = [
-        row.name for row in (*NAMES.values(), *FLAGS.values()) if row.status != "supported" and not row.remark
-    ]
-    assert unexplained == []
+    rows = [row for rows in (TORCH, TENSORFLOW, KERAS, FLAGS) for row in rows.values()]
+    assert [row.name for row in rows if row.status != "supported" and not row.remark] == []
 
 
 # Against Horovod
 
 
 @cache
-def horovod_names() -> dict[str, list[str] | None]:
+def horovod_names(process: tuple[str, ...]) -> dict[str, dict[str, list[str] | None]]:
     """Return what LIST_NAMES prints; in a process of its own, as Horovod's library does not unload."""
-    done = subprocess.run([sys.executable, "-c", LIST_NAMES], capture_output=True, text=True, timeout=120, check=True)
-    names: dict[str, list[str] | None] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", LIST_NAMES, *process]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    names: dict[str, dict[str, list[str] | None]] = json.loads(done.stdout.splitlines()[-1])
     return names
 
 
+def names_of(module: str) -> dict[str, list[str] | None]:
+    (process,) = (each for each in PROCESSES if module in each)
+    try:
+        return horovod_names(process)[module]
+    except subprocess.CalledProcessError as exc:
+        if "Extension" in exc.stderr and "has not been built" in exc.stderr:
+            pytest.skip(f"Horovod was built without the binding of {module}")
+        raise
+
+
 @needs_horovod
-def test_every_public_name_of_horovod_torch_is_listed() -> None:
-    assert horovod_names()["poll"] == ["handle"]
-    assert set(horovod_names()) == set(NAMES)
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_of_horovod_is_listed(module: str) -> None:
+    rows, prefix = MODULES[module]
+    listed = {name.removeprefix(prefix) for name in rows if name.startswith(prefix)}
+    assert {name for name in names_of(module) if name not in listed} == set()
+
+
+@needs_horovod
+@pytest.mark.parametrize("rows", [TORCH, TENSORFLOW, KERAS], ids=["torch", "tensorflow", "keras"])
+def test_nothing_is_listed_that_horovod_has_not(rows: dict[str, Row]) -> None:
+    found = {prefix + name for module, (other, prefix) in MODULES.items() if other is rows for name in names_of(module)}
+    if rows is TENSORFLOW:
+        found |= horovod_names(PROCESSES[1])["horovod.tensorflow.*"].keys()
+    assert set(rows) - found == set()
+
+
+@needs_horovod
+def test_every_module_of_horovods_tensorflow_part_is_listed() -> None:
+    names_of("horovod.tensorflow")
+    modules = horovod_names(PROCESSES[1])
+    assert "mpi_ops" in modules["horovod.tensorflow.*"]
+    assert modules["horovod.tensorflow.*"].keys() - TENSORFLOW.keys() == set()
+    for name in ("horovod.keras", "horovod.tensorflow.keras"):
+        assert {f"{name}.{part}" for part in modules[f"{name}.*"]} <= MODULES.keys()
 
 
 @needs_horovod
@@ -153,10 +225,9 @@ def test_every_variable_of_horovod_is_listed() -> None:
 # Against unidist
 
 
-@pytest.mark.parametrize("name", named(NAMES, "supported", "changed"))
-def test_a_name_that_is_called_supported_exists(name: str) -> None:
-    torch = pytest.importorskip("unidist.torch")
-    assert hasattr(torch, name)
+@pytest.mark.parametrize(("module", "name"), told("supported", "changed"))
+def test_a_name_that_is_called_supported_exists(module: str, name: str) -> None:
+    assert hasattr(facade(module), name)
 
 
 @pytest.mark.parametrize("name", ["run", "TorchState", "ElasticSampler"])
@@ -166,23 +237,35 @@ def test_the_names_of_elastic_that_the_page_tells_exist(name: str) -> None:
     assert hasattr(torch.elastic, name)
 
 
-@pytest.mark.parametrize("name", named(NAMES, "refused"))
-def test_a_name_that_is_called_refused_does_not_exist(name: str) -> None:
-    torch = pytest.importorskip("unidist.torch")
-    assert not hasattr(torch, name)
+@pytest.mark.parametrize(("module", "name"), told("refused"))
+def test_a_name_that_is_called_refused_does_not_exist(module: str, name: str) -> None:
+    found = facade(module)
+    assert not hasattr(found, name)
+    if hasattr(found, "__path__"):
+        assert importlib.util.find_spec(f"{found.__name__}.{name}") is None
 
 
 @needs_horovod
-@pytest.mark.parametrize("name", named(NAMES, "supported"))
-def test_a_supported_function_takes_every_argument_of_horovods_in_the_same_order(name: str) -> None:
-    torch = pytest.importorskip("unidist.torch")
-    wanted = horovod_names()[name]
+@pytest.mark.parametrize(("module", "name"), told("supported"))
+def test_a_supported_function_takes_every_argument_of_horovods_in_the_same_order(module: str, name: str) -> None:
+    wanted = names_of(module).get(name)
     if wanted is None or name == "shutdown":  # it takes anything, and uses nothing
         return
-    found = inspect.signature(getattr(torch, name)).parameters
+    found = inspect.signature(getattr(facade(module), name)).parameters
     assert [item for item in wanted if item not in found] == []
     by_position = [item.name for item in found.values() if item.kind is item.POSITIONAL_OR_KEYWORD]
     assert by_position[: len(wanted)] == wanted
+
+
+@needs_horovod
+@pytest.mark.parametrize("module", ["horovod.keras", "horovod.tensorflow.keras", "horovod.tensorflow"])
+def test_optimizers_and_tapes_take_every_argument_of_horovods_in_the_same_order(module: str) -> None:
+    kinds = ("DistributedOptimizer", "PartialDistributedOptimizer", "DistributedGradientTape")
+    found = {name: wanted for name, wanted in names_of(module).items() if name in kinds}
+    assert found
+    for name, wanted in found.items():
+        assert wanted is not None
+        assert list(inspect.signature(getattr(facade(module), name)).parameters)[: len(wanted)] == wanted
 
 
 @pytest.mark.parametrize("flag", named(FLAGS, "supported", "changed"))

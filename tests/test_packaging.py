@@ -46,7 +46,10 @@ def test_entry_points_name_modules_that_exist(config: configparser.ConfigParser)
 def test_every_requirement_that_the_tests_install_is_pinned(config: configparser.ConfigParser) -> None:
     extras = config["options.extras_require"]
     wanted = "\n".join(
-        [config["options"]["install_requires"], *(extras[name] for name in ("torch", "examples", "test", "dev"))]
+        [
+            config["options"]["install_requires"],
+            *map(extras.__getitem__, ("torch", "tensorflow", "mpi", "examples", "test", "dev")),
+        ]
     )
     names = {re.match(r"[\w-]+", line)[0] for line in wanted.strip().splitlines() if line}  # type: ignore[index]
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 FRAMEWORKS = frozenset(("torch", "tensorflow", "keras", "jax", "horovod", "mpi4py"))
 HEAVY = FRAMEWORKS | {"numpy"}
-FACADES = frozenset(("torch.py", "tensorflow.py", "keras.py"))
+FACADES = frozenset(("torch.py", "tensorflow", "keras"))
+"""Modules and packages of the core that re-export what an adapter has, and do nothing else."""
 ROOTS = ("unidist", "adapters", "plugins", "launch")
 
 
@@ -50,7 +51,7 @@ def forbidden(parts: tuple[str, ...], item: Import, *, is_plugin_module: bool) -
     ours = package.startswith("unidist_")
     if is_plugin_module and item.at_import and package in HEAVY:
         return "a module named by an entry point is loaded in every process; import this where it is used"
-    if area == "unidist" and not (len(parts) == 2 and parts[1] in FACADES):
+    if area == "unidist" and parts[1] not in FACADES:
         if package in FRAMEWORKS:
             return "the core knows no framework; go through unidist/framework.py"
         if ours:

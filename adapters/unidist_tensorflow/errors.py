@@ -1,8 +1,7 @@
 """Errors of operations in eager mode: what they are to unidist, and what Horovod raises, in one.
 
-`except MismatchError` and `except tf.errors.FailedPreconditionError` both catch a mismatch. Inside of graphs TensorFlow
-itself makes an error of whatever a Python function raises: InvalidArgumentError for what is a ValueError,
-UnimplementedError for NotImplementedError, else UnknownError; the text is ours all the same.
+`except MismatchError` and `except tf.errors.FailedPreconditionError` both catch a mismatch. Inside of graphs the
+error is TensorFlow's alone, of the same kind as here, with our text: `_failing`.
 """
 
 from __future__ import annotations

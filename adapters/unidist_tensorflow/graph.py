@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from unidist_tensorflow._failing import FAILURE, fail_where_asked, failure_of, no_failure
 from unidist_tensorflow._waiting import Waiting, waiting_for
 from unidist_tensorflow.exchange import Pending, PendingCall, Start
 from unidist_tensorflow.memory import Array
@@ -112,29 +113,38 @@ class _Node:
         self._lock = threading.Lock()
         self._unfinished: list[Pending | PendingCall] = []
         self._waiting: Waiting | None = None
+        self._dtypes: list[Any] = []  # of the outputs
 
     def build(self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec], scope: str) -> list[tf.Tensor]:
         """Add the two steps to the graph; return the outputs, or a token where there are none."""
-        self._waiting = waiting_for(self._wait, [spec.dtype for spec in outputs] or [tf.int64])
+        self._dtypes = [spec.dtype.as_numpy_dtype for spec in outputs] or [np.int64]
+        types = [*map(tf.as_dtype, self._dtypes), *FAILURE]
+        self._waiting = waiting_for(self._wait, types)
         submitted = tf.numpy_function(self._submit, inputs, tf.int64)
         submitted.set_shape([])
-        return self._waiting.results(submitted, name=scope)
+        *results, message, has_failed = self._waiting.results(submitted, name="wait")
+        with tf.control_dependencies([fail_where_asked(message, has_failed)]):
+            return list(tf.identity_n(results, name=scope))
 
     def _submit(self, *arrays: Any) -> Array:
         assert self._waiting is not None, "made before"
         given = [np.asarray(array) for array in arrays]  # scalars come as objects that are no arrays
-        try:
-            with self._lock:
-                stale = list(self._unfinished)  # of a run that failed elsewhere; the name is in use until they end
-                if stale:
-                    self._unfinished.append(PendingCall(lambda: self._restart(stale, given)))
-                else:
-                    self._unfinished.append(self._start(given, self._name))
-            self._waiting.begin()
-        except Exception as exc:
-            _remember(exc)
-            raise
+        with self._lock:
+            stale = list(self._unfinished)  # of a run that failed elsewhere; the name is in use until they end
+            self._unfinished.append(PendingCall(lambda: self._restart(stale, given)) if stale else self._begin(given))
+        self._waiting.begin()
         return np.zeros((), np.int64)
+
+    def _begin(self, arrays: Sequence[Array]) -> Pending | PendingCall:
+        try:
+            return self._start(arrays, self._name)
+        except Exception as exc:
+            refused = exc  # where the node waits, so that it fails there in any case
+
+        def fail() -> list[Array]:
+            raise refused
+
+        return PendingCall(fail)
 
     def _restart(self, stale: Sequence[Pending | PendingCall], arrays: Sequence[Array]) -> list[Array]:
         for pending in stale:
@@ -142,14 +152,15 @@ class _Node:
                 pending.wait()
         return self._start(arrays, self._name).wait()
 
-    def _wait(self) -> list[Array]:
+    def _wait(self) -> list[Any]:
         with self._lock:
             pending = self._unfinished[-1]
         try:
-            return pending.wait() or [np.zeros((), np.int64)]
+            return [*(pending.wait() or [np.zeros((), np.int64)]), *no_failure()]
         except Exception as exc:
             _remember(exc)
-            raise
+            failure = failure_of(exc)  # or it raises what TensorFlow makes the right error of
+            return [*(np.empty(0, dtype) for dtype in self._dtypes), *failure]
         finally:
             with self._lock:
                 self._unfinished.remove(pending)

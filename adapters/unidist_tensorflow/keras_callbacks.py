@@ -1,20 +1,20 @@
-"""Keras callbacks by Horovod's names, for Keras 3."""
+"""Keras callbacks by Horovod's names, for the Keras that `tf.keras` is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from unidist import context
 from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.keras_api import IS_LEGACY, VARIABLES, api, build_legacy_optimizer, is_old
 from unidist_tensorflow.reductions import Average, grouped_allreduce
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(api.callbacks.Callback):
     """Gives every rank one rank's weights and optimizer state: before the first batch, or after it if built by it.
 
     `distribute` does this by itself; it is for `DistributedOptimizer`.
@@ -32,19 +32,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.broadcast_done = False
         self._local: set[int] = set()
         if local_variables is not None:
-            single = isinstance(local_variables, tf.Variable | keras.Variable)
+            single = isinstance(local_variables, VARIABLES)
             for variable in [local_variables] if single else local_variables:
                 self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
         """Leave a variable as it is on each rank."""
-        if not isinstance(var, tf.Variable | keras.Variable):
+        if not isinstance(var, VARIABLES):
             raise ValueError(f"local variables must be variables, not {type(var).__name__}")
         self._local.add(id(var))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Broadcast, if there is a built model and optimizer."""
-        if self.model.built and self.model.optimizer.built:
+        optimizer = self.model.optimizer
+        if self.model.built and IS_LEGACY and not self.broadcast_done:
+            build_legacy_optimizer(optimizer, self.model.trainable_variables)  # Keras 3's is built before
+        if self.model.built and (IS_LEGACY or optimizer.built):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -54,11 +57,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self) -> None:
         if not self.broadcast_done:
             self.broadcast_done = True
-            variables = [*self.model.weights, *self.model.optimizer.variables]
+            own = self.model.optimizer.variables
+            variables = [*self.model.weights, *(own() if callable(own) else own)]
             broadcast_variables([each for each in variables if id(each) not in self._local], self.root_rank)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(api.callbacks.Callback):
     """Averages an epoch's metrics over the ranks, for the callbacks after it in the list, and the history.
 
     Also those of `evaluate`, in what `on_test_end` hands to the callbacks after it. Every rank has the same metrics.
@@ -89,7 +93,7 @@ def average_metrics(logs: dict[str, Any] | None) -> None:
             logs[name] = float(mean)
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(api.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier` from epoch `start_epoch` to before `end_epoch`.
 
     Args:
@@ -163,13 +167,21 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         before, rate = _learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = rate
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if self.momentum_correction and getattr(inner, "momentum", None) and inner.built and before and rate != before:
-            for momentum in getattr(inner, "momentums", None) or getattr(inner, "_momentums", []):
+        if self.momentum_correction and getattr(inner, "momentum", None) and before and rate != before:
+            for momentum in _momentums(inner, self.model):
                 momentum.assign(momentum * (rate / before))
 
 
 def _learning_rate(optimizer: Any) -> float:
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return float(tf.convert_to_tensor(optimizer.learning_rate).numpy())
+
+
+def _momentums(optimizer: Any, model: Any) -> list[Any]:
+    """Return what an optimizer has accumulated; nothing where it is not built yet."""
+    if IS_LEGACY and is_old(optimizer):
+        built = "momentum" in optimizer.get_slot_names()
+        return [optimizer.get_slot(each, "momentum") for each in model.trainable_variables] if built else []
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -212,7 +224,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(api.callbacks.ModelCheckpoint):
     """Saves the best model. Without a path, as in Horovod, it must be given one before training: `filepath`.
 
     Args:

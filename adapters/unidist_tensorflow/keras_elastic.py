@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from unidist.elastic import State
 from unidist_tensorflow.elastic import TensorFlowKerasState, run
+from unidist_tensorflow.keras_api import api
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
@@ -25,7 +24,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer=optimizer, **values)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(api.callbacks.Callback):
     """Commits a state every few batches, and at the end of each epoch.
 
     Args:
@@ -55,7 +54,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(api.callbacks.Callback):
     """Keeps the number of the batch in `state.batch`; 0 at the end of an epoch.
 
     Args:
@@ -87,7 +86,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(api.callbacks.Callback):
     """Keeps the number of epochs that were completed, over resets, in `state.epoch`.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from unidist_tensorflow import functions, movement, reductions
 from unidist_tensorflow.compression import Compression, Compressor
+from unidist_tensorflow.keras_api import IS_LEGACY, api
 from unidist_tensorflow.reductions import Average
 from unidist_tensorflow.training_arguments import CompressionLike
 from unidist_tensorflow.training_distribute import DistributedOptimizer
@@ -79,12 +79,12 @@ def load_model(
         custom_optimizers: optimizer classes of one's own.
         custom_objects: other classes and functions by name.
         compression: see `DistributedOptimizer`.
-        legacy_opts: for Horovod's sake: False; Keras 3 has no legacy optimizers.
+        legacy_opts: tf_keras: the optimizer may be of those of before TensorFlow 2.11, which is found out in any case.
     """
-    if legacy_opts:
-        raise ValueError("legacy_opts=True: Keras 3 has no legacy optimizers")
+    if legacy_opts and not IS_LEGACY:
+        raise ValueError("legacy_opts=True: Keras 3 has no legacy optimizers; set TF_USE_LEGACY_KERAS=1 for tf_keras")
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    model = api.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model

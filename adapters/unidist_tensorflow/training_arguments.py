@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import keras
-
 from unidist import horovod_arguments
-from unidist.compression import GradientCompressor
-from unidist.compressors.half import BFloat16, Float16
 from unidist.context import Context
 from unidist.exchange_options import ExchangeOptions
-from unidist.horovod_arguments import Groups, Position, bucket_compressor
+from unidist.horovod_arguments import Groups
 from unidist.process_sets import ProcessSet
 from unidist.reductions import Op
-from unidist_tensorflow.compression import BF16Compressor, FP16Compressor, NoneCompressor
+from unidist_tensorflow.gradient_compression import compressor_of
+from unidist_tensorflow.keras_api import VARIABLES, layers
 
 CompressionLike = Any
-"""A member of `Compression`, a compressor's name with options ("powersgd/rank=2"), or a GradientCompressor."""
-
-_OWN: dict[Any, GradientCompressor | None] = {
-    NoneCompressor: None,
-    FP16Compressor: Float16(),
-    BF16Compressor: BFloat16(),
-}
+"""A member of `Compression`, a class like it, a compressor's name ("powersgd/rank=2"), or a GradientCompressor."""
 
 
 def exchange_options(
@@ -34,35 +27,61 @@ def exchange_options(
     gradient_predivide_factor: float,
     num_groups: int = 0,
     groups: Groups,
-    position: Position,
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> ExchangeOptions:
     """Return the options for Horovod's arguments, of which it checks those that it is given.
+
+    `groups` as lists of variables are checked and left to `with_groups`: the variables are not known yet.
 
     Raises:
         ValueError: arguments that Horovod refuses.
     """
     if op not in (Op.Average, Op.Sum):
         raise ValueError(f"op={Op(op).name}: gradients of Keras optimizers and tapes are reduced by Average or Sum")
-    return horovod_arguments.exchange_options(
+    options = horovod_arguments.exchange_options(
         context,
-        compressor=bucket_compressor(compression, context.plugins.compressors, members=_OWN, otherwise=_refuse),
+        compressor=compressor_of(compression, context.plugins.compressors),
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
-        position=position,
+        position=_checked,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    return options if isinstance(options.groups, int) else replace(options, groups=None)
 
 
-def _refuse(compression: Any) -> GradientCompressor:
-    raise ValueError(
-        f"compression={compression!r}: gradients are exchanged in buckets, not one by one; give a member of "
-        "Compression, the name of a compressor, or a unidist.compression.GradientCompressor"
-    )
+def listed_groups(groups: Groups) -> Sequence[Sequence[Any]] | None:
+    """Return groups that are lists of variables; None for any others."""
+    return None if groups is None or isinstance(groups, int) else groups
+
+
+def with_groups(
+    options: ExchangeOptions,
+    groups: Sequence[Sequence[Any]] | None,
+    key: Callable[[Any], Hashable],
+    places: Mapping[Any, int],
+) -> ExchangeOptions:
+    """Return the options with groups of variables as groups of places; as they are where there are none.
+
+    Args:
+        options: what else is asked for.
+        groups: lists of variables, or None.
+        key: of a variable.
+        places: of the variables that are exchanged, by key; others are left out, as in Horovod.
+    """
+    if groups is None:
+        return options
+    found = [[places.get(key(variable)) for variable in group] for group in groups]
+    return replace(options, groups=tuple(tuple(place for place in group if place is not None) for group in found))
+
+
+def _checked(member: Any) -> int | None:
+    if not isinstance(member, VARIABLES):
+        raise ValueError(f"groups must consist of variables, not {type(member).__name__}")
+    return None
 
 
 def local_variables(local_layers: Any) -> list[Any]:
@@ -73,7 +92,7 @@ def local_variables(local_layers: Any) -> list[Any]:
     """
     if local_layers is None:
         return []
-    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers)
-    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+    found = [local_layers] if isinstance(local_layers, layers()) else list(local_layers)
+    if not all(isinstance(layer, layers()) for layer in found):
         raise ValueError("all local layers must be of the type keras.layers.Layer")
-    return [variable for layer in layers for variable in layer.trainable_weights]
+    return [variable for layer in found for variable in layer.trainable_weights]

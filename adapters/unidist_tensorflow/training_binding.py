@@ -20,6 +20,7 @@ from unidist.update import Update
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.memory import Array, dtype_of
+from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
 
@@ -34,10 +35,12 @@ class Binding:
 
     Attributes:
         scale_local: gradients of local variables are divided by the number of ranks, as those that are averaged.
+        groups: lists of variables whose gradients travel together, or None; until the first update.
     """
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self.scale_local = True
+        self.groups: Sequence[Sequence[Any]] | None = None
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
@@ -128,6 +131,7 @@ class Binding:
             return
         self._variables = [v for v in self._optimizer._trainable_variables if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
+        self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
         keeps_results = not _is_of_keras(self._optimizer, self._plain)
         gathers = not self._update.options.sparse_as_dense

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import keras
@@ -17,8 +18,10 @@ from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
-from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, local_variables
+from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
+from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, listed_groups
 from unidist_tensorflow.training_binding import check_place
+from unidist_tensorflow.training_legacy import bind_legacy, check_legacy
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
 
 
@@ -96,24 +99,25 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     `broadcast_variables`, as Horovod's scripts do.
 
     Args:
-        optimizer: of Keras 3; the same object is returned, of a subclass of its class. Under the global policy
-            mixed_float16 it is put into a LossScaleOptimizer first, which `compile` would else put around it.
+        optimizer: of Keras 3 or tf_keras; the same object is returned, of a subclass of its class. Under the global
+            policy mixed_float16 it is put into a LossScaleOptimizer first, which `compile` would else put around it.
         name: replaces the optimizer's name.
         device_dense: for Horovod's sake: gradients are exchanged from host memory, wherever they are.
         device_sparse: the same.
-        compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
-            options, or a `unidist.compression.GradientCompressor`. Default: as `--strategy data:compression=` says.
+        compression: how gradients travel: a member of `Compression`, a class of one's own with its interface, the name
+            of a registered compressor with its options, or a `unidist.compression.GradientCompressor`. Default: as
+            `--strategy data:compression=` says.
         sparse_as_dense: IndexedSlices are added up to dense gradients by the exchange. Without, those of all ranks are
             gathered, as Horovod does: what one process would have on all samples.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
             it over the number of ranks.
         op: Average or Sum.
-        backward_passes_per_step: calls of `apply` that make one update; their gradients are added up. In between
-            nothing changes, `iterations` included (Horovod counts every call there).
+        backward_passes_per_step: calls of `apply` (tf_keras: `apply_gradients`) that make one update; their gradients
+            are added up. In between nothing changes, `iterations` included (Horovod counts every call there).
         average_aggregated_gradients: the mean over those passes instead of their sum.
         num_groups: deprecated; use `groups`.
-        groups: gradients of one group travel together: a number of groups, or a list of lists of variables of a built
-            optimizer.
+        groups: gradients of one group travel together: a number of groups, or a list of lists of variables, of which
+            those that are not the optimizer's are left out.
         process_set: gradients are reduced over its ranks. A rank outside of it calls this too, and steps alone.
         scale_local_gradients: divide gradients of local variables (`register_local_var`) by the number of ranks.
 
@@ -124,7 +128,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     del device_dense, device_sparse
     runtime = context.current()
     check_place()
-    check_plain(optimizer)
+    legacy = is_legacy_optimizer(optimizer)
+    if legacy:
+        check_legacy(optimizer)
+    else:
+        check_plain(optimizer)
     check_passes(backward_passes_per_step)
     options = exchange_options(
         runtime,
@@ -133,7 +141,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
-        position=lambda variable: _position(optimizer, variable),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
@@ -141,33 +148,29 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
-    if keras.config.dtype_policy().name == "mixed_float16" and not scales_loss(optimizer):
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    optimizer = _scaling_loss(optimizer)
     if name is not None:
-        optimizer.name = name
+        setattr(optimizer, "_name" if legacy and is_old(optimizer) else "name", name)
     average = op is not Op.Sum
     update = planned_update(
         runtime, runtime.plan, TensorFlowFramework(), accumulation=accumulation, average=average, options=options
     )
-    bound = bind(optimizer, update)
+    bound = bind_legacy(optimizer, update) if legacy else bind(optimizer, update)
     bound._unidist.scale_local = scale_local_gradients
+    bound._unidist.groups = listed_groups(groups)
     return bound
 
 
-def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
-) -> Any:
-    """Return a DistributedOptimizer that leaves out some layers: every rank trains its own.
-
-    Args:
-        optimizer: see `DistributedOptimizer`, as all further arguments.
-        local_layers: one layer or several, built.
-    """
-    variables = local_variables(local_layers)
-    bound = DistributedOptimizer(optimizer, *args, **kwargs)
-    for variable in variables:
-        bound.register_local_var(variable)
-    return bound
+def _scaling_loss(optimizer: Any) -> Any:
+    """Return the optimizer, under the global policy mixed_float16 in a LossScaleOptimizer, as `compile` would."""
+    if is_legacy_optimizer(optimizer):
+        precision = sys.modules["tf_keras"].mixed_precision
+        scales = isinstance(optimizer, precision.LossScaleOptimizer)
+        if precision.global_policy().name == "mixed_float16" and not scales:
+            return precision.LossScaleOptimizer(optimizer)
+    elif keras.config.dtype_policy().name == "mixed_float16" and not scales_loss(optimizer):
+        return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    return optimizer
 
 
 def _prepare_fit(model: Any, optimizer: Any) -> None:
@@ -206,11 +209,4 @@ def _build(optimizer: Any, model: Any) -> None:
         optimizer.built = True
 
 
-def _position(optimizer: Any, variable: Any) -> int | None:
-    if not optimizer.built:
-        raise ValueError("groups as lists of variables need a built optimizer: call optimizer.build(variables) before")
-    place: int | None = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
-    return place
-
-
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_variables", "distribute"]
+__all__ = ["DistributedOptimizer", "broadcast_variables", "distribute"]

@@ -79,8 +79,8 @@ def check_plain(optimizer: Any) -> None:
     """Raise UsageError unless this is an optimizer of Keras 3 that is not bound."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is no optimizer of Keras 3. For those of "
-            "tf_keras (TF_USE_LEGACY_KERAS=1) and TF1 average the gradients with grouped_allreduce"
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is no optimizer of Keras 3. With one of "
+            "tf_keras (TF_USE_LEGACY_KERAS=1) or TF1 use DistributedOptimizer"
         )
     if isinstance(optimizer, DistributedOptimizerMixin):
         raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")

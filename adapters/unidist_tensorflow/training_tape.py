@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,13 @@ from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.memory import dtype_of
-from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, local_variables
+from unidist_tensorflow.training_arguments import (
+    CompressionLike,
+    exchange_options,
+    listed_groups,
+    local_variables,
+    with_groups,
+)
 from unidist_tensorflow.training_binding import as_gradient, check_place
 from unidist_tensorflow.training_exchange import FusedExchange
 from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
@@ -70,9 +77,12 @@ class DistributedTapeMixin:
 class _Reducer:
     """What a tape asks of its exchanges."""
 
-    def __init__(self, options: ExchangeOptions, *, average: bool, scale_local: bool) -> None:
+    def __init__(
+        self, options: ExchangeOptions, groups: Sequence[Sequence[Any]] | None, *, average: bool, scale_local: bool
+    ) -> None:
         self.local: set[int] = set()
         self._options = options
+        self._groups = groups
         self._average = average
         self._scale_local = scale_local
 
@@ -115,8 +125,9 @@ class _Reducer:
             ParameterInfo(f"source {index}", tuple(source.shape), dtype_of(source))
             for index, source in enumerate(sources)
         )
+        options = with_groups(self._options, self._groups, id, {id(each): at for at, each in enumerate(sources)})
         made = _exchanges.setdefault(runtime, {})
-        key = (infos, self._options, self._average)
+        key = (infos, options, self._average)
         if key not in made:
             update = planned_update(
                 runtime,
@@ -124,9 +135,9 @@ class _Reducer:
                 TensorFlowFramework(),
                 accumulation=Accumulation(),
                 average=self._average,
-                options=self._options,
+                options=options,
             )
-            gathers = not self._options.sparse_as_dense
+            gathers = not options.sparse_as_dense
             made[key] = FusedExchange(update, infos, keeps_results=True, gathers=gathers)
         return made[key]
 
@@ -155,8 +166,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         op: Average or Sum.
         gradient_predivide_factor: see `DistributedOptimizer`.
         num_groups: deprecated; use `groups`.
-        groups: a number of groups of gradients that travel together. (Lists of variables are refused: a tape gets to
-            know its variables with each call; `DistributedOptimizer` takes them.)
+        groups: see `DistributedOptimizer`.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local sources (`register_local_source`) by the number of ranks.
     """
@@ -177,14 +187,15 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
-        position=_refuse_group,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
     tape: Any = gradtape
     plain = type(tape)
     tape.__class__ = type(plain.__name__, (DistributedTapeMixin, plain), {"__doc__": plain.__doc__})
-    tape._reducer = _Reducer(options, average=op is not Op.Sum, scale_local=scale_local_gradients)
+    tape._reducer = _Reducer(
+        options, listed_groups(groups), average=op is not Op.Sum, scale_local=scale_local_gradients
+    )
     return tape
 
 
@@ -225,7 +236,3 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     for variable in variables:
         tape.register_local_source(variable)
     return tape
-
-
-def _refuse_group(variable: Any) -> int | None:
-    raise ValueError("groups of a tape is a number; lists of variables are for DistributedOptimizer")

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist import context
+from unidist.compression import GradientCompressor
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups
 from unidist.process_sets import ProcessSet, global_process_set
@@ -90,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         use_locking: for Horovod's sake: what locks is the optimizer itself, which was made before.
         device_dense: TF1: device for compressing and decompressing.
         device_sparse: TF1: device for averaging slices.
-        compression: TF1: a member of `Compression`.
+        compression: TF1: a member of `Compression`, or a class of one's own with its interface.
         sparse_as_dense: reduce slices as dense gradients.
         backward_passes_per_step: TF1: 1.
         op: Average or Sum.
@@ -126,6 +127,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise UsageError(
             f"backward_passes_per_step={backward_passes_per_step} with an optimizer of TF1 is not supported; use one "
             "of keras.optimizers"
+        )
+    if isinstance(compression, str | GradientCompressor):
+        raise UsageError(
+            f"compression={compression!r} compresses buckets of gradients, but an optimizer of TF1 exchanges single "
+            "tensors; use a member of Compression, or a class like Horovod's Compressor"
         )
     if op not in (Op.Average, Op.Sum):
         raise ValueError(f"op={Op(op).name}: gradients of TF1's optimizers are reduced by Average or Sum")

@@ -62,6 +62,7 @@ def test_a_forbidden_import_is_found(violations: Callable[..., list[str]], name:
     ("name", "code"),
     [
         ("unidist/torch.py", "from unidist_torch import x"),
+        ("unidist/tensorflow/keras/x.py", "from unidist_tensorflow import x"),
         ("unidist/x.py", "import numpy, unidist.buffer"),
         ("unidist/x.py", "from . import torch"),
         ("plugins/unidist_some/plugin.py", "def f():\n    import torch\n"),

@@ -34,8 +34,19 @@ def test_the_core_imports_no_tensorflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
 
 
-def test_every_name_is_there() -> None:
-    assert [name for name in ud.__all__ if not hasattr(ud, name)] == []
+FACADES = [
+    "unidist.tensorflow", "unidist.tensorflow.elastic", "unidist.tensorflow.keras",
+    "unidist.tensorflow.keras.callbacks", "unidist.tensorflow.keras.elastic",
+    "unidist.keras", "unidist.keras.callbacks", "unidist.keras.elastic",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_a_facade_has_the_names_that_it_lists_and_makes_none_itself(facade: str) -> None:
+    module = importlib.import_module(facade)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    own = {name for name, item in vars(module).items() if getattr(item, "__module__", None) == facade}
+    assert own == set()
 
 
 def test_signatures_are_horovods() -> None:

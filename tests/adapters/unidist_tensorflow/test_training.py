@@ -24,7 +24,8 @@ from _keras_training import (
 import unidist.tensorflow as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runner import RankPool
-from unidist_tensorflow.training_distribute import DistributedOptimizer, PartialDistributedOptimizer, distribute
+from unidist_tensorflow.keras_optimizers import PartialDistributedOptimizer
+from unidist_tensorflow.training_distribute import DistributedOptimizer, distribute
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

@@ -68,6 +68,8 @@ def test_takes_arguments_in_horovods_order(pool: Pool) -> None:
                 hvd.DistributedOptimizer(hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0)))
             with pytest.raises(UsageError, match="backward_passes_per_step"):
                 hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+            with pytest.raises(UsageError, match="single tensors"):
+                hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), compression="fp16")
 
     pool(2, "shm").run(on_rank)
 
@@ -78,7 +80,8 @@ def test_the_keras_facade_is_found_where_horovod_has_it(pool: Pool) -> None:
         import unidist.tensorflow.keras as tensorflow_keras
         import unidist.tensorflow.keras.callbacks
 
-        assert tensorflow_keras is unidist.keras
-        assert unidist.tensorflow.keras.callbacks is unidist.keras.callbacks
+        assert tensorflow_keras.load_model is unidist.keras.load_model
+        ours, theirs = unidist.keras.callbacks, unidist.tensorflow.keras.callbacks
+        assert theirs.MetricAverageCallback is ours.MetricAverageCallback
 
     pool(2, "shm").run(on_rank)

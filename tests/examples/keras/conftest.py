@@ -18,17 +18,20 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run_example() -> Run:
-    """Run `examples/keras/NAME ARGUMENTS` and return its standard output, without the prefixes of ranks."""
+def run_example(tmp_path: Path) -> Run:
+    """Run `examples/keras/NAME ARGUMENTS` and return its standard output, without the prefixes of ranks.
+
+    Somewhere else than in the project: unidist is what is installed, which may be a wheel.
+    """
 
     def run(name: str, *arguments: str, num_proc: int | None = None, launch: tuple[str, ...] = ()) -> str:
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable]
         if num_proc is not None:
             command += ["-m", "unidist_launch", "launch", "-np", str(num_proc), *launch]
-        command += [f"examples/keras/{name}", *arguments]
+        command += [str(ROOT / "examples" / "keras" / name), *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return "\n".join(line.partition("] ")[2] if line.startswith("[") else line for line in done.stdout.splitlines())

@@ -81,6 +81,17 @@ def test_the_compilation_is_told_what_is_there_and_what_is_not(monkeypatch: pyte
     assert "HOROVOD_GPU_OPERATIONS" not in Wanted("", "2.21.0", mpi=True).environment("", "")
 
 
+def test_without_torch_it_builds_for_tensorflow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"tensorflow-cpu": "2.21.0"}
+    monkeypatch.setattr(horovod_build, "_installed", lambda name: versions.get(name, ""))
+    wanted = Wanted.here()
+    assert wanted.version == "0.28.1+tensorflow2.21.0"
+    assert wanted.frameworks == "TensorFlow 2.21.0"
+    env = wanted.environment("/tools", "/tools/cmake")
+    assert {"HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_PYTORCH": "1"}.items() <= env.items()
+    assert not {"HOROVOD_WITHOUT_TENSORFLOW", "HOROVOD_WITH_PYTORCH"} & env.keys()
+
+
 # The changes of the sources
 
 

@@ -1,7 +1,5 @@
 """The Keras facade: `import unidist.keras as ud` (or `as hvd`, in a Horovod script). Keras 3 on TensorFlow."""
 
-import sys
-
 from unidist.basics import (
     add_process_set,
     ccl_built,
@@ -24,9 +22,8 @@ from unidist.basics import (
     start_timeline,
     stop_timeline,
 )
+from unidist.keras import callbacks, elastic
 from unidist.process_sets import ProcessSet, global_process_set
-from unidist_tensorflow import keras_callbacks as callbacks
-from unidist_tensorflow import keras_elastic as elastic
 from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.data import shard
@@ -38,19 +35,17 @@ from unidist_tensorflow.keras_functions import (
     load_model,
     reducescatter,
 )
+from unidist_tensorflow.keras_optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from unidist_tensorflow.operations import Adasum, Average, Sum
 from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.training_distribute import DistributedOptimizer, PartialDistributedOptimizer, distribute
-
-# `import unidist.keras.callbacks`, although this is no package.
-sys.modules[f"{__name__}.callbacks"] = callbacks
-sys.modules[f"{__name__}.elastic"] = elastic
+from unidist_tensorflow.training_distribute import distribute
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "SyncBatchNormalization", "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables",
-    "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute", "elastic",
-    "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load_model", "local_rank",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter",
-    "remove_process_set", "rocm_built", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "SyncBatchNormalization", "add_process_set", "allgather", "allreduce", "broadcast",
+    "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "rank", "reducescatter", "remove_process_set", "rocm_built", "shard", "shutdown", "size", "start_timeline",
+    "stop_timeline",
 ]  # fmt: skip

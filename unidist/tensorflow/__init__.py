@@ -1,8 +1,5 @@
 """The TensorFlow facade: `import unidist.tensorflow as ud` (or `as hvd`, in a Horovod script)."""
 
-import sys
-
-from unidist import keras
 from unidist.basics import (
     add_process_set,
     ccl_built,
@@ -30,7 +27,7 @@ from unidist.basics import (
 from unidist.errors import PeerLostError as HorovodInternalError
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import reduction_of as handle_average_backwards_compatibility
-from unidist_tensorflow import elastic
+from unidist.tensorflow import elastic, keras
 from unidist_tensorflow.basics import (
     buffer,
     check_num_rank_power_of_2,
@@ -55,6 +52,7 @@ from unidist_tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from unidist_tensorflow.keras_optimizers import PartialDistributedOptimizer
 from unidist_tensorflow.operations import (
     Adasum,
     Average,
@@ -78,14 +76,9 @@ from unidist_tensorflow.operations import (
     send,
 )
 from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.training_distribute import PartialDistributedOptimizer, distribute
+from unidist_tensorflow.training_distribute import distribute
 from unidist_tensorflow.training_tape import DistributedGradientTape, PartialDistributedGradientTape
 from unidist_tensorflow.training_tf1 import DistributedOptimizer
-
-# `import unidist.tensorflow.keras as hvd`, and its `callbacks` and `elastic`, although this is no package.
-sys.modules[f"{__name__}.keras"] = keras
-for _name in ("callbacks", "elastic"):
-    sys.modules[f"{__name__}.keras.{_name}"] = getattr(keras, _name)
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
@@ -95,9 +88,9 @@ __all__ = [
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
     "ccl_built", "check_num_rank_power_of_2", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute",
     "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather",
-    "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous",
-    "is_initialized", "join", "keras", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "recv",
-    "reducescatter", "remove_process_set", "rocm_built", "send", "shard", "shutdown", "size", "size_op",
-    "start_timeline", "stop_timeline", "world",
+    "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init",
+    "is_homogeneous", "is_initialized", "join", "keras", "local_rank", "local_rank_op", "local_size",
+    "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op",
+    "rank", "rank_op", "recv", "reducescatter", "remove_process_set", "rocm_built", "send", "shard", "shutdown",
+    "size", "size_op", "start_timeline", "stop_timeline", "world",
 ]  # fmt: skip

@@ -1,0 +1,59 @@
+"""What `make` would do: which demo, into which environment, and what it answers to a wrong framework."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `make -n`: say what would be run, in an environment that does not exist yet."""
+    # What `make test` hands down (MAKEFLAGS, TEST_FLAGS=...) is not for this make.
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "FRAMEWORK", "VENV", "TEST_FLAGS", "DEMO_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+    command = ["make", "--dry-run", "VENV=none-yet", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_demo_is_that_of_torch_by_default() -> None:
+    done = make("demo")
+    assert done.returncode == 0, done.stderr
+    assert "--editable '.[torch,examples]'" in done.stdout
+    assert done.stdout.endswith("none-yet/bin/unidist launch -np 2 examples/torch/digits.py \n")
+
+
+def test_the_demo_of_keras_installs_no_torch() -> None:
+    done = make("demo", "FRAMEWORK=keras")
+    assert done.returncode == 0, done.stderr
+    assert "--editable '.[tensorflow,examples]'" in done.stdout
+    assert "torch" not in done.stdout
+    assert done.stdout.endswith("none-yet/bin/unidist launch -np 2 examples/keras/digits_fit.py \n")
+
+
+@pytest.mark.parametrize("framework", ["jax", "", "torch keras"])
+def test_another_framework_is_an_error_that_names_the_choices(framework: str) -> None:
+    done = make("demo", f"FRAMEWORK={framework}")
+    assert done.returncode == 2
+    assert f'FRAMEWORK="{framework}" has no demo; choose one of: torch keras' in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_framework_is_of_no_interest_to_other_targets() -> None:
+    assert make("format", "FRAMEWORK=jax").returncode == 0
+
+
+def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> None:
+    everything, chosen = make("test").stdout, make("test", "TEST_FLAGS=-k mailbox").stdout
+    last = everything.splitlines()[-1]
+    assert last.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
+    assert "'.[tensorflow,examples,test]'" in everything
+    assert "none-yet/bin/python -m pytest -k mailbox\n" in chosen
+    assert "none-yet-tensorflow" not in chosen

@@ -1,0 +1,14 @@
+"""Keras callbacks by Horovod's names: `unidist.keras.callbacks`."""
+
+from unidist_tensorflow.keras_callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
+from unidist_tensorflow.keras_checkpoint import BestModelCheckpoint
+
+__all__ = [
+    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback", "MetricAverageCallback",
+]  # fmt: skip

@@ -1,0 +1,14 @@
+"""Elastic state of Keras models, by Horovod's names: `unidist.keras.elastic`."""
+
+from unidist_tensorflow.elastic import TensorFlowKerasState, run
+from unidist_tensorflow.keras_elastic import (
+    CommitStateCallback,
+    KerasState,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
+
+__all__ = [
+    "CommitStateCallback", "KerasState", "TensorFlowKerasState", "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback", "run",
+]  # fmt: skip

@@ -1,0 +1,19 @@
+"""Elastic state of variables and models, by Horovod's names: `unidist.tensorflow.elastic`."""
+
+from unidist.basics import init, rank, shutdown
+from unidist.errors import PeerLostError as HorovodInternalError
+from unidist_tensorflow.elastic import (
+    HostsUpdatedInterrupt,
+    ObjectState,
+    State,
+    TensorFlowKerasState,
+    TensorFlowState,
+    run,
+)
+from unidist_tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
+
+__all__ = [
+    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState",
+    "TensorFlowState", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "init", "rank", "run",
+    "shutdown",
+]  # fmt: skip

@@ -1,0 +1,54 @@
+"""The facade for tf.keras: `import unidist.tensorflow.keras as ud` (or `as hvd`, in a Horovod script).
+
+tf.keras is Keras 3, or with TF_USE_LEGACY_KERAS=1 the package tf_keras.
+"""
+
+from unidist.basics import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from unidist.process_sets import ProcessSet, global_process_set
+from unidist.tensorflow.keras import callbacks, elastic
+from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
+from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.data import shard
+from unidist_tensorflow.keras_functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
+from unidist_tensorflow.keras_optimizers import PartialDistributedOptimizer
+from unidist_tensorflow.operations import Adasum, Average, Sum
+from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.training_distribute import DistributedOptimizer, distribute
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
+    "SyncBatchNormalization", "add_process_set", "allgather", "allreduce", "broadcast",
+    "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "rank", "reducescatter", "remove_process_set", "rocm_built", "shard", "shutdown", "size", "start_timeline",
+    "stop_timeline",
+]  # fmt: skip
