@@ -37,7 +37,8 @@ class LocalProcesses:
     Args:
         num_proc: number of ranks.
         env: variables for every rank, on top of this process's environment. They win over the defaults
-            (MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS), and may not name what tells a rank its place.
+            (MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS), and may not name what tells a rank
+            its place.
         die_with_thread: also have the kernel kill each rank when the thread that started it ends, which
             holds even if the watchdog is killed too. Forks, so only for a process without other threads.
 
@@ -230,9 +231,15 @@ def _defaults(num_proc: int, user: Mapping[str, str]) -> dict[str, str]:
     defaults = {"MASTER_ADDR": "127.0.0.1"}
     if "MASTER_PORT" not in user:  # for the script's own torch.distributed; unidist uses no port
         defaults["MASTER_PORT"] = str(_free_port())
-    if "OMP_NUM_THREADS" not in {**os.environ, **user}:
-        # As many threads as cores on every rank would make them compete; torchrun says 1, which leaves cores idle.
-        defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // num_proc))
+    chosen = {**os.environ, **user}
+    # As many threads as cores on every rank would make them compete; torchrun says 1, which leaves cores idle.
+    num_threads = str(max(1, len(os.sched_getaffinity(0)) // num_proc))
+    defaults["OMP_NUM_THREADS"] = chosen.get("OMP_NUM_THREADS", num_threads)
+    # TensorFlow has threads of its own; OpenMP's number may be a list for nested loops.
+    outermost = defaults["OMP_NUM_THREADS"].partition(",")[0].strip()
+    defaults["TF_NUM_INTRAOP_THREADS"] = chosen.get(
+        "TF_NUM_INTRAOP_THREADS", outermost if outermost.isdecimal() else num_threads
+    )
     return defaults
 
 
