@@ -42,8 +42,9 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_FUSION_THRESHOLD_BYTES": "named operations are fused up to this size (default: 67108864; 0: never)",
     "UNIDIST_CYCLE_TIME_MS": "longest pause between two rounds of negotiation while ranks disagree (default: 1)",
     "UNIDIST_CACHE_CAPACITY": "names of operations that ranks need not spell out again (default: 8192; 0: none)",
-    "UNIDIST_AUTOTUNE": "1: find the best size of gradient buckets in the first updates (default: 0)",
+    "UNIDIST_AUTOTUNE": "1: find the best size of gradient buckets, and cycle time, in the first updates (default: 0)",
     "UNIDIST_AUTOTUNE_LOG": "file for what the search tried, as CSV (default: none)",
+    "UNIDIST_HOROVOD_BINDING": "torch or tensorflow: by which binding `--engine horovod` uses Horovod (default: auto)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
     "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
 }
@@ -99,6 +100,7 @@ class Settings:
     cache_capacity: int = 8192
     autotune: bool = False
     autotune_log: Path | None = None
+    horovod_binding: str = "auto"
     shm_capacity_bytes: int | None = None
     shm_staging_bytes: int = 4 << 20
 
@@ -135,6 +137,7 @@ class Settings:
             cache_capacity=_cache_capacity(env, default.cache_capacity),
             autotune=_integer(env, _first(env, "UNIDIST_AUTOTUNE", "HOROVOD_AUTOTUNE"), 0) > 0,
             autotune_log=Path(env[autotune_log]) if env.get(autotune_log) else None,
+            horovod_binding=env.get("UNIDIST_HOROVOD_BINDING") or default.horovod_binding,
             shm_capacity_bytes=capacity or None,
             shm_staging_bytes=_number(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
@@ -27,6 +29,10 @@ class Pending(ABC):
     @abstractmethod
     def done(self) -> bool:
         """Say whether Horovod is through with it, well or not. Never blocks."""
+
+    def pause(self) -> None:
+        """Give way to whoever completes it, for less than a millisecond. Called between two calls of `done`."""
+        os.sched_yield()
 
     @abstractmethod
     def finish(self) -> None:
@@ -53,7 +59,12 @@ class Binding(ABC):
     Every operation has a name, by which Horovod's ranks match it; buffers are in host memory, of the dtypes above,
     and stay in use until the operation is done. `members` is the id of a process set. `shape` is what Horovod
     compares between ranks. Every operation raises OperationFailed where Horovod refuses it at once.
+
+    Attributes:
+        num_names: a new name costs time: operations that have numbers take this many names in turn. None: it does not.
     """
+
+    num_names: ClassVar[int | None] = None
 
     @abstractmethod
     def start(self) -> None:
@@ -62,6 +73,9 @@ class Binding(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Stop Horovod here, and with that on all ranks. What is under way ends with OperationFailed. Idempotent."""
+
+    def release(self) -> None:  # noqa: B027  # most have nothing
+        """Give back what the binding holds beside Horovod. After the last operation, also if Horovod has failed."""
 
     @abstractmethod
     def is_running(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -41,6 +42,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         super().__init__(process, links, name, members, rank, process_set, timeout, is_world=is_world)
         self._issued = itertools.count()
         self._splits = itertools.count()
+        self._by_turn: dict[int, weakref.ref[Pending]] = {}
 
     @classmethod
     def of_world(
@@ -250,11 +252,24 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
     def _issue(self, what: str, start: Callable[[str], Pending], finish: Callable[[], None] | None = None) -> Work:
         self.check_issue(what)
         number = next(self._issued)
+        num_names = self.process.binding.num_names
+        turn = number if num_names is None else number % num_names
+        if num_names is not None:
+            self._end_turn(turn, what, number - num_names)
         try:
-            pending = start(f"{self.name}.{number}")
+            pending = start(f"{self.name}.{turn}")
         except OperationFailed as exc:
             raise self.translated(what, exc) from None
+        if num_names is not None:
+            self._by_turn[turn] = weakref.ref(pending)
         return HorovodWork(self, what, number, [pending], finish)
+
+    def _end_turn(self, turn: int, what: str, number: int) -> None:
+        """Wait until operation `number` is over: its name is to be used again, on every rank for the same operation."""
+        earlier = self._by_turn.pop(turn, None)
+        pending = earlier() if earlier is not None else None
+        if pending is not None and not pending.done():
+            HorovodWork(self, f"{what}, waiting for an earlier operation", number, [pending]).settle(self.timeout)
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from datetime import timedelta
-from pathlib import Path
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
+from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
-
-_HOW = "`unidist build horovod` builds and installs it"
+from unidist_horovod import bindings
 
 
 class HorovodEngine(Engine):
-    """Horovod by its PyTorch binding, over gloo: host memory, one host."""
+    """Horovod by its binding of PyTorch or of TensorFlow, over gloo: host memory, one host.
+
+    The binding is that of a framework which the process has imported, and the same on all ranks; see
+    `bindings.choose`. UNIDIST_HOROVOD_BINDING names one.
+    """
 
     def availability(self) -> Availability:
-        """Needs Horovod with its PyTorch binding, and PyTorch."""
+        """Needs Horovod with a binding of an installed framework."""
         try:
-            version = importlib.metadata.version("horovod")
-        except importlib.metadata.PackageNotFoundError:
-            return Availability(False, f"Horovod is not installed; {_HOW}")
-        if importlib.util.find_spec("torch") is None:
-            return Availability(False, "PyTorch is not installed, and Horovod is used by its PyTorch binding")
-        spec = importlib.util.find_spec("horovod")  # the package's own module imports nothing
-        folders = spec.submodule_search_locations if spec is not None else None
-        if not any(list(Path(folder, "torch").glob("mpi_lib_v2*.so")) for folder in folders or ()):
-            return Availability(False, f"Horovod {version} was built without PyTorch; {_HOW}")
-        return Availability(True, f"Horovod {version}")
+            found = bindings.usable()
+        except ConfigurationError as exc:
+            return Availability(False, str(exc))
+        titles = " and ".join(spec.title for spec in found)
+        return Availability(True, f"Horovod {importlib.metadata.version('horovod')}, by its binding of {titles}")
 
     def supports(self, topology: Topology) -> Availability:
         """Any number of ranks on one host."""
@@ -40,14 +37,15 @@ class HorovodEngine(Engine):
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Start Horovod, or use the one that runs, and return a communicator over all its ranks."""
+        chosen = bindings.choose()
+        bindings.check_alike(chosen, rendezvous, timeout=timeout)
         from unidist_horovod import process
         from unidist_horovod.communicator import HorovodCommunicator
         from unidist_horovod.links import Links
-        from unidist_horovod.torch_binding import TorchBinding
 
         links = Links(topology.rank, topology.world_size, rendezvous, timeout=timeout)
         try:
-            horovod = process.acquire(TorchBinding(), topology, rendezvous, timeout=timeout)
+            horovod = process.acquire(chosen.load(), topology, rendezvous, timeout=timeout)
         except BaseException:
             links.close()
             raise

@@ -8,7 +8,7 @@ from abc import ABC
 from collections.abc import Sequence
 from datetime import timedelta
 
-from unidist.buffer import DType
+from unidist.buffer import Buffer, DType
 from unidist.communicator import Capabilities, Communicator, ReportsArrivals, format_ranks
 from unidist.errors import MismatchError, PeerLostError, StalledError, UnidistError, UsageError
 from unidist_horovod import process as processes
@@ -20,6 +20,8 @@ from unidist_horovod.process import HorovodProcess
 _CAPABILITIES = Capabilities(dtypes=frozenset(DType), negotiates=True)
 _NAMING_SEC = 1.0
 """Horovod may notice a death a moment before its connection says whose it was."""
+_ALIGNMENT = 64
+_LEAVE = timedelta(seconds=2)
 _MISMATCHES = ("Mismatched ", "is not supported with Join")
 
 
@@ -68,6 +70,11 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         self.mailbox = Mailbox()
         links.open(name, self.mailbox)
 
+    def allocate(self, nbytes: int) -> Buffer:
+        """See `Communicator.allocate`; TensorFlow copies what is not aligned."""
+        memory = Buffer.allocate(nbytes + _ALIGNMENT, DType.UINT8)
+        return memory.slice(-memory.address % _ALIGNMENT, nbytes)
+
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`; the reason reaches the peers."""
         text = f"rank {self.rank} aborted: {reason or 'no reason given'}"
@@ -83,6 +90,9 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         self._closed = True
         self.links.shut(self.name)
         if self._is_world and os.getpid() == self.process.pid:
+            if self.process.num_users == 1 and not self.process.failure and not self.mailbox.aborted:
+                # When one rank stops Horovod it stops on all, though some may have work left without this one.
+                self.links.leave(_LEAVE)
             self.links.close()
             processes.release(self.process)
 

@@ -130,6 +130,7 @@ class Links:
         self._receivers: dict[str, Receiver] = {}
         self._early: dict[str, list[tuple[int, Kind, int, bytes]]] = {}
         self._ended: set[str] = set()
+        self._said_bye = False
         self._lock = threading.RLock()
         self._scratch = bytearray(_PACKET_BYTES)
         self._epoll = select.epoll()
@@ -201,16 +202,28 @@ class Links:
             if peer in self._peers and peer not in self.gone:
                 self._watch(self._peers[peer])
 
+    def leave(self, limit: timedelta) -> None:
+        """Say good-bye, and wait until all others have said it, or died; `limit` at most."""
+        deadline = time.monotonic() + limit.total_seconds()
+        with self._lock:
+            self._say_bye()
+        while len(self.gone) < len(self._peers) and time.monotonic() < deadline:
+            self.drive(0.005)
+
     def close(self) -> None:
         """Say good-bye and close all connections. Idempotent."""
         with self._lock:
-            for peer in self._by_fd.values():
-                with contextlib.suppress(OSError):
-                    peer.connection.send(_packet(Kind.BYE, b"", 0))
+            self._say_bye()
             for peer in self._peers.values():
                 peer.connection.close()
             self._by_fd.clear()
             self._epoll.close()
+
+    def _say_bye(self) -> None:
+        for peer in () if self._said_bye else self._by_fd.values():
+            with contextlib.suppress(OSError):
+                peer.connection.send(_packet(Kind.BYE, b"", 0))
+        self._said_bye = True
 
     # Connecting
 
@@ -303,6 +316,7 @@ class Links:
     def _take(self, peer: _Peer, kind: Kind, name: str, value: int, payload: memoryview) -> None:
         if kind is Kind.BYE:
             peer.said_bye = True
+            self._lose(peer)  # it says nothing more, but may keep the connection for a while
             return
         if kind is Kind.PART:
             assert peer.incoming is not None
@@ -337,6 +351,8 @@ class Links:
 
     def _watch(self, peer: _Peer) -> None:
         """Ask for the events that make sense now. A peer that sends what nobody takes is not read for a while."""
+        if peer.rank in self.gone:
+            return
         unclaimed = sum(each.unclaimed(peer.rank) for each in self._receivers.values()) if peer.incoming is None else 0
         interest = select.EPOLLIN if unclaimed < _MAX_UNCLAIMED_BYTES else 0
         if peer.notices or peer.messages:

@@ -86,6 +86,7 @@ class HorovodProcess:
             self.failure = reason
             if self._owned:
                 self.binding.stop()
+        self.binding.release()
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -80,10 +79,14 @@ class HorovodWork(Work):
             self._error = exc
             raise
 
-    def _complete(self, limit: timedelta) -> None:
-        communicator = self._communicator
+    def settle(self, limit: timedelta) -> None:
+        """Wait until Horovod is through, and leave the outcome to others. Raises what `wait` raises of its own."""
         for pending in self._pendings:
             self._wait_for(pending, limit)
+
+    def _complete(self, limit: timedelta) -> None:
+        communicator = self._communicator
+        self.settle(limit)
         pendings, self._pendings = self._pendings, []
         error: OperationFailed | None = None
         for pending in pendings:
@@ -111,7 +114,7 @@ class HorovodWork(Work):
             now = time.monotonic()
             turn += 1
             if now - begin < _SPIN_SEC:
-                os.sched_yield()
+                pending.pause()
                 if turn % _LOOK_EVERY:
                     continue
                 communicator.links.drive()

@@ -1,4 +1,4 @@
-"""The tests of the Horovod adapter need Horovod with its PyTorch binding; none may leave anything behind."""
+"""The tests of the Horovod adapter need Horovod with a binding; none may leave anything behind."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
+from horovod_bindings import ENVIRONMENTS, skip_without
 
 from unidist.buffer import DType
 from unidist.communicator import ReduceOp
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.parallel
 
 class TestHorovodCommunicator(CommunicatorConformance):
     engine = "horovod"
-    sizes = (1, 2, 3, 4)
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4)
     unsupported = frozenset((dtype, ReduceOp.PRODUCT) for dtype in (DType.COMPLEX64, DType.COMPLEX128))
     nan_ops = (ReduceOp.SUM, ReduceOp.PRODUCT)  # the MIN and MAX of Horovod's gloo depend on the order of the ranks
     detects_mismatch = False  # Horovod compares some of what may differ, and does not name ranks
@@ -27,5 +30,22 @@ class TestHorovodCommunicator(CommunicatorConformance):
     def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
         # The victim is a forked child, and Horovod's gloo cannot always be started again in a child of a process in
         # which it has lost a peer: new processes for every death.
-        self.env = {"TEST_DEATH": moment}  # type: ignore[misc]  # for this test alone
+        self.env = {**type(self).env, "TEST_DEATH": moment}  # type: ignore[misc]  # for this test alone
         super().test_the_death_of_a_rank_is_noticed_by_all_others(group_size, moment)
+
+
+class TestHorovodCommunicatorByTensorFlow(TestHorovodCommunicator):
+    """The same over the other binding; as it is slow to import, for fewer numbers of ranks and ways to die."""
+
+    sizes = (3,)
+    env = ENVIRONMENTS["tensorflow"]
+
+    @pytest.fixture(autouse=True)
+    def _needs_the_binding(self) -> None:
+        skip_without("tensorflow")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "moment" in metafunc.fixturenames:
+            metafunc.parametrize(("group_size", "moment"), [(2, "barrier"), (2, "large allreduce")])
+        else:
+            super().pytest_generate_tests(metafunc)

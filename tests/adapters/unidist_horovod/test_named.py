@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from horovod_bindings import ENVIRONMENTS, skip_without
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
@@ -22,14 +23,16 @@ pytestmark = pytest.mark.parallel
 Array = np.ndarray[Any, Any]
 
 
-@pytest.fixture
-def run(rank_pool: RankPoolFactory) -> Callable[..., list[Any]]:
+@pytest.fixture(params=["torch", "tensorflow"])
+def run(rank_pool: RankPoolFactory, request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Return `run(size, case, ...)`: `case(operations, ...)` on every rank, over new named operations."""
+    skip_without(request.param)
+    env = ENVIRONMENTS[request.param]
 
     def run(size: int, case: Callable[..., Any], *args: Any, timeout: float = 20, group: Any = None) -> list[Any]:
         connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
         arguments = (connector, case, args, group, timedelta(seconds=timeout))
-        return rank_pool(size).run(_on_rank, arguments, timeout=timedelta(seconds=60))
+        return rank_pool(size, env=env).run(_on_rank, arguments, timeout=timedelta(seconds=60))
 
     return run
 
