@@ -203,8 +203,8 @@ class AllReduceExchange(GradientExchange):
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """See `GradientExchange.stages`: the buckets, or all in one where nothing is exchanged before `finish`."""
-        if not self._overlap:
+        """See `GradientExchange.stages`: the buckets, or all in one where exchanging some early hides nothing."""
+        if not self._overlap or not (self._device or self._host).capabilities.asynchronous:
             return super().stages
         return tuple(tuple(slot.parameter for slot in bucket.layout.slots) for bucket in self._buckets)
 

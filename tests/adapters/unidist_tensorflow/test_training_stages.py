@@ -1,4 +1,7 @@
-"""Gradients that are exchanged in several stages while backward goes on: a bucket for each variable."""
+"""Gradients that are exchanged in stages while backward goes on, over an engine that works by itself (gloo).
+
+Every variable has a bucket of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from unidist_tensorflow.training_distribute import DistributedOptimizer
 from unidist_tensorflow.training_tensors import EXCHANGE_NAME
 
 Pool = Callable[..., RankPool]
+pytest.importorskip("torch", reason="the engine gloo is PyTorch's")
 pytestmark = pytest.mark.parallel
 
 
@@ -66,7 +70,7 @@ def test_same_weights_as_one_process_on_the_whole_batch(
                 found = together(mode, OPTIMIZERS[optimizer], **options)
                 assert difference(found, alone(mode, OPTIMIZERS[optimizer])) < (1e-6 if optimizer == "adam" else 1e-12)
 
-    pool(size, "shm").run(on_rank)
+    pool(size, "gloo").run(on_rank)
 
 
 def test_a_stage_is_two_nodes_and_the_last_one(pool: Pool) -> None:
@@ -78,7 +82,7 @@ def test_a_stage_is_two_nodes_and_the_last_one(pool: Pool) -> None:
             assert [each.numpy().item() for each in variables] == [0.0, -1.0, -2.0, -3.0]
             assert len(exchange_nodes(step)) == 2 * 3 + 1
 
-    pool(2, "shm").run(on_rank)
+    pool(2, "gloo").run(on_rank)
 
 
 def test_ranks_may_have_different_stages(pool: Pool) -> None:
@@ -95,7 +99,7 @@ def test_ranks_may_have_different_stages(pool: Pool) -> None:
             assert len(exchange_nodes(step)) == 2 * (3 - missing) + 1
             np.testing.assert_allclose([each.numpy().item() for each in variables], [-6.0, -3.0, -3.0, -6.0])
 
-    pool(2, "shm").run(on_rank)
+    pool(2, "gloo").run(on_rank)
 
 
 def test_a_rank_that_has_joined_takes_part(pool: Pool) -> None:
@@ -109,7 +113,7 @@ def test_a_rank_that_has_joined_takes_part(pool: Pool) -> None:
             wanted = [-2.0 - 2.0 * ud.rank(), -4.0 - 4.0 * ud.rank(), -6.0 - 6.0 * ud.rank()]
             np.testing.assert_allclose([each.numpy().item() for each in variables], wanted)
 
-    pool(2, "shm").run(on_rank)
+    pool(2, "gloo").run(on_rank)
 
 
 def test_a_tape_gives_gradients_that_stay(pool: Pool) -> None:
@@ -131,7 +135,7 @@ def test_a_tape_gives_gradients_that_stay(pool: Pool) -> None:
             assert [each.numpy().item() for each in first] == [0.0, 3.0, 6.0]
             assert [each.numpy().item() for each in second] == [30.0, 33.0, 36.0]
 
-    pool(2, "shm").run(on_rank)
+    pool(2, "gloo").run(on_rank)
 
 
 def test_a_clipped_norm_is_that_of_all_stages(pool: Pool) -> None:
@@ -143,4 +147,4 @@ def test_a_clipped_norm_is_that_of_all_stages(pool: Pool) -> None:
             stepper(optimizer, variables, gradients)()
             np.testing.assert_allclose([each.numpy().item() for each in variables], [-0.6, -0.8])
 
-    pool(2, "shm").run(on_rank)
+    pool(2, "gloo").run(on_rank)
