@@ -37,8 +37,7 @@ class LocalProcesses:
     Args:
         num_proc: number of ranks.
         env: variables for every rank, on top of this process's environment. They win over the defaults
-            (MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS), and may not name what tells a rank
-            its place.
+            (MASTER_ADDR, MASTER_PORT, numbers of threads), and may not name what tells a rank its place.
         die_with_thread: also have the kernel kill each rank when the thread that started it ends, which
             holds even if the watchdog is killed too. Forks, so only for a process without other threads.
 
@@ -237,9 +236,8 @@ def _defaults(num_proc: int, user: Mapping[str, str]) -> dict[str, str]:
     defaults["OMP_NUM_THREADS"] = chosen.get("OMP_NUM_THREADS", num_threads)
     # TensorFlow has threads of its own; OpenMP's number may be a list for nested loops.
     outermost = defaults["OMP_NUM_THREADS"].partition(",")[0].strip()
-    defaults["TF_NUM_INTRAOP_THREADS"] = chosen.get(
-        "TF_NUM_INTRAOP_THREADS", outermost if outermost.isdecimal() else num_threads
-    )
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        defaults[name] = chosen.get(name, outermost if outermost.isdecimal() else num_threads)
     return defaults
 
 

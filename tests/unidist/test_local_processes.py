@@ -101,11 +101,13 @@ def test_threads_share_the_cores_unless_the_user_says_otherwise(monkeypatch: pyt
 def test_tensorflow_has_as_many_threads_as_openmp(
     monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], wanted: str
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+    names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    for name in ("OMP_NUM_THREADS", *names):
         monkeypatch.delenv(name, raising=False)
     num_proc = len(os.sched_getaffinity(0))
-    assert environments(num_proc, chosen)[0]["TF_NUM_INTRAOP_THREADS"] == wanted
-    assert environments(num_proc, {**chosen, "TF_NUM_INTRAOP_THREADS": "3"})[0]["TF_NUM_INTRAOP_THREADS"] == "3"
+    for name in names:
+        assert environments(num_proc, chosen)[0][name] == wanted
+        assert environments(num_proc, {**chosen, name: "3"})[0][name] == "3"
 
 
 def test_variables_of_an_outer_torchrun_job_do_not_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
