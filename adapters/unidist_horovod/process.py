@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from unidist.environment import Settings
+from unidist.environment import Settings, set_variables
 from unidist.errors import ConfigurationError, PeerLostError
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
@@ -47,7 +46,7 @@ class HorovodProcess:
         """Start Horovod; collective. `server` lives as long as it does: process sets are made through it."""
         self._server = server
         try:
-            with _set_variables(self._environment):
+            with set_variables(self._environment):  # it has no other way to be told
                 self.binding.start()
         except ValueError as exc:
             self.stop("it did not start")
@@ -66,7 +65,7 @@ class HorovodProcess:
             PeerLostError: Horovod stopped.
             ConfigurationError: a Horovod that the script started itself does not allow it.
         """
-        with _set_variables(self._environment):
+        with set_variables(self._environment):
             for ranks in wanted:
                 try:
                     existing = None if self._owned else self.binding.process_sets().get(ranks)
@@ -197,18 +196,3 @@ def _chosen_variables() -> dict[str, str]:
     if settings.stall_shutdown:
         chosen["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(max(1, round(settings.stall_shutdown.total_seconds())))
     return {name: value for name, value in chosen.items() if name not in os.environ or "DYNAMIC" in name}
-
-
-@contextlib.contextmanager
-def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for as long as Horovod reads them: it has no other way to be told."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -14,9 +14,10 @@ from unidist.errors import UsageError
 from unidist.update import Update
 from unidist_tensorflow.keras_api import build_legacy_optimizer, is_old
 from unidist_tensorflow.training_binding import Binding
+from unidist_tensorflow.training_optimizer import BoundMixin, bound_class
 
 
-class LegacyOptimizerMixin:
+class LegacyOptimizerMixin(BoundMixin):
     """What a bound optimizer of tf_keras can do beyond its own class. Never instantiated; see `bind_legacy`."""
 
     _unidist: LegacyBinding
@@ -47,19 +48,6 @@ class LegacyOptimizerMixin:
             self._unidist.apply_pairs(pairs, name)
         return self.iterations  # type: ignore[attr-defined]  # of an optimizer
 
-    def flush(self) -> bool:
-        """Apply a window of accumulate=N that was cut short; see `DistributedOptimizerMixin.flush`."""
-        return self._unidist.flush()
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave a variable out of the exchange: every rank updates it by its own gradient. Before the first update."""
-        self._unidist.register_local(var)
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        """Calls of `apply_gradients` that make one update."""
-        return self._unidist.passes
-
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to be put into a LossScaleOptimizer, which would look for infinities before the exchange."""
         if name == "_is_wrapped_by_loss_scale_optimizer":
@@ -69,11 +57,6 @@ class LegacyOptimizerMixin:
                 "inside: DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))"
             )
         super().__setattr__(name, value)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], **options: Any) -> Any:
-        """Return a plain optimizer: what binds this one to its job is in no configuration."""
-        return cls.__mro__[2].from_config(config, **options)  # type: ignore[attr-defined]  # of the plain class
 
 
 class LegacyBinding(Binding):
@@ -143,9 +126,7 @@ def bind_legacy(optimizer: Any, update: Update) -> Any:
     """Bind `update` to `optimizer`, of tf_keras, and return it."""
     check_legacy(optimizer)
     plain = type(optimizer)
-    # Named and placed as the plain class: what is saved is a plain optimizer, which loads anywhere.
-    namespace = {"__doc__": plain.__doc__, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    optimizer.__class__ = type(plain.__name__, (LegacyOptimizerMixin, plain), namespace)
+    optimizer.__class__ = bound_class(plain, LegacyOptimizerMixin)
     optimizer.__dict__["_unidist"] = LegacyBinding(optimizer, plain, update)
     return optimizer
 

@@ -11,22 +11,11 @@ from unidist.update import Update
 from unidist_tensorflow.training_binding import Binding
 
 
-class DistributedOptimizerMixin:
-    """What a bound optimizer can do beyond its own class. Never instantiated; see `bind`."""
+class BoundMixin:
+    """What every bound optimizer can do beyond its own class, of Keras 3 or tf_keras. Never instantiated."""
 
     _unidist: Binding
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
-
-        Inside a window of accumulate=N nothing is sent and nothing changes, `iterations` included: it counts updates.
-
-        Args:
-            grads: one for each variable; None where there is none. Ranks may differ in that: what any rank has a
-                gradient for is updated on all, what none has is left alone.
-            trainable_variables: default: those that the optimizer was built for.
-        """
-        self._unidist.apply(grads, trainable_variables)
+    _unidist_plain: type[Any]
 
     def flush(self) -> bool:
         """Apply a window of accumulate=N that the end of an epoch cut short; with mean over the passes that were.
@@ -44,8 +33,43 @@ class DistributedOptimizerMixin:
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Calls of `apply` that make one update."""
+        """Calls of `apply` (tf_keras: `apply_gradients`) that make one update."""
         return self._unidist.passes
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **options: Any) -> Any:
+        """Return a plain optimizer: what binds this one to its job is in no configuration."""
+        return cls._unidist_plain.from_config(config, **options)
+
+
+def bound_class(plain: type[Any], mixin: type[BoundMixin]) -> type[Any]:
+    """Return the class of a bound optimizer.
+
+    It is named and placed as the plain class: what is saved is a plain optimizer, which loads anywhere.
+    """
+    namespace = {
+        "__doc__": plain.__doc__,
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "_unidist_plain": plain,
+    }
+    return type(plain.__name__, (mixin, plain), namespace)
+
+
+class DistributedOptimizerMixin(BoundMixin):
+    """What a bound optimizer of Keras 3 can do beyond its own class. Never instantiated; see `bind`."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
+
+        Inside a window of accumulate=N nothing is sent and nothing changes, `iterations` included: it counts updates.
+
+        Args:
+            grads: one for each variable; None where there is none. Ranks may differ in that: what any rank has a
+                gradient for is updated on all, what none has is left alone.
+            trainable_variables: default: those that the optimizer was built for.
+        """
+        self._unidist.apply(grads, trainable_variables)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to be put into a LossScaleOptimizer, which resets the static loss scale of what it is given."""
@@ -58,19 +82,12 @@ class DistributedOptimizerMixin:
             )
         super().__setattr__(name, value)
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], **options: Any) -> Any:
-        """Return a plain optimizer: what binds this one to its job is in no configuration."""
-        return cls.__mro__[2].from_config(config, **options)  # type: ignore[attr-defined]  # of the plain class
-
 
 def bind(optimizer: Any, update: Update) -> Any:
     """Bind `update` to `optimizer`, a Keras 3 optimizer, and return it; see `Framework.bind_update`."""
     check_plain(optimizer)
     plain = type(optimizer)
-    # Named and placed as the plain class: what is saved is a plain optimizer, which loads anywhere.
-    namespace = {"__doc__": plain.__doc__, "__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    optimizer.__class__ = type(plain.__name__, (DistributedOptimizerMixin, plain), namespace)
+    optimizer.__class__ = bound_class(plain, DistributedOptimizerMixin)
     optimizer.__dict__["_unidist"] = Binding(optimizer, plain, update)
     return optimizer
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, ClassVar, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 
-from unidist.communicator import Work
-from unidist.compression import Bucket, BucketCompressor, GradientCompressor
+from unidist.buffer import Buffer
+from unidist.compression import GradientCompressor
 from unidist.compressors.half import BFloat16, Float16
+from unidist.compressors.per_tensor import PerTensor, TensorAccess
 from unidist.errors import UsageError
 from unidist.horovod_arguments import bucket_compressor
 from unidist.registry import CompressorSpec, Registry
@@ -45,16 +45,9 @@ def compressor_of(compression: CompressionLike, registry: Registry[CompressorSpe
         ConfigurationError: an unknown name.
         ValueError: something that is no compressor.
     """
-    return bucket_compressor(compression, registry, members=_OWN, otherwise=_per_tensor)
-
-
-def _per_tensor(compression: Any) -> GradientCompressor:
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise ValueError(
-            f"compression={compression!r} has no compress and decompress; give a member of Compression, the name of a "
-            "compressor, or a class like Horovod's Compressor"
-        )
-    return PerTensor(compression)
+    return bucket_compressor(
+        compression, registry, members=_OWN, otherwise=lambda given: PerTensor.of(given, TorchTensors())
+    )
 
 
 def tensor_compressor(compression: CompressionLike) -> TensorCompressor:
@@ -71,62 +64,20 @@ def tensor_compressor(compression: CompressionLike) -> TensorCompressor:
     return cast(TensorCompressor, compression)
 
 
-@dataclass(frozen=True)
-class PerTensor(GradientCompressor):
-    """Compresses each gradient by a compressor of Horovod's kind. Tensors are added up in their compressed form.
+class TorchTensors(TensorAccess):
+    """Gradients as PyTorch's tensors."""
 
-    Args:
-        compressor: its `compress` gives tensors of equal shape and dtype on every rank.
-    """
+    def view(self, memory: Buffer, shape: Sequence[int]) -> torch.Tensor:
+        """See `TensorAccess.view`."""
+        return tensor_of(memory, shape)
 
-    name: ClassVar[str] = "per-tensor"
+    def compress(self, compressor: TensorCompressor, gradient: torch.Tensor) -> tuple[torch.Tensor, Buffer, Any]:
+        """See `TensorAccess.compress`."""
+        compressed, ctx = compressor.compress(gradient)
+        wire = compressed.detach().contiguous()
+        return wire, buffer_of(wire), ctx
 
-    compressor: Any
-
-    def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """See `GradientCompressor.attach`."""
-        return _PerTensorBucket(bucket, self.compressor)
-
-    def __repr__(self) -> str:
-        kind = self.compressor if isinstance(self.compressor, type) else type(self.compressor)
-        return f"PerTensor({kind.__module__}.{kind.__qualname__})"
-
-
-class _PerTensorBucket(BucketCompressor):
-    def __init__(self, bucket: Bucket, compressor: TensorCompressor) -> None:
-        self._compressor = compressor
-        self._communicator = bucket.communicator
-        self._gradients = [
-            tensor_of(bucket.memory.slice(slot.offset, slot.count), parameter.shape)
-            for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True)
-        ]
-        self.num_operations = len(self._gradients)
-
-    def allreduce(self, scale: float) -> Work:
-        """See `BucketCompressor.allreduce`."""
-        parts = []
-        for gradient in self._gradients:
-            compressed, ctx = self._compressor.compress(gradient)
-            wire = compressed.detach().contiguous()
-            buffer = buffer_of(wire)
-            parts.append((gradient, wire, ctx, self._communicator.allreduce(buffer, buffer, scale=scale)))
-        return _Decompression(self._compressor, parts)
-
-
-class _Decompression(Work):
-    def __init__(self, compressor: TensorCompressor, parts: list[tuple[torch.Tensor, torch.Tensor, Any, Work]]) -> None:
-        self._compressor = compressor
-        self._parts = parts
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
-        while self._parts:
-            gradient, wire, ctx, work = self._parts[0]
-            work.wait(timeout)
-            self._parts.pop(0)
-            with torch.no_grad():
-                gradient.copy_(self._compressor.decompress(wire, ctx))
-
-    def done(self) -> bool:
-        """See `Work.done`."""
-        return all(work.done() for _, _, _, work in self._parts)
+    def decompress(self, compressor: TensorCompressor, gradient: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+        """See `TensorAccess.decompress`."""
+        with torch.no_grad():
+            gradient.copy_(compressor.decompress(reduced, ctx))

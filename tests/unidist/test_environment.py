@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from unidist.environment import HOROVOD_VARIABLES, VARIABLES, Settings, configure_logging, read_placement
+from unidist.environment import HOROVOD_VARIABLES, VARIABLES, Settings, configure_logging, read_placement, set_variables
 from unidist.errors import ConfigurationError
 from unidist.topology import Topology
 
@@ -331,3 +331,12 @@ def test_every_variable_that_the_sources_name_is_in_the_table() -> None:
             named |= dict.fromkeys(re.findall(r"\bUNIDIST_[A-Z][A-Z_]*[A-Z]\b", file.read_text()), str(file))
     assert {name: file for name, file in named.items() if name not in VARIABLES} == {}
     assert len(named) >= len(VARIABLES) - 1
+
+
+def test_variables_that_are_set_for_a_while_are_what_they_were_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIDIST_ENGINE", "mpi")
+    monkeypatch.delenv("UNIDIST_STRATEGY", raising=False)
+    with set_variables({"UNIDIST_ENGINE": "shm", "UNIDIST_STRATEGY": "data"}):
+        assert (os.environ["UNIDIST_ENGINE"], os.environ["UNIDIST_STRATEGY"]) == ("shm", "data")
+    assert os.environ["UNIDIST_ENGINE"] == "mpi"
+    assert "UNIDIST_STRATEGY" not in os.environ

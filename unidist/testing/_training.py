@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from unidist import context
+from unidist.environment import set_variables
 from unidist.plugins import PluginManager
 from unidist.testing._arrays import Array
 from unidist.testing.recording import RecordingCommunicator
@@ -111,7 +110,7 @@ def train_on_rank(
     """Train with unidist, from `init` to `shutdown`, on a rank; `record`: bring back what was communicated."""
     module = _module(framework)
     training = _with_mode(training, module)
-    with _environment({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}):
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}):
         module.init()
         try:
             runtime = context.current()
@@ -128,20 +127,6 @@ def largest_error(found: Array, expected: Array) -> float:
     if not expected.size:
         return 0.0
     return float(np.max(np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)))
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _record(runtime: context.Context) -> list[Any]:

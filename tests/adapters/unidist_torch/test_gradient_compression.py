@@ -13,18 +13,23 @@ from unidist.communicator import Communicator
 from unidist.compression import Bucket
 from unidist.compressors.half import BFloat16, Float16
 from unidist.compressors.none import NoCompression
+from unidist.compressors.per_tensor import PerTensor
 from unidist.errors import ConfigurationError, UsageError
 from unidist.plugins import PluginManager
 from unidist.testing import ThreadWorld
 from unidist_powersgd.compressor import PowerSGD
 from unidist_torch.compression import Compression
 from unidist_torch.framework import TorchFramework
-from unidist_torch.gradient_compression import PerTensor, compressor_of, tensor_compressor
+from unidist_torch.gradient_compression import TorchTensors, compressor_of, tensor_compressor
 from unidist_torch.memory import buffer_of
 
 
 class Own(Compression.fp16):
     """Derived from one of ours, but not it: it may do anything."""
+
+
+def per_tensor(compressor: Any) -> PerTensor:
+    return PerTensor(compressor, TorchTensors())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ class Own(Compression.fp16):
         ("none", NoCompression()),
         ("powersgd/rank=3", PowerSGD(rank=3)),
         (PowerSGD(rank=4), PowerSGD(rank=4)),
-        (Own, PerTensor(Own)),
+        (Own, per_tensor(Own)),
     ],
 )
 def test_names_objects_and_horovods_classes(given: Any, wanted: Any) -> None:
@@ -55,7 +60,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_ranks_compare_a_users_compressor_by_its_class() -> None:
-    assert repr(PerTensor(Own)) == repr(PerTensor(Own())) == f"PerTensor({__name__}.Own)"
+    assert repr(per_tensor(Own)) == repr(per_tensor(Own())) == f"PerTensor({__name__}.Own)"
 
 
 class HalfOfIt:
@@ -73,7 +78,7 @@ def test_gradients_are_compressed_one_by_one_in_their_shapes() -> None:
         memory = torch.arange(12.0) * (1 + communicator.rank)
         parameters = (ParameterInfo("a", (2, 2), DType.FLOAT32), ParameterInfo("b", (6,), DType.FLOAT32))
         layout = BucketLayout(DType.FLOAT32, "host", (Slot(1, 0, 4), Slot(0, 6, 6)), 12)
-        attached = PerTensor(HalfOfIt()).attach(
+        attached = per_tensor(HalfOfIt()).attach(
             Bucket(layout, parameters, buffer_of(memory), communicator, TorchFramework())
         )
         assert attached is not None

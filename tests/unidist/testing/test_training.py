@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,15 +70,6 @@ def test_a_framework_without_its_half_of_the_suite_is_refused(monkeypatch: pytes
     monkeypatch.setattr(_training, "PluginManager", lambda: SimpleNamespace(load=lambda: manager))
     with pytest.raises(ValueError, match=r"'bare'.*FrameworkSpec\.conformance"):
         _training.train_alone("bare", Training())
-
-
-def test_the_environment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNIDIST_ENGINE", "mpi")
-    monkeypatch.delenv("UNIDIST_STRATEGY", raising=False)
-    with _training._environment({"UNIDIST_ENGINE": "shm", "UNIDIST_STRATEGY": "data"}):
-        assert (os.environ["UNIDIST_ENGINE"], os.environ["UNIDIST_STRATEGY"]) == ("shm", "data")
-    assert os.environ["UNIDIST_ENGINE"] == "mpi"
-    assert "UNIDIST_STRATEGY" not in os.environ
 
 
 def test_errors_are_relative_to_large_values_only() -> None:
