@@ -89,6 +89,12 @@ def default_name(kind: str, *tensors: Any) -> str:
     return "_".join(words)
 
 
+def remember_failure(error: BaseException) -> None:
+    """Keep the error that a node is about to raise, for `take_failure`."""
+    global _failure
+    _failure = error
+
+
 def take_failure() -> BaseException | None:
     """Return the last error that a node raised in this process, once: TensorFlow passes on no more than its text."""
     global _failure
@@ -158,17 +164,12 @@ class _Node:
         try:
             return [*(pending.wait() or [np.zeros((), np.int64)]), *no_failure()]
         except Exception as exc:
-            _remember(exc)
+            remember_failure(exc)
             failure = failure_of(exc)  # or it raises what TensorFlow makes the right error of
             return [*(np.empty(0, dtype) for dtype in self._dtypes), *failure]
         finally:
             with self._lock:
                 self._unfinished.remove(pending)
-
-
-def _remember(error: BaseException) -> None:
-    global _failure
-    _failure = error
 
 
 def _make_independent(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:

@@ -175,7 +175,7 @@ def _remembered() -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        graph._remember(exc)
+        graph.remember_failure(exc)
         raise
 
 
