@@ -30,7 +30,9 @@ def faults(mode):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc's malloc")
 def test_freed_memory_is_not_faulted_in_again():
-    assert faults("keep") < 0.1 * faults("leave")
+    # Without, it depends on what happens to lie at the end of the heap: sometimes nothing is given back.
+    assert any(faults("leave") > 500 for _ in range(10))
+    assert faults("keep") < 50
 
 
 @pytest.mark.parametrize(
