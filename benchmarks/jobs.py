@@ -26,7 +26,7 @@ def under_horovodrun(module: str, engine: str, repetitions: int) -> dict[str, fl
     [port] = free_ports(1)
     command = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m", module]
     env = {"UNIDIST_ENGINE": engine, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1")
     return _run(command, repetitions, (), env | threads | {"TF_CPP_MIN_LOG_LEVEL": "3"})
 
 

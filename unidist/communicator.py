@@ -40,7 +40,6 @@ class Capabilities:
         detects_mismatch: differing calls raise MismatchError on every rank.
         negotiates: the engine matches operations by name itself (Horovod); ours is then passed by.
         engine_memory: `allocate` returns memory that collectives use without a copy.
-        asynchronous: operations proceed while the rank computes, without its help, so that early ones are hidden.
         bucket_bytes: gradient bucket size at which this engine does well.
     """
 
@@ -50,7 +49,6 @@ class Capabilities:
     detects_mismatch: bool = False
     negotiates: bool = False
     engine_memory: bool = False
-    asynchronous: bool = False
     bucket_bytes: int = 25 << 20
 
 

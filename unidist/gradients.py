@@ -71,22 +71,6 @@ class GradientExchange(ABC):
     def hold(self, index: int) -> None:
         """Say that a gradient is in the buffer, but that more may be added to it before `finish`."""
 
-    @property
-    def stages(self) -> tuple[tuple[int, ...], ...]:
-        """The parameters in the order in which they are exchanged: those of a stage travel together. Equal everywhere.
-
-        A binding that knows when `ready` will have been called may take results stage by stage, see `complete_stage`.
-        """
-        return (tuple(range(len(self.parameters))),)
-
-    def complete_stage(self, number: int) -> None:
-        """Block until the gradients of stage `number` are reduced, before `finish`; not for the last stage.
-
-        `ready` was called here for every parameter of this stage and of all before it. Another rank that lacks one of
-        them comes at its `finish`.
-        """
-        raise UsageError(f"{type(self).__name__} has no stage {number} that is complete before finish()")
-
     @abstractmethod
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """Complete the round: every buffer holds `scale` times the sum over all ranks.
@@ -201,23 +185,6 @@ class AllReduceExchange(GradientExchange):
         if bucket.waiting == 0:
             self._post_early()
 
-    @property
-    def stages(self) -> tuple[tuple[int, ...], ...]:
-        """See `GradientExchange.stages`: the buckets, or all in one where exchanging some early hides nothing."""
-        if not self._overlap or not (self._device or self._host).capabilities.asynchronous:
-            return super().stages
-        return tuple(tuple(slot.parameter for slot in bucket.layout.slots) for bucket in self._buckets)
-
-    def complete_stage(self, number: int) -> None:
-        """See `GradientExchange.complete_stage`."""
-        while self._posted <= number:  # there was no room for so many, but this rank waits now anyway
-            self._post(self._buckets[self._posted], self.scale)
-        bucket = self._buckets[number]
-        assert bucket.work is not None
-        bucket.work.wait()
-        self._record(number)
-        bucket.work = None
-
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """See `GradientExchange.finish`."""
         factor = self.scale if scale is None else scale
@@ -227,11 +194,13 @@ class AllReduceExchange(GradientExchange):
         while self._posted < len(self._buckets):
             self._post(self._buckets[self._posted], factor)
         self._status_bytes[-1] = notice
+        timeline = self._recorder.timeline
         status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
         for number, bucket in enumerate(self._buckets):
-            if bucket.work is not None:  # no stage that was completed before
-                bucket.work.wait()
-                self._record(number)
+            assert bucket.work is not None
+            bucket.work.wait()
+            if timeline is not None and bucket.posted_ns:
+                timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
         status.wait()
         values = self._status_bytes.tolist()
         self._reset()
@@ -292,11 +261,6 @@ class AllReduceExchange(GradientExchange):
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._posted += 1
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
-
-    def _record(self, number: int) -> None:
-        timeline, posted_ns = self._recorder.timeline, self._buckets[number].posted_ns
-        if timeline is not None and posted_ns:
-            timeline.record(f"gradients {number}", "ALLREDUCE", posted_ns, time.monotonic_ns())
 
     def _reset(self) -> None:
         for bucket in self._buckets:

@@ -230,14 +230,12 @@ def _defaults(num_proc: int, user: Mapping[str, str]) -> dict[str, str]:
     defaults = {"MASTER_ADDR": "127.0.0.1"}
     if "MASTER_PORT" not in user:  # for the script's own torch.distributed; unidist uses no port
         defaults["MASTER_PORT"] = str(_free_port())
-    chosen = {**os.environ, **user}
     # As many threads as cores on every rank would make them compete; torchrun says 1, which leaves cores idle.
+    # TensorFlow's own threads do not heed OpenMP's number; those that run blocking input pipelines are left alone.
     num_threads = str(max(1, len(os.sched_getaffinity(0)) // num_proc))
-    defaults["OMP_NUM_THREADS"] = chosen.get("OMP_NUM_THREADS", num_threads)
-    # TensorFlow has threads of its own; OpenMP's number may be a list for nested loops.
-    outermost = defaults["OMP_NUM_THREADS"].partition(",")[0].strip()
-    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        defaults[name] = chosen.get(name, outermost if outermost.isdecimal() else num_threads)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        if name not in {**os.environ, **user}:
+            defaults[name] = num_threads
     return defaults
 
 

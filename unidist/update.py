@@ -15,8 +15,7 @@ after every pass and all but every N-th call do nothing. *Horovod's* (`backward_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -215,18 +214,6 @@ class Update:
         self._pass_index += 1
         return self._pass_index >= self.accumulation.passes
 
-    @property
-    def stages(self) -> tuple[tuple[int, ...], ...]:
-        """Parameters in the order in which they are exchanged, see `GradientExchange.stages`."""
-        [exchange] = self._exchanges
-        return exchange.stages
-
-    def complete_stage(self, number: int) -> None:
-        """Wait for the gradients of one stage before `finish`, see `GradientExchange.complete_stage`."""
-        [exchange] = self._exchanges
-        with self._reporting():
-            exchange.complete_stage(number)
-
     def finish(
         self, *, notice: int = 0, scale: float | None = None, first_parameter: int = 0
     ) -> tuple[list[bool], int]:
@@ -247,8 +234,11 @@ class Update:
             if skipped < first_parameter:
                 skipped += len(exchange.parameters)
                 continue
-            with self._reporting():
+            try:
                 result = exchange.finish(scale=scale, notice=notice)
+            except PeerLostError as exc:
+                self.context.report_failure(exc)
+                raise
             present += result.present
             largest = max(largest, result.notice)
         self._dirty = False
@@ -256,14 +246,6 @@ class Update:
         if self.accumulation.passes == 1:
             self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
         return present, largest
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except PeerLostError as exc:
-            self.context.report_failure(exc)
-            raise
 
     def applied(self) -> None:
         """Start the next window: the inner step is done."""

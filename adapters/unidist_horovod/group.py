@@ -17,7 +17,7 @@ from unidist_horovod.links import Kind, Links
 from unidist_horovod.mailbox import Mailbox
 from unidist_horovod.process import HorovodProcess
 
-_CAPABILITIES = Capabilities(dtypes=frozenset(DType), negotiates=True, asynchronous=True)
+_CAPABILITIES = Capabilities(dtypes=frozenset(DType), negotiates=True)
 _NAMING_SEC = 1.0
 """Horovod may notice a death a moment before its connection says whose it was."""
 _ALIGNMENT = 64

@@ -7,7 +7,7 @@ that TensorFlow, which reuses the memory of tensors that nobody else waits for, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -193,12 +193,12 @@ class Binding:
     def _apply_in_graph(self, variables: list[Any], gradients: list[Any]) -> None:
         assert self._exchange is not None
         wanted = [self._places[self._key(v)] for v in variables if self._key(v) in self._places]
-        complete, elsewhere, reduced = exchange_in_graph(self._exchange, self._own(variables, gradients), wanted)
+        complete, present, reduced = exchange_in_graph(self._exchange, self._own(variables, gradients), wanted)
         if self._update.accumulation.passes == 1:
-            self._step_in_graph(variables, gradients, wanted, elsewhere, reduced)
+            self._step_in_graph(variables, gradients, wanted, present, reduced)
         else:
             tf.cond(
-                complete, lambda: self._step_in_graph(variables, gradients, wanted, elsewhere, reduced), lambda: False
+                complete, lambda: self._step_in_graph(variables, gradients, wanted, present, reduced), lambda: False
             )
 
     def _step_in_graph(
@@ -206,7 +206,7 @@ class Binding:
         variables: list[Any],
         gradients: list[Any],
         wanted: list[int],
-        elsewhere: Mapping[int, tf.Tensor],
+        present: tf.Tensor,
         exchanged: list[Gradient],
     ) -> bool:
         by_place = dict(zip(wanted, exchanged, strict=True))
@@ -218,7 +218,8 @@ class Binding:
             if place is not None and gradient is None:
                 # Whether another rank has a gradient is known when the graph runs: it is updated by zeros if none
                 # has, and then made what it was.
-                kept += [(elsewhere[place], each, tf.identity(each)) for each in self._belongings(variable)]
+                is_present = present[wanted.index(place)]
+                kept += [(is_present, each, tf.identity(each)) for each in self._belongings(variable)]
         current = tf.compat.v1.get_default_graph()
         first = len(current.get_operations())
         self._plain.apply(self._optimizer, reduced, variables)

@@ -6,9 +6,8 @@ copies where the caller cannot promise to be done with them before the next step
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
@@ -71,33 +70,6 @@ class FusedExchange:
             for served in (self._take_part, self._take_part_in_flush):
                 self._announcements.append(context.announcements.register(served))
 
-    def prepare(self, sparse: Iterable[int]) -> None:
-        """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time.
-
-        Args:
-            sparse: places whose gradients are sparse on this rank.
-
-        Raises:
-            ConfigurationError: the ranks' variables differ.
-            PeerLostError: a rank is gone.
-        """
-        if self._slices is None:
-            self._slices = self._agree(set(sparse) if self._gathers else set())
-
-    def stages(self, given: Collection[int]) -> list[tuple[int, ...]]:
-        """Return the stages, each a few places, that can be completed one by one before `complete`.
-
-        After `prepare`. There are none with several passes per update.
-
-        Args:
-            given: the places that this rank will have a dense gradient for, in this and every run.
-        """
-        if self.update.accumulation.passes > 1 or self.update.num_ranks == 1:
-            return []
-        places = {index: place for place, index in self._indices.items()}
-        staged = [tuple(places[index] for index in stage) for stage in self.update.stages[:-1]]
-        return list(takewhile(lambda stage: all(place in given for place in stage), staged))
-
     def run(self, own: Mapping[int, Array | Slices]) -> Result:
         """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
 
@@ -110,44 +82,22 @@ class FusedExchange:
             ConfigurationError: the ranks' variables differ (the first time only).
             PeerLostError: a rank is gone.
         """
-        self.prepare(place for place, gradient in own.items() if isinstance(gradient, Slices))
-        self.take(own)
-        if not self.update.begin_step():
-            return Result(False, (None,) * len(self.variables))
-        self.announce()
-        return self.complete()
-
-    def announce(self) -> None:
-        """Tell ranks that have joined that an update comes: before `complete_stage` and `complete`. Collective."""
-        if self._announcements:
-            self._announcements[0].announce()
-
-    def take(self, own: Mapping[int, Array | Slices]) -> None:
-        """Take gradients of this rank by place; the exchange of those of a full bucket begins."""
-        assert self._slices is not None, "prepared"
+        slices = self._prepare(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
         for place in sorted(own, reverse=True):
-            if place in self._slices:
-                self._slices.add(place, own[place])
+            if place in slices:
+                slices.add(place, own[place])
             else:
                 self._take(place, own[place])
-
-    def complete_stage(self, number: int, places: Iterable[int]) -> list[Array]:
-        """Return the reduced gradients of one of the `stages`, all of which were taken, in order. Collective."""
-        self.update.complete_stage(number)
-        return [self._given(self._views[place]) for place in places]
-
-    def complete(self, without: Collection[int] = ()) -> Result:
-        """Complete the exchange of an update. Collective.
-
-        Args:
-            without: places whose gradients `complete_stage` has given; the result has none for them.
-        """
-        return self._complete(None, without)
+        if not self.update.begin_step():
+            return Result(False, (None,) * len(self.variables))
+        if self._announcements:
+            self._announcements[0].announce()
+        return self._complete(None)
 
     def flush(self) -> Result | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
-        self.prepare(())
+        self._prepare({})
         if self._announcements:
             self._announcements[1].announce()
         scale = self.update.short_window_scale()
@@ -169,7 +119,7 @@ class FusedExchange:
             _copy(view, gradient)
         self.update.gradient_ready(index)
 
-    def _complete(self, scale: float | None, without: Collection[int] = ()) -> Result:
+    def _complete(self, scale: float | None) -> Result:
         update = self.update
         assert self._slices is not None
         present, _ = update.finish(scale=scale)
@@ -177,9 +127,7 @@ class FusedExchange:
         update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
         gradients: list[Array | Slices | None] = []
         for place in range(len(self.variables)):
-            if place in without:
-                gradients.append(None)
-            elif place in self._slices:
+            if place in self._slices:
                 gradients.append(gathered.get(place))
             elif not present[self._indices[place]]:
                 gradients.append(None)
@@ -194,8 +142,12 @@ class FusedExchange:
         _copy(kept, view)
         return kept
 
-    def _agree(self, sparse: set[int]) -> GatheredSlices:
+    def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
+        """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
+        if self._slices is not None:
+            return self._slices
         update = self.update
+        sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
         if update.num_ranks > 1:
             choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
             described = tuple(
@@ -217,15 +169,16 @@ class FusedExchange:
         for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
             self._indices[place] = index
             self._views[place] = array_of_buffer(update.buffer(index), info.shape)
-        return GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
+        self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
+        return self._slices
 
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
-        self.prepare(())
+        self._prepare({})
         self._complete(None)
 
     def _take_part_in_flush(self) -> None:
-        self.prepare(())
+        self._prepare({})
         scale = self.update.short_window_scale()
         if scale is not None:
             self._complete(scale)

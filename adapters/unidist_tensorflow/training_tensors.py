@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,10 @@ def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bo
 
 def exchange_in_graph(
     exchange: FusedExchange, own: Mapping[int, Gradient], wanted: Sequence[int]
-) -> tuple[tf.Tensor, dict[int, tf.Tensor], list[Gradient]]:
-    """Add the exchange to the graph that is being built. Collective the first time.
+) -> tuple[tf.Tensor, tf.Tensor, list[Gradient]]:
+    """Add the exchange to the graph that is being built.
 
-    A node takes the gradients of a stage (a bucket of some) as soon as backward has made them, and another gives the
-    reduced ones when the next stage has been taken: the optimizer goes on with them while backward goes on too. The
-    last node takes what is left and completes the exchange.
-
-    Nodes block until all ranks run theirs. They cannot hang: `tf.function` runs such nodes in program order, so
+    The node blocks until all ranks run theirs. It cannot hang: `tf.function` runs such nodes in program order, so
     all ranks come to the same one; what else waits for peers (`graph`) does so on threads of its own.
 
     Args:
@@ -64,52 +59,10 @@ def exchange_in_graph(
         wanted: places of the gradients to return.
 
     Returns:
-        Whether the step is complete, a bool; for each wanted place that this rank has no gradient for whether any
-        other has, a bool; and the wanted gradients, in the form of this rank's own. One that no rank had is zeros.
+        Whether the step is complete, a bool; for each wanted place whether any rank had a gradient, `(wanted,)`
+        bool; and the gradients, in the form of this rank's own. One that no rank had is zeros.
     """
-    sparse = {place for place, gradient in own.items() if isinstance(gradient, tf.IndexedSlices)}
-    with as_op_errors():
-        exchange.prepare(sparse)
-    stages = exchange.stages(own.keys() - sparse)
-    found: dict[int, Gradient] = {}
-    for number, stage in enumerate(stages):
-        _take_stage(exchange, number, stage, own)
-        if number:
-            found |= _complete_stage(exchange, number - 1, stages[number - 1])
-    if stages:
-        found |= _complete_stage(exchange, len(stages) - 1, stages[-1])
-    left = [place for place in wanted if place not in found]
-    complete, elsewhere, rest = _complete(exchange, own, left, without=frozenset(found))
-    found |= rest
-    return complete, elsewhere, [found[place] for place in wanted]
-
-
-def _take_stage(exchange: FusedExchange, number: int, stage: Sequence[int], own: Mapping[int, Gradient]) -> None:
-    def take(*arrays: Any) -> list[Array]:
-        with _remembered():
-            if number == 0:
-                exchange.announce()
-            exchange.take(dict(zip(stage, map(np.asarray, arrays), strict=True)))
-        return []
-
-    _node(take, [own[place] for place in stage], [])
-
-
-def _complete_stage(exchange: FusedExchange, number: int, stage: Sequence[int]) -> dict[int, tf.Tensor]:
-    def complete() -> list[Array]:
-        with _remembered():
-            return exchange.complete_stage(number, stage)
-
-    infos = [exchange.variables[place] for place in stage]
-    outputs = _node(complete, [], [tf.TensorSpec(info.shape, NUMPY_DTYPES[info.dtype]) for info in infos])
-    return dict(zip(stage, outputs, strict=True))
-
-
-def _complete(
-    exchange: FusedExchange, own: Mapping[int, Gradient], wanted: Sequence[int], *, without: Collection[int]
-) -> tuple[tf.Tensor, dict[int, tf.Tensor], dict[int, Gradient]]:
-    """Add the node that completes the exchange, `without` the places that are complete."""
-    places = sorted(own.keys() - without)
+    places = sorted(own)
     sparse = {place for place in places if isinstance(own[place], tf.IndexedSlices)}
     inputs: list[tf.Tensor] = []
     for place in places:
@@ -124,12 +77,11 @@ def _complete(
         arguments: dict[int, Array | Slices] = {
             place: Slices(next(given), next(given)) if place in sparse else next(given) for place in places
         }
-        with _remembered():
-            if without:
-                exchange.take(arguments)
-                result = exchange.complete(without)
-            else:
-                result = exchange.run(arguments)
+        try:
+            result = exchange.run(arguments)
+        except Exception as exc:
+            graph.remember_failure(exc)
+            raise
         outputs = [
             np.asarray(result.complete),
             np.array([result.gradients[place] is not None for place in wanted], bool),
@@ -138,45 +90,26 @@ def _complete(
             outputs += _outputs(exchange, result, place, sparse=place in sparse)
         return outputs
 
-    specs: list[tf.TensorSpec] = [tf.TensorSpec([], tf.bool), tf.TensorSpec([len(wanted)], tf.bool)]
+    types: list[tf.DType] = [tf.bool, tf.bool]
+    shapes: list[Any] = [[], [len(wanted)]]
     for place in wanted:
         info = exchange.variables[place]
-        dtype = NUMPY_DTYPES[info.dtype]
-        if place in sparse:
-            specs += [tf.TensorSpec([None, *info.shape[1:]], dtype), tf.TensorSpec([None], tf.int64)]
-        else:
-            specs.append(tf.TensorSpec(info.shape, dtype))
-    complete, present, *rest = _node(run, inputs, specs)
-    gradients: dict[int, Gradient] = {}
+        dtype = tf.as_dtype(NUMPY_DTYPES[info.dtype])
+        types += [dtype, tf.int64] if place in sparse else [dtype]
+        shapes += [[None, *info.shape[1:]], [None]] if place in sparse else [info.shape]
+    with tf.device("CPU:0"):
+        outputs = tf.numpy_function(run, inputs, types, name=EXCHANGE_NAME)
+    for output, shape in zip(outputs, shapes, strict=True):
+        output.set_shape(shape)
+    complete, present, *rest = outputs
+    gradients: list[Gradient] = []
     for place in wanted:
         if place in sparse:
             values, indices = rest.pop(0), rest.pop(0)
-            gradients[place] = tf.IndexedSlices(values, indices, tf.constant(exchange.variables[place].shape))
+            gradients.append(tf.IndexedSlices(values, indices, tf.constant(exchange.variables[place].shape)))
         else:
-            gradients[place] = rest.pop(0)
-    elsewhere = {place: present[index] for index, place in enumerate(wanted) if place not in own}
-    return complete, elsewhere, gradients
-
-
-def _node(
-    function: Callable[..., list[Array]], inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]
-) -> list[tf.Tensor]:
-    with tf.device("CPU:0"):
-        tensors = tf.numpy_function(function, inputs, [spec.dtype for spec in outputs], name=EXCHANGE_NAME)
-    if not outputs:  # and `tensors` is the operation
-        return []
-    for tensor, spec in zip(tensors, outputs, strict=True):
-        tensor.set_shape(spec.shape)
-    return list(tensors)
-
-
-@contextmanager
-def _remembered() -> Iterator[None]:
-    try:
-        yield
-    except Exception as exc:
-        graph.remember_failure(exc)
-        raise
+            gradients.append(rest.pop(0))
+    return complete, present, gradients
 
 
 def _outputs(exchange: FusedExchange, result: Result, place: int, *, sparse: bool) -> list[Array]:

@@ -23,9 +23,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     polls_messages = False  # is_completed() of a message becomes true in wait() only
 
     def _make_group(self, store: Store) -> Any:
-        self.capabilities = Capabilities(
-            memory_kinds=frozenset(("host", "cuda")), asynchronous=True, bucket_bytes=25 << 20
-        )
+        self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = self.timeout

@@ -20,7 +20,7 @@ class NcclCommunicator(ProcessGroupCommunicator):
     backend = "nccl"
 
     def _make_group(self, store: Store) -> Any:
-        self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), asynchronous=True, bucket_bytes=25 << 20)
+        self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), bucket_bytes=25 << 20)
         self._device = torch.device("cuda", self._device_index)
         torch.cuda.set_device(self._device)
         options = dist.ProcessGroupNCCL.Options()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -178,48 +177,3 @@ def test_close_closes_the_communicator() -> None:
             communicator.send(Buffer.allocate(1, DType.INT8), to=0)
 
     on_ranks(1, main)
-
-
-def asynchronous(communicator: Communicator) -> Communicator:
-    """Return the communicator, as if its operations proceeded by themselves."""
-    communicator.capabilities = replace(communicator.capabilities, asynchronous=True)
-    return communicator
-
-
-def test_a_stage_is_a_bucket_and_can_be_complete_before_the_end() -> None:
-    def main(communicator: Communicator) -> RoundResult:
-        exchange = exchange_over(asynchronous(communicator), ALIKE, bucket_bytes=1)
-        assert exchange.stages == ((2,), (1,), (0,))
-        for round_number in range(2):
-            for number, index in enumerate((2, 1)):
-                write(exchange, index, 10 * index + communicator.rank + round_number)
-                exchange.ready(index)
-                exchange.complete_stage(number)
-                assert (array(exchange, index) == 20 * index + 1 + 2 * round_number).all()
-            result = exchange.finish()
-            assert (array(exchange, 1) == 21 + 2 * round_number).all()
-        return result
-
-    assert on_ranks(2, main) == [RoundResult((False, True, True), 0)] * 2
-
-
-def test_a_stage_waits_for_a_rank_that_lacks_a_gradient_of_it() -> None:
-    def main(communicator: Communicator) -> RoundResult:
-        exchange = exchange_over(communicator, ALIKE, bucket_bytes=1)
-        if communicator.rank == 0:
-            for number, index in enumerate((2, 1)):
-                write(exchange, index, 5.0)
-                exchange.ready(index)
-                exchange.complete_stage(number)
-                assert (array(exchange, index) == 5.0).all()
-        return exchange.finish()
-
-    assert on_ranks(2, main) == [RoundResult((False, True, True), 0)] * 2
-
-
-def test_there_is_one_stage_where_early_exchange_hides_nothing() -> None:
-    def main(communicator: Communicator) -> list[tuple[tuple[int, ...], ...]]:
-        stages = [exchange_over(communicator, bucket_bytes=1).stages]
-        return [*stages, exchange_over(asynchronous(communicator), bucket_bytes=1, overlap=False).stages]
-
-    assert on_ranks(1, main) == [[((0, 1, 2),), ((0, 1, 2),)]]

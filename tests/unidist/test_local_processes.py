@@ -88,26 +88,14 @@ def test_users_variables_win_over_defaults(monkeypatch: pytest.MonkeyPatch) -> N
     assert (env["MORE"], env["AMBIENT"]) == ("x=y", "kept")
 
 
-def test_threads_share_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"])
+def test_threads_share_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv(name, raising=False)
     cores = len(os.sched_getaffinity(0))
-    assert environments(1)[0]["OMP_NUM_THREADS"] == str(cores)
-    assert environments(cores + 1)[0]["OMP_NUM_THREADS"] == "1"
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert environments(1)[0]["OMP_NUM_THREADS"] == "5"
-
-
-@pytest.mark.parametrize(("chosen", "wanted"), [({}, "1"), ({"OMP_NUM_THREADS": "7,2"}, "7")])
-def test_tensorflow_has_as_many_threads_as_openmp(
-    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], wanted: str
-) -> None:
-    names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-    for name in ("OMP_NUM_THREADS", *names):
-        monkeypatch.delenv(name, raising=False)
-    num_proc = len(os.sched_getaffinity(0))
-    for name in names:
-        assert environments(num_proc, chosen)[0][name] == wanted
-        assert environments(num_proc, {**chosen, name: "3"})[0][name] == "3"
+    assert environments(1)[0][name] == str(cores)
+    assert environments(cores + 1)[0][name] == "1"
+    monkeypatch.setenv(name, "5")
+    assert environments(1)[0][name] == "5"
 
 
 def test_variables_of_an_outer_torchrun_job_do_not_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

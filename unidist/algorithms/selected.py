@@ -43,9 +43,7 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         self._allreduce = ALGORITHMS[name]
         self._closed = False
         self.rank, self.size, self.members, self.timeout = inner.rank, inner.size, inner.members, inner.timeout
-        self.capabilities = replace(
-            inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False, asynchronous=False
-        )
+        self.capabilities = replace(inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False)
         self.description = f"{inner.description}, {name} all-reduce"
 
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
