@@ -1,0 +1,150 @@
+"""What is trained: figures of a model, of its optimizer and of a batch. Plain numbers, checked when they are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unidist.errors import ConfigurationError, unknown_choice
+
+OPTIMIZER_STATES: dict[str, int] = {
+    "sgd": 0,
+    "momentum": 1,
+    "adagrad": 1,
+    "lion": 1,
+    "muon": 1,
+    "rmsprop": 1,
+    "adadelta": 2,
+    "adam": 2,
+    "adamw": 2,
+    "lamb": 2,
+    "nadam": 2,
+    "amsgrad": 3,
+}
+"""Elements of state that an optimizer keeps for each parameter."""
+
+Precision = Literal["fp32", "bf16", "fp16"]
+STATE_BYTES = 4
+"""Optimizers keep their state in float32."""
+
+
+@dataclass(frozen=True)
+class ParameterFigures:
+    """One parameter.
+
+    Args:
+        count: number of elements.
+        itemsize: bytes of one.
+        trained: it gets a gradient.
+    """
+
+    count: int
+    itemsize: int = 4
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class ActivationBytes:
+    """What a forward pass keeps for the backward pass, in bytes, for the batch of one rank.
+
+    Args:
+        blocks: of all blocks together.
+        block_inputs: of the inputs of all blocks.
+        largest_block: of the block that keeps most.
+        outside: of everything that belongs to no block (embeddings, the head, the loss).
+    """
+
+    blocks: float
+    block_inputs: float
+    largest_block: float
+    outside: float
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """A model.
+
+    Args:
+        parameters: number of its parameters, above 0.
+        trained: how many of them get a gradient; default: all.
+        largest_unit: parameters of the largest block, that stage 3 of ZeRO gathers at once; None if not known.
+        parameter_bytes: bytes of one parameter as the model has them; None: as the precision says.
+    """
+
+    parameters: int
+    trained: int | None = None
+    largest_unit: int | None = None
+    parameter_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.parameters < 1:
+            raise ConfigurationError(f"a model with {self.parameters} parameters: give at least 1")
+        if self.trained is not None and not 0 <= self.trained <= self.parameters:
+            raise ConfigurationError(f"{self.trained} of {self.parameters} parameters cannot be trained")
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that get a gradient."""
+        return self.parameters if self.trained is None else self.trained
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, ParameterFigures]) -> ModelFigures:
+        """Return the figures of a model whose parameters are known one by one, by path.
+
+        A unit is what stands under the first number in the paths (`blocks.3.mlp.weight`: unit `blocks.3`), or
+        under the module that has the parameter where there is no number.
+        """
+        if not parameters:
+            raise ConfigurationError("the model has no parameters: there is nothing to estimate")
+        units: dict[str, int] = {}
+        for path, item in parameters.items():
+            unit = unit_of(path)
+            units[unit] = units.get(unit, 0) + item.count
+        count = sum(item.count for item in parameters.values())
+        return cls(
+            parameters=count,
+            trained=sum(item.count for item in parameters.values() if item.trained),
+            largest_unit=max(units.values()),
+            parameter_bytes=sum(item.count * item.itemsize for item in parameters.values()) / max(count, 1),
+        )
+
+
+_NUMBERED = re.compile(r"^(.*?[./_]\d+)(?:[./]|$)")
+
+
+def unit_of(path: str) -> str:
+    """Return the unit that a parameter belongs to: `blocks.3.mlp.weight` -> `blocks.3`, `head.weight` -> `head`."""
+    found = _NUMBERED.match(path)
+    return found[1] if found else re.sub(r"[./][^./]*$", "", path)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything but the strategies.
+
+    Args:
+        model: its figures.
+        optimizer: a name in `OPTIMIZER_STATES`.
+        precision: "fp32", or "bf16" and "fp16": 16-bit weights and gradients, with master copies in float32.
+        activations: for the batch of one rank; None: not known.
+    """
+
+    model: ModelFigures
+    optimizer: str = "adam"
+    precision: Precision | None = None
+    activations: ActivationBytes | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        if self.optimizer not in OPTIMIZER_STATES:
+            raise unknown_choice("optimizer", self.optimizer, OPTIMIZER_STATES)
+        if self.precision not in (None, "fp32", "bf16", "fp16"):
+            raise unknown_choice("precision", str(self.precision), ("fp32", "bf16", "fp16"))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state for each parameter."""
+        return STATE_BYTES * OPTIMIZER_STATES[self.optimizer]

@@ -1,0 +1,55 @@
+"""Who is asked when memory is estimated: strategies, what they change; frameworks, what a model consists of.
+
+Both are powers: a strategy or a framework that has one inherits the class, others are left as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidist.estimating.figures import ParameterFigures, Workload
+    from unidist.estimating.memory import RankMemory
+    from unidist.strategy import Plan
+
+
+class EstimatesMemory(ABC):
+    """Power of a `Strategy`: it changes what a rank holds. Without it a strategy is taken to change nothing.
+
+    A trivial implementation returns `memory` as it is. ZeRO's is one line, see `unidist.estimating.sharding`.
+    """
+
+    @abstractmethod
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        """Return what a rank holds with this strategy. Pure; called for each strategy of the plan, in its order.
+
+        Where ranks differ (a pipeline's stages) it is the rank that holds most.
+
+        Args:
+            memory: what a rank holds with the strategies before this one. Multiply shares and set widths
+                (`memory.split`, `memory.widths`), never set shares: then the order of strategies does not matter.
+            workload: model, batch and optimizer.
+            plan: all strategies, and the mesh: `plan.mesh.size("data")` is the number of ranks to share with.
+        """
+
+
+class SizesModels(ABC):
+    """Power of a `Framework`: it can say what a model consists of, if possible without giving it memory."""
+
+    @abstractmethod
+    def without_memory(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are built without memory for their parameters.
+
+        A framework that has no such thing returns `contextlib.nullcontext()`.
+        """
+
+    @abstractmethod
+    def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:
+        """Return the size of every parameter by its path, frozen ones included, shared ones once.
+
+        Raises:
+            UsageError: the model is not built yet; says how to build it.
+        """

@@ -1,0 +1,111 @@
+"""What one rank holds, by category, in a form that strategies can change in any order.
+
+A category is a product: parameters of the model x bytes for each x the share that this rank holds. A strategy of
+precision changes the bytes, a strategy that shards changes the share; so the order in which they do it is all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Place = Literal["device", "host", "file"]
+"""Where memory is: where the model computes, in host memory beside an accelerator, or in a file mapped to memory."""
+
+Category = Literal["parameters", "gradients", "master", "optimizer"]
+CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "master", "optimizer")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One category on one rank.
+
+    Args:
+        bytes_each: bytes for one parameter, 0 if there is nothing of this category.
+        share: of all parameters, how many this rank holds; 1 is all of them, 1/N after sharding over N ranks.
+        place: where it is.
+    """
+
+    bytes_each: float = 0.0
+    share: float = 1.0
+    place: Place = "device"
+
+
+@dataclass(frozen=True)
+class HeldActivations:
+    """What of the activations waits for the backward pass.
+
+    Args:
+        policy: "keep" all; "recompute": only the inputs of blocks, the rest is computed again, one block at a
+            time; "offload": all, but outside the device, except for one block at a time.
+        share: of this rank's batch, what one rank holds; below 1 where a block is split over ranks.
+        place: of what is offloaded.
+    """
+
+    policy: Literal["keep", "recompute", "offload"] = "keep"
+    share: float = 1.0
+    place: Place = "host"
+
+
+@dataclass(frozen=True)
+class WorkingMemory:
+    """Memory beside the model's own: a gathered unit, a staging window.
+
+    Args:
+        name: for the table ("gathered unit").
+        num_elements: how many elements it holds at once.
+        like: they are as wide as the elements of this category.
+    """
+
+    name: str
+    num_elements: int
+    like: Category = "parameters"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """All that one rank holds. Frozen: a strategy returns another one, made by `replace`, `split` or `add`.
+
+    Args:
+        parameters: the weights as forward and backward use them.
+        gradients: as the optimizer's step finds them.
+        master: copies of the weights in a wider type, that the optimizer updates.
+        optimizer: its state.
+        activations: what is kept of forward.
+        working: everything else.
+    """
+
+    parameters: Holding
+    gradients: Holding
+    optimizer: Holding
+    master: Holding = Holding()
+    activations: HeldActivations = HeldActivations()
+    working: tuple[WorkingMemory, ...] = ()
+
+    def holding(self, category: Category) -> Holding:
+        """Return one category."""
+        found: Holding = getattr(self, category)
+        return found
+
+    def split(self, num_ranks: int, *categories: Category) -> RankMemory:
+        """Return the same with each of these categories cut into equal shares over `num_ranks` more ranks."""
+        shares = {name: self._shared(name, num_ranks) for name in categories}
+        return replace(self, **shares)  # type: ignore[arg-type]  # the names of holdings are those of fields
+
+    def widths(self, **bytes_each: float) -> RankMemory:
+        """Return the same with other bytes for each parameter, by category: `widths(parameters=2, master=4)`."""
+        changed = {name: replace(getattr(self, name), bytes_each=value) for name, value in bytes_each.items()}
+        return replace(self, **changed)
+
+    def moved(self, place: Place, *categories: Category) -> RankMemory:
+        """Return the same with these categories somewhere else."""
+        changed = {name: replace(self.holding(name), place=place) for name in categories}
+        return replace(self, **changed)  # type: ignore[arg-type]  # the names of holdings are those of fields
+
+    def add(self, *working: WorkingMemory) -> RankMemory:
+        """Return the same with more working memory."""
+        return replace(self, working=(*self.working, *working))
+
+    def _shared(self, category: Category, num_ranks: int) -> Holding:
+        found = self.holding(category)
+        return replace(found, share=found.share / num_ranks)

@@ -1,0 +1,52 @@
+"""Sharding by ZeRO's three stages (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 3).
+
+With K bytes of optimizer state and master copies for each parameter (12 for Adam in mixed precision), N ranks:
+2+2+K without, 2+2+K/N at stage 1, 2+(2+K)/N at stage 2, (2+2+K)/N at stage 3.
+"""
+
+from __future__ import annotations
+
+from unidist.errors import ConfigurationError
+from unidist.estimating.figures import ModelFigures
+from unidist.estimating.memory import Category, RankMemory, WorkingMemory
+
+STAGES: dict[int, tuple[Category, ...]] = {
+    1: ("optimizer", "master"),
+    2: ("optimizer", "master", "gradients"),
+    3: ("optimizer", "master", "gradients", "parameters"),
+}
+"""What each stage shares out."""
+
+
+def sharded(
+    memory: RankMemory,
+    *,
+    stage: int,
+    num_ranks: int,
+    model: ModelFigures,
+    gathered_units: int = 1,
+    bucket_elements: int = 0,
+) -> RankMemory:
+    """Return what a rank holds when a stage of ZeRO shares it with others.
+
+    Args:
+        memory: without it.
+        stage: 1, 2 or 3.
+        num_ranks: ranks that share.
+        model: says how large a gathered unit is; where that is not known, stage 3 is shown without it.
+        gathered_units: units that stage 3 has whole at one time: 1, and 1 more for each that it fetches ahead.
+        bucket_elements: gradients that stages 2 and 3 have whole at one time.
+
+    Raises:
+        ConfigurationError: another stage.
+    """
+    if stage not in STAGES:
+        raise ConfigurationError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, not {stage}")
+    memory = memory.split(num_ranks, *STAGES[stage])
+    if num_ranks == 1:
+        return memory
+    if stage == 3 and model.largest_unit is not None:
+        memory = memory.add(WorkingMemory("gathered unit", gathered_units * model.largest_unit, "parameters"))
+    if stage >= 2 and bucket_elements:
+        memory = memory.add(WorkingMemory("gradient bucket", min(bucket_elements, model.num_trained), "gradients"))
+    return memory
