@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import os
 import resource
 import threading
+import weakref
 from pathlib import Path
 
 from unidist.buffer import Buffer, DType
@@ -20,6 +22,7 @@ from unidist.errors import ConfigurationError
 _PAGE = 4096
 _MAX_ADDRESS_SPACE = 1 << 45
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_MANY = 4  # living arenas of one process, from which on a new one is preceded by a collection of garbage
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -80,6 +83,11 @@ class Arena:
     def __init__(self, capacity: int) -> None:
         from unidist.engines import _shm
 
+        if len(_living) >= _MANY:
+            # Most of them belong to runtimes that have ended, and are held by tensors in reference cycles (a model and
+            # its optimizer). Such a cycle is a handful of objects to Python's collector, which sees no reason
+            # to look, but may hold gigabytes here.
+            gc.collect()
         self.capacity = capacity
         self._pid = os.getpid()
         self._unmap = _shm.unmap
@@ -99,6 +107,7 @@ class Arena:
                 f"shm: cannot reserve {capacity} bytes of address space for engine memory: {exc}. "
                 "Set UNIDIST_SHM_CAPACITY_BYTES to what this process may use."
             ) from exc
+        _living.add(self)
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return zeroed memory, really there (not only promised), aligned to pages.
@@ -108,6 +117,9 @@ class Arena:
         """
         size = max(_PAGE, (nbytes + _PAGE - 1) // _PAGE * _PAGE)
         available = available_memory()
+        if size > available:
+            gc.collect()  # engine memory in reference cycles, see `__init__`
+            available = available_memory()
         if size > available:
             raise ConfigurationError(
                 f"shm: engine memory of {nbytes} bytes was asked for, but only {available} bytes of memory are "
@@ -160,6 +172,9 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+_living: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def available_memory() -> int:

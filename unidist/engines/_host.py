@@ -37,7 +37,7 @@ class HostMemory:
         timeout: longest wait for the other ranks.
 
     Attributes:
-        arena: this rank's own memory.
+        arena: this rank's own memory; gone after `close`: what still refers to a closed runtime shall hold no memory.
         bases: address in this process of every rank's memory.
         capacities: size of every rank's mapping.
         liveness: descriptor per rank that hangs up when the rank ends.
@@ -95,6 +95,8 @@ class HostMemory:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self.bases, self.capacities, self.liveness, self._write_end = [], [], [], -1
+        if hasattr(self, "arena"):
+            del self.arena
 
 
 class SharedHost:

@@ -16,13 +16,14 @@ class Outbox:
     """
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self._arena: Arena | None = arena
         self._spare: dict[int, list[Allocation]] = {}
 
     def take(self, nbytes: int) -> Allocation:
         """Return memory for a message."""
         size = max(4096, 1 << max(0, nbytes - 1).bit_length()) if nbytes <= _KEPT_BYTES else nbytes
         spare = self._spare.get(size)
+        assert self._arena is not None, "closed"
         return spare.pop() if spare else self._arena.allocate(size)
 
     def give_back(self, allocation: Allocation) -> None:
@@ -31,3 +32,8 @@ class Outbox:
             spare = self._spare.setdefault(allocation.nbytes, [])
             if len(spare) < _KEPT_PIECES:
                 spare.append(allocation)
+
+    def close(self) -> None:
+        """Let go of the arena: works may outlive their communicator, and would keep its memory."""
+        self._spare.clear()
+        self._arena = None

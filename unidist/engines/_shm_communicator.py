@@ -150,6 +150,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         """See `Communicator.split`."""
+        self._check_usable()
         chosen = tuple(ranks)
         for rank in chosen:
             self.check_rank(rank, "ranks")
@@ -201,6 +202,7 @@ class ShmCommunicator(Communicator, ReportsArrivals):
         self._mailbox.close()
         self._pending.clear()
         self._shared.release(self.group, self._slot)
+        del self._slot  # it would keep the engine memory for as long as something refers to this object
 
     def __del__(self) -> None:
         """Close as `close` does: peers may still look at this rank's slot and messages."""

@@ -88,6 +88,7 @@ class Mailbox:
                         own.abandon()
             self._outgoing.clear()
             self._incoming.clear()
+            self._outbox.close()
 
     def _reap(self, to: int) -> None:
         """Forget the memory of messages that rank `to` has taken."""
