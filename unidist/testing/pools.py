@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 from unidist.runner import RankPool
 from unidist.testing.leaks import Resources
@@ -19,11 +22,20 @@ class PoolCache:
     Args:
         timeout: longest time for one call in a pool.
         max_idle_ranks: pools that are in nobody's hands are ended, the oldest first, above this number of ranks.
+        max_idle_memory: the same above this share of the machine's memory, however few ranks hold it; but the pool that
+            was given out last stays.
     """
 
-    def __init__(self, *, timeout: timedelta = timedelta(seconds=120), max_idle_ranks: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: timedelta = timedelta(seconds=120),
+        max_idle_ranks: int = 16,
+        max_idle_memory: float = 0.2,
+    ) -> None:
         self._timeout = timeout
         self._max_idle_ranks = max_idle_ranks
+        self._max_idle_bytes = int(max_idle_memory * psutil.virtual_memory().total)
         self._pools: dict[tuple[object, ...], _WatchedPool] = {}
 
     def get(self, num_proc: int, *, engine: str | None = None, env: Mapping[str, str] | None = None) -> RankPool:
@@ -40,7 +52,8 @@ class PoolCache:
             pool.close()
             pool = None
         while sum(item.num_proc for item in self._pools.values()) + num_proc > self._max_idle_ranks and self._pools:
-            self._pools.pop(next(iter(self._pools))).close()
+            self._close_oldest()
+        self._limit_memory()
         if pool is None:
             before = Resources.held()
             pool = _WatchedPool(num_proc, env=env, timeout=self._timeout, engine=engine)
@@ -58,6 +71,16 @@ class PoolCache:
         while self._pools:
             self._pools.popitem()[1].close()
 
+    def _limit_memory(self) -> None:
+        """End the oldest pools while the idle ones hold too much."""
+        sizes = [resident_bytes(pool.pids) for pool in self._pools.values()]
+        while len(sizes) > 1 and sum(sizes) > self._max_idle_bytes:
+            del sizes[0]
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        self._pools.pop(next(iter(self._pools))).close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -65,6 +88,15 @@ class PoolCache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes, shared memory included; what several of them map is counted for each."""
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):  # it has ended
+            total += psutil.Process(pid).memory_info().rss
+    return total
 
 
 class _WatchedPool(RankPool):

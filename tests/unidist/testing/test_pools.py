@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from unidist.errors import RemoteError
-from unidist.testing.pools import PoolCache
+from unidist.testing.pools import PoolCache, resident_bytes
 
 pytestmark = pytest.mark.parallel
 
@@ -49,6 +49,29 @@ def test_the_oldest_pools_end_when_there_are_too_many_ranks(cache: PoolCache) ->
     assert not any(map(psutil.pid_exists, first.pids))
     assert third.run(os.getpid) == list(third.pids)
     assert second.run(lambda: 1) == [1]
+
+
+def test_the_oldest_idle_pools_end_when_their_ranks_hold_too_much_memory() -> None:
+    def fill(nbytes: int) -> None:
+        import sys
+
+        sys.ballast = bytearray(b"x") * nbytes  # type: ignore[attr-defined]  # something that outlives the call
+
+    total, room, ballast = psutil.virtual_memory().total, 400 << 20, 150 << 20
+    with PoolCache(max_idle_memory=room / total) as cache:
+        pools = []
+        for name in "abc":
+            pools.append(cache.get(1, env={"POOL": name}))
+            pools[-1].run(fill, (ballast,))
+        first, second, third = pools
+        assert resident_bytes(second.pids) > ballast
+        fourth = cache.get(1, env={"POOL": "d"})
+        assert not psutil.pid_exists(first.pids[0])
+        assert all(psutil.pid_exists(pool.pids[0]) for pool in (second, third, fourth))
+    with PoolCache(max_idle_memory=0) as cache:
+        kept, asked = cache.get(1, env={"POOL": "a"}), cache.get(1, env={"POOL": "b"})
+        assert kept.run(os.getpid) == list(kept.pids), "whoever asks for two pools gets two"
+        assert asked.run(os.getpid) == list(asked.pids)
 
 
 def test_importing_the_kit_imports_no_framework(cache: PoolCache) -> None:
