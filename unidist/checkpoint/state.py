@@ -1,0 +1,139 @@
+"""What takes part in checkpoints: models and optimizers as the checkpoint sees them. The interface.
+
+`save(path, model, optimizer)` asks for the state of each: `kept_state(object)`, which a plugin provides, else the
+framework adapter's own for ordinary models and optimizers. A plugin provides it by being (or by carrying, in the
+attribute `_unidist`, where a bound optimizer has its binding) a `KeepsState`. A plugin that only cuts or moves
+parameters (tensor and pipeline parallelism) makes the model carry a `PlacesParameters` instead; the adapter's own
+state, and sharded optimizers, then know where this rank's parameters belong.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unidist.checkpoint.pieces import Piece, Placement, TensorInfo
+
+if TYPE_CHECKING:
+    from unidist.buffer import Buffer, DType
+    from unidist.checkpoint.parts import Part
+
+Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
+"""What JSON has; lists and dicts of the same, with strings for keys."""
+
+CARRIED = "_unidist"
+"""The attribute by which an object carries its state or its placements."""
+
+
+class SavedSection(ABC):
+    """One section (a model, an optimizer) of a checkpoint that is being loaded. Reading needs no other rank.
+
+    Attributes:
+        values: the plain values that `KeepsState.values` of all ranks returned when it was saved, merged.
+    """
+
+    values: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of the section, by name."""
+
+    @abstractmethod
+    def read(self, name: str, part: Part, target: Buffer) -> None:
+        """Fill `target` with the elements of `part` of a tensor, from whatever pieces they were saved in.
+
+        Only the bytes that are needed are read, and checked against their checksums.
+
+        Args:
+            name: of the tensor.
+            part: which elements; any part, it need not be one that was saved.
+            target: host memory of `part.count` elements; floating-point numbers are rounded to its type.
+
+        Raises:
+            CheckpointError: there is no such tensor or part, types that cannot be converted, damaged data.
+        """
+
+    @abstractmethod
+    def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
+        """Compare the section's tensors with those that the caller has; return those that both have.
+
+        Args:
+            wanted: what the caller has.
+            strict: tensors that only one side has are an error; else a warning on rank 0.
+
+        Raises:
+            CheckpointError: lists what is missing, unexpected or of another shape.
+        """
+
+
+class KeepsState(ABC):
+    """A model's or an optimizer's part in checkpoints. Made anew, or asked anew, for each save and load.
+
+    No method communicates: the core exchanges what it needs, so that an error on one rank becomes one on all.
+    """
+
+    @abstractmethod
+    def pieces(self) -> Sequence[Piece]:
+        """Return every piece that this rank holds, copies of what others hold included.
+
+        Each distinct piece is written once, by one of the ranks that hold it; the core chooses, so that all write
+        about as much. Together the pieces of all ranks cover each tensor exactly once: ranks hold equal pieces
+        or disjoint ones. Nothing that does not exist yet is made for it (no optimizer state before the first step).
+        """
+
+    @abstractmethod
+    def values(self) -> dict[str, Plain]:
+        """Return plain values (step counts, options of groups); the checkpoint has those of all ranks, merged.
+
+        Dicts are merged key by key, at any depth, so ranks may have different keys (one per parameter, say).
+        Whatever else two ranks both have must be equal.
+        """
+
+    @abstractmethod
+    def check(self, section: SavedSection, *, strict: bool) -> None:
+        """Raise if this state cannot be loaded from the section, before anything was changed; see `match`."""
+
+    @abstractmethod
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """Take the state from the section, where `check` passed on every rank. Reads what this rank needs.
+
+        State that the section does not have is set back to what it is before the first step.
+        """
+
+
+class PlacesParameters(ABC):
+    """Power of what a partitioned model carries: knows where this rank's parameters belong in the whole model."""
+
+    @abstractmethod
+    def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
+        """Return where the parameter or buffer that this rank's model has under `path` belongs."""
+
+
+class WholeParameters(PlacesParameters):
+    """The trivial placement: every rank holds every parameter, under the path that the framework gives it."""
+
+    def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
+        """See `PlacesParameters.placement`."""
+        return Placement.whole(path, shape)
+
+
+def kept_state(value: Any) -> KeepsState | None:
+    """Return the state that an object is or carries; None leaves it to the framework adapter."""
+    for candidate in (value, _carried(value)):
+        if isinstance(candidate, KeepsState):
+            return candidate
+    return None
+
+
+def placements_of(model: Any) -> PlacesParameters:
+    """Return how the parameters of a model are placed; the whole of each where nothing says otherwise."""
+    for candidate in (model, _carried(model)):
+        if isinstance(candidate, PlacesParameters):
+            return candidate
+    return WholeParameters()
+
+
+def _carried(value: Any) -> Any:
+    return getattr(value, "__dict__", {}).get(CARRIED)
