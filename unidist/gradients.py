@@ -43,6 +43,21 @@ class RoundResult:
     notice: int
 
 
+@dataclass(frozen=True)
+class ReducedGradients:
+    """What this rank holds of the reduced gradients when a round is complete.
+
+    Args:
+        memory: flat pieces, each of one dtype. What no parameter has there (padding, a gradient that is missing on all
+            ranks) is zeros, so norms may be taken of whole pieces.
+        divided_over: the ranks of this communicator hold different pieces, which together are all gradients, each
+            element once; None: this rank holds all of them, and so does every other.
+    """
+
+    memory: tuple[Buffer, ...]
+    divided_over: Communicator | None = None
+
+
 class GradientExchange(ABC):
     """One optimizer's gradients. A round is: `ready` for some parameters, in any order, then `finish`.
 
@@ -79,6 +94,10 @@ class GradientExchange(ABC):
             scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
             notice: 0 to 255; every rank learns the largest of all ranks.
         """
+
+    @abstractmethod
+    def reduced(self) -> ReducedGradients:
+        """Return the memory of the reduced gradients, to be changed in place, between `finish` and the next round."""
 
     @property
     @abstractmethod
@@ -205,6 +224,10 @@ class AllReduceExchange(GradientExchange):
         values = self._status_bytes.tolist()
         self._reset()
         return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+
+    def reduced(self) -> ReducedGradients:
+        """See `GradientExchange.reduced`: all buckets, on every rank."""
+        return ReducedGradients(tuple(bucket.memory for bucket in self._buckets))
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

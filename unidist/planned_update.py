@@ -6,7 +6,8 @@ from unidist.context import Context, gradient_owner, update_gate
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.framework import Framework
-from unidist.strategy import Plan
+from unidist.gradient_rules import rules_of
+from unidist.strategy import Plan, ShardsUpdates
 from unidist.update import Accumulation, Update
 
 
@@ -44,6 +45,8 @@ def planned_update(
         average=average,
         strategies=plan.strategies,
         options=options,
+        sharding=owner if isinstance(owner, ShardsUpdates) else None,
+        rules=rules_of(plan, runtime, framework),
         in_backward=in_backward and owner.completes_in_backward,
     )
 

@@ -116,6 +116,23 @@ class GradientOwner(ABC):
         """
 
 
+class ShardsUpdates(ABC):
+    """Power of a `GradientOwner`: each rank of the data axis updates a share of the parameters only.
+
+    Its exchange leaves this rank's share of the reduced gradients (`GradientExchange.reduced`), and its *half* for the
+    framework does the inner step on that share and brings the new parameters to all ranks. What a half must implement
+    is the adapter's to say: `unidist_torch.inner_step.InnerStep`, `unidist_tensorflow.inner_step.InnerStep`.
+    """
+
+    @abstractmethod
+    def half_for(self, framework: Framework) -> Any:
+        """Return a function that makes the half of one optimizer; called when the optimizer is bound.
+
+        Raises:
+            ConfigurationError: there is none for this framework; says for which there is.
+        """
+
+
 class UpdateGate(ABC):
     """Power: decides how many backward passes make one update. A run has at most one gate."""
 

@@ -5,7 +5,8 @@ Framework-free; a binding (`Framework.bind_update`) calls it in this order:
     gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
     finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
-    ...                 unscale, overflow check, clip, inner step: the binding
+    conclude()          unscale, overflow check, clip: what the strategies ask for
+    ...                 the inner step, unless `overflowed`: the binding
     applied()           the inner step is done
 
 Two ways to accumulate, told apart by who counts. *Stepwise* (`--strategy accumulate=N`): the script calls `step`
@@ -28,7 +29,8 @@ from unidist.gradients import GradientExchange
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
     from unidist.context import Context
-    from unidist.strategy import Strategy
+    from unidist.gradient_rules import GradientRules
+    from unidist.strategy import ShardsUpdates, Strategy
 
 __all__ = ["Accumulation", "ParameterInfo", "Update"]
 
@@ -62,6 +64,8 @@ class Update:
         average: the gradients of the ranks are averaged, else added up.
         strategies: told of every update.
         options: what the script asks of the exchange; which ranks take part, above all.
+        sharding: the strategy by which each rank updates a share of the parameters; None: all update all.
+        rules: what becomes of the reduced gradients before the inner step; default: nothing.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
     """
@@ -75,12 +79,18 @@ class Update:
         average: bool = True,
         strategies: Sequence[Strategy] = (),
         options: ExchangeOptions | None = None,
+        sharding: ShardsUpdates | None = None,
+        rules: GradientRules | None = None,
         in_backward: bool = False,
     ) -> None:
         self.context = context
         self.accumulation = accumulation
         self.average = average
         self.strategies = strategies
+        self.sharding = sharding
+        self.rules = rules
+        self.overflowed = False
+        """A reduced gradient was not finite, and the rules say that no rank steps: the binding leaves the step out."""
         self.in_backward = in_backward
         self.options = options or ExchangeOptions()
         self.num_ranks = self.options.num_ranks(context)
@@ -246,6 +256,14 @@ class Update:
         if self.accumulation.passes == 1:
             self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
         return present, largest
+
+    def conclude(self) -> None:
+        """Apply the rules, unscale, look for overflows, clip, to what all exchanges of the window have reduced.
+
+        The binding calls it once in a window, after the last `finish`. Collective over all ranks of the model.
+        """
+        if self.rules is not None:
+            self.overflowed = self.rules.apply([exchange.reduced() for exchange in self._exchanges])
 
     def applied(self) -> None:
         """Start the next window: the inner step is done."""

@@ -20,7 +20,8 @@ from unidist.parameter_agreement import Description, check_alike, sparse_anywher
 from unidist.update import Update
 from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.announcing import Announcing
-from unidist_torch.grad_scaler import scaled_step
+from unidist_torch.framework import TorchFramework
+from unidist_torch.inner_step import InnerStep, WholeStep
 from unidist_torch.memory import CopyInto, buffer_of, dtype_of, memory_kind, tensor_of
 from unidist_torch.parameters import describe, shaped
 from unidist_torch.sparse import SparseGradients
@@ -63,6 +64,11 @@ class Binding:
         self._hooks: list[Any] = []
         self._callback_queued = False
         self._tuner: autotune.Tuner | None = None
+        sharding = update.sharding
+        if sharding is None:
+            self._inner: InnerStep = WholeStep(optimizer, plain, update)
+        else:
+            self._inner = sharding.half_for(TorchFramework())(optimizer, plain, update)
         options = update.options
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
         self._announcing = Announcing(update, self._take_part, self._take_part_in_flush, self._take_part_in_loss)
@@ -179,8 +185,10 @@ class Binding:
         communicator.allreduce(buffer_of(value), buffer_of(value), scale=1.0 / communicator.size).wait()
 
     def _inner_step(self, grad_scaler: Any) -> Any:
-        # The gradients are reduced, so every rank finds the same overflows and the scalers stay equal.
-        return scaled_step(self._plain, self._optimizer, grad_scaler)
+        if self._update.overflowed:
+            self._inner.skip()
+            return None
+        return self._inner.step(grad_scaler)
 
     def _applied(self) -> None:
         self._callback_queued = False
@@ -280,6 +288,7 @@ class Binding:
             if len(self._parameters) > known:
                 self._finish_from(known, scale)
         self._sparse.exchange(self._parameters, scale=self._update.scale if scale is None else scale)
+        self._update.conclude()
         if self._tuner is not None and self._tuner.due():
             self._retune(self._tuner)
 
@@ -297,11 +306,14 @@ class Binding:
         """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
         self._take_stray(first)
         present, notice = self._update.finish(notice=int(self.changed), scale=scale, first_parameter=first)
-        for index, is_present in enumerate(present, start=first):
-            if is_present:
-                self._parameters[index].grad = self._views[index]
-            elif self._sparse.as_dense or not self._sparse.agreed(index):
-                self._parameters[index].grad = None
+        dense = self._sparse.as_dense
+        self._inner.take(
+            first,
+            [
+                None if not (is_present or dense) and self._sparse.agreed(index) else is_present
+                for index, is_present in enumerate(present, start=first)
+            ],
+        )
         return notice
 
     def _take_stray(self, first: int) -> None:
@@ -369,6 +381,7 @@ class Binding:
             view = shaped(tensor_of(self._update.buffer(index)), self._parameters[index])
             self._views.append(view)
             self._places.append(CopyInto(view))
+        self._inner.parameters_changed(self._parameters, first, self._views)
 
     def _watch(self) -> None:
         """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.

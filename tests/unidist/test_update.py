@@ -12,7 +12,7 @@ from unidist.buffer import Buffer, DType
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import PeerLostError, UsageError
 from unidist.exchange_options import ExchangeOptions
-from unidist.gradients import GradientExchange, RoundResult
+from unidist.gradients import GradientExchange, ReducedGradients, RoundResult
 from unidist.update import Accumulation, Update
 
 
@@ -39,6 +39,9 @@ class FakeExchange(GradientExchange):
             raise self.error
         self.calls.append(("finish", scale, notice))
         return RoundResult((True,) * len(self.parameters), notice)
+
+    def reduced(self) -> ReducedGradients:
+        return ReducedGradients(tuple(self._buffers))
 
     @property
     def in_round(self) -> bool:

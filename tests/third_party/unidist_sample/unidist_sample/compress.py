@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import ConfigurationError
-from unidist.gradients import AllReduceExchange, GradientExchange, RoundResult
+from unidist.gradients import AllReduceExchange, GradientExchange, ReducedGradients, RoundResult
 from unidist.mesh import DATA_AXIS
 from unidist.strategy import GradientOwner, Strategy
 
@@ -105,6 +105,10 @@ class CompressedExchange(GradientExchange):
             if result.present[index] and wide.count:
                 widen(self._inner.buffer(index), wide)
         return result
+
+    def reduced(self) -> ReducedGradients:
+        """See `GradientExchange.reduced`."""
+        return ReducedGradients(tuple(self.buffer(index) for index in range(len(self.parameters))))
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

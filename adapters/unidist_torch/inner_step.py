@@ -1,0 +1,100 @@
+"""What happens between the reduced gradients and the new parameters: the inner step of a bound optimizer.
+
+The usual one, `WholeStep`, gives every parameter its whole gradient and calls the step of the optimizer's own class.
+A strategy with the power `ShardsUpdates` brings another one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unidist.errors import UsageError
+from unidist.update import Update
+from unidist_torch.grad_scaler import scaled_step
+
+
+class InnerStep(ABC):
+    """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
+
+    The binding calls `parameters_changed` whenever exchanges were made (first when the optimizer is bound), then for
+    every update `take`, and `step` or, where a gradient has overflowed, `skip`.
+    """
+
+    @abstractmethod
+    def parameters_changed(self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor]) -> None:
+        """Take note of the parameters from number `first` on, which are new or have new places. Collective.
+
+        Args:
+            parameters: all that are exchanged, as numbered by the `Update`.
+            first: those before are as they were.
+            views: for each parameter the memory that its gradient is written to, in its shape.
+        """
+
+    @abstractmethod
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """Take the reduced gradients of the parameters from number `first` on, just after `Update.finish`.
+
+        Args:
+            first: number of the first of them.
+            present: for each, whether any rank had a gradient (one without is not to be updated); None for one whose
+                sparse gradients travel elsewhere, and which is left alone here.
+        """
+
+    @abstractmethod
+    def step(self, grad_scaler: Any) -> Any:
+        """Update the parameters on every rank; returns what the step of the optimizer's class returns.
+
+        Args:
+            grad_scaler: torch's GradScaler, which the script uses, or None.
+        """
+
+    def skip(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Forget the gradients: on some rank one has overflowed, and no rank steps."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Give back memory and communicators. Idempotent."""
+
+
+class WholeStep(InnerStep):
+    """Every rank steps with all gradients.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound.
+        update: the framework-free side.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._views: Sequence[torch.Tensor] = ()
+
+    def parameters_changed(self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor]) -> None:
+        """See `InnerStep.parameters_changed`."""
+        self._parameters = parameters
+        self._views = views
+
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """See `InnerStep.take`: a gradient becomes a view of the memory that it was reduced in."""
+        for index, is_present in enumerate(present, start=first):
+            if is_present is not None:
+                self._parameters[index].grad = self._views[index] if is_present else None
+
+    def step(self, grad_scaler: Any) -> Any:
+        """See `InnerStep.step`. The gradients are reduced, so every rank's scaler finds the same overflows."""
+        return scaled_step(self._plain, self._optimizer, grad_scaler)
+
+
+def refuse_scaler(grad_scaler: Any, strategy: str) -> None:
+    """Raise UsageError if the script uses torch's GradScaler, which looks for whole gradients, with `strategy`."""
+    if grad_scaler is not None:
+        raise UsageError(
+            f"torch's GradScaler looks at whole gradients, of which strategy {strategy!r} leaves a share on each rank. "
+            "Leave the scaler out and use --strategy precision=fp16 beside it, or bfloat16, which needs no scaling"
+        )
