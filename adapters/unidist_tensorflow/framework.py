@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
+from unidist.estimating.figures import ParameterFigures
+from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from unidist.update import Update
 
 
-class TensorFlowFramework(Framework):
+class TensorFlowFramework(Framework, SizesModels):
     """See `unidist.framework.Framework`. tensorflow is imported when a tensor is first handled."""
 
     name = "tensorflow"
@@ -96,6 +99,19 @@ class TensorFlowFramework(Framework):
         from unidist_tensorflow.training_optimizer import bind
 
         return bind(optimizer, update)
+
+    def without_memory(self) -> None:
+        """See `SizesModels.without_memory`. TensorFlow's variables have memory as soon as there are any."""
+
+    def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:
+        """See `SizesModels.parameter_figures`. What is not trainable, statistics included, counts as frozen."""
+        if getattr(model, "built", True) is False:
+            raise UsageError("the model is not built yet: give it an Input, or call it once, then return it")
+        trained = {id(variable) for variable in model.trainable_variables}
+        return {
+            path: ParameterFigures(math.prod(item.shape), self.dtype(item).itemsize, id(item) in trained)
+            for path, item in _by_path(model.variables).items()
+        }
 
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import UsageError
+from unidist.estimating.figures import ParameterFigures
+from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
 
 if TYPE_CHECKING:
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from unidist.update import Update
 
 
-class TorchFramework(Framework):
+class TorchFramework(Framework, SizesModels):
     """See `unidist.framework.Framework`. torch is imported when a tensor is first handled."""
 
     name = "torch"
@@ -94,3 +98,20 @@ class TorchFramework(Framework):
         from unidist_torch.optimizer import bind
 
         return bind(optimizer, update, names=names)
+
+    def without_memory(self) -> AbstractContextManager[Any]:
+        """See `SizesModels.without_memory`."""
+        import torch
+
+        return torch.device("meta")
+
+    def parameter_figures(self, model: torch.nn.Module) -> Mapping[str, ParameterFigures]:
+        """See `SizesModels.parameter_figures`."""
+        from torch.nn.parameter import is_lazy
+
+        found = {}
+        for path, parameter in model.named_parameters():
+            if is_lazy(parameter):
+                raise UsageError(f"parameter {path!r} has no shape yet: run the lazy model once, then return it")
+            found[path] = ParameterFigures(parameter.numel(), parameter.element_size(), parameter.requires_grad)
+        return found

@@ -18,6 +18,7 @@ _OWN = {
     "launch": "unidist_launch.launch_command:launch",
     "doctor": "unidist_launch.doctor_command:doctor",
     "plugins": "unidist_launch.plugins_command:plugins",
+    "estimate": "unidist_launch.estimate_command:estimate",
     "build": "unidist_launch.build_command:build",
 }
 _EXIT_CONFIGURATION = 2

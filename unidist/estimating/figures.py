@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from unidist.errors import ConfigurationError, unknown_choice
@@ -26,8 +27,6 @@ OPTIMIZER_STATES: dict[str, int] = {
 """Elements of state that an optimizer keeps for each parameter."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
-STATE_BYTES = 4
-"""Optimizers keep their state in float32."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,14 @@ class ActivationBytes:
     block_inputs: float
     largest_block: float
     outside: float
+
+
+class ActivationModel(ABC):
+    """Says what a forward pass keeps, for any width of its elements."""
+
+    @abstractmethod
+    def bytes(self, itemsize: int) -> ActivationBytes:
+        """Return what is kept when most activations have elements of `itemsize` bytes."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +135,15 @@ class Workload:
     Args:
         model: its figures.
         optimizer: a name in `OPTIMIZER_STATES`.
-        precision: "fp32", or "bf16" and "fp16": 16-bit weights and gradients, with master copies in float32.
-        activations: for the batch of one rank; None: not known.
+        precision: "fp32", or "bf16" and "fp16": 16-bit weights, gradients and activations, with master copies in
+            float32. None: the model's own type, else float32.
+        activations: what the batch of one rank keeps; None: not known.
     """
 
     model: ModelFigures
     optimizer: str = "adam"
     precision: Precision | None = None
-    activations: ActivationBytes | None = field(default=None)
+    activations: ActivationModel | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -145,6 +153,6 @@ class Workload:
             raise unknown_choice("precision", str(self.precision), ("fp32", "bf16", "fp16"))
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state for each parameter."""
-        return STATE_BYTES * OPTIMIZER_STATES[self.optimizer]
+    def states_each(self) -> int:
+        """Elements of optimizer state for each parameter."""
+        return OPTIMIZER_STATES[self.optimizer]

@@ -6,7 +6,7 @@ Both are powers: a strategy or a framework that has one inherits the class, othe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +35,21 @@ class EstimatesMemory(ABC):
             plan: all strategies, and the mesh: `plan.mesh.size("data")` is the number of ranks to share with.
         """
 
+    @classmethod
+    def alternatives(cls) -> Sequence[str]:
+        """Return the items of a strategy line that `unidist estimate` shall compare: `("zero=1", "zero=2", "zero=3")`.
+
+        Every combination with other strategies' is tried, so give few. The default has none.
+        """
+        return ()
+
 
 class SizesModels(ABC):
     """Power of a `Framework`: it can say what a model consists of, if possible without giving it memory."""
 
     @abstractmethod
-    def without_memory(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are built without memory for their parameters.
-
-        A framework that has no such thing returns `contextlib.nullcontext()`.
-        """
+    def without_memory(self) -> AbstractContextManager[Any] | None:
+        """Return a context in which models are built without memory for their parameters, None if there is none."""
 
     @abstractmethod
     def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:

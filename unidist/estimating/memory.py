@@ -38,11 +38,13 @@ class HeldActivations:
     Args:
         policy: "keep" all; "recompute": only the inputs of blocks, the rest is computed again, one block at a
             time; "offload": all, but outside the device, except for one block at a time.
+        itemsize: bytes of one element.
         share: of this rank's batch, what one rank holds; below 1 where a block is split over ranks.
         place: of what is offloaded.
     """
 
     policy: Literal["keep", "recompute", "offload"] = "keep"
+    itemsize: int = 4
     share: float = 1.0
     place: Place = "host"
 

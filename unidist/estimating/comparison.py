@@ -1,0 +1,63 @@
+"""Which strategies fit: the same workload under every combination that strategies propose of themselves."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass
+
+from unidist.errors import ConfigurationError, PluginError
+from unidist.estimating.estimate import Estimate, estimate
+from unidist.estimating.figures import Workload
+from unidist.estimating.interface import EstimatesMemory
+from unidist.registry import Registry, StrategyType
+from unidist.strategy_spec import build, make_plan, parse
+
+_log = logging.getLogger("unidist")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy line ("" is plain data parallelism) and what a rank holds with it."""
+
+    line: str
+    estimate: Estimate
+
+
+def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategyType]) -> Candidate:
+    """Return the estimate for a strategy line.
+
+    Raises:
+        ConfigurationError: the line cannot be read, or does not fit the number of ranks.
+    """
+    return Candidate(line, estimate(workload, make_plan(build(line, registry), num_ranks, registry)))
+
+
+def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategyType]) -> list[Candidate]:
+    """Return the workload under each combination of what strategies propose, in the order of registration.
+
+    Args:
+        workload: model, batch and optimizer.
+        line: what of it proposes nothing stays in every combination (`accumulate=4`); the rest takes turns.
+        num_ranks: number of ranks. Combinations that do not fit it, or each other, are left out.
+        registry: of strategies. One that cannot be loaded is left out, with a warning.
+    """
+    choices: dict[str, tuple[str, ...]] = {}
+    for spec in registry:
+        try:
+            cls = spec.load()
+        except PluginError as exc:
+            _log.warning("left out of the comparison: %s", exc)
+            continue
+        if issubclass(cls, EstimatesMemory) and cls.alternatives():
+            choices[spec.name] = ("", *cls.alternatives())
+    items = [item.strip() for item in line.split(",") if item.strip()]
+    fixed = [item for item in items if parse(item)[0].name not in choices]
+    found = []
+    for combination in itertools.product(*choices.values()):
+        tried = ",".join([*filter(None, combination), *fixed])
+        try:
+            found.append(estimate_line(workload, tried, num_ranks=num_ranks, registry=registry))
+        except ConfigurationError:
+            continue
+    return found

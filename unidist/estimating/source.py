@@ -1,0 +1,102 @@
+"""The figures of a script's own model: the function that builds it is called, where possible without memory for it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+from unidist.errors import ConfigurationError
+from unidist.estimating.figures import ModelFigures
+from unidist.estimating.interface import SizesModels
+from unidist.framework import Framework
+from unidist.registry import FrameworkSpec, Registry
+
+_log = logging.getLogger("unidist")
+
+
+def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> ModelFigures:
+    """Return the figures of the model that a function returns.
+
+    Args:
+        reference: "module:function" or "path/to/file.py:function"; the function takes no arguments. Modules are found
+            as `python -m` finds them: in the current folder first.
+        frameworks: asked for what they know.
+
+    Raises:
+        ConfigurationError: there is no such function, it fails, or what it returns is no model of a framework.
+    """
+    build = _load(reference)
+    model = _build(build, reference, frameworks)
+    for framework in _loaded(frameworks):
+        if framework.is_model(model):
+            if not isinstance(framework, SizesModels):
+                raise ConfigurationError(f"{framework.name} cannot say how large a model is; give numbers instead")
+            return ModelFigures.of(framework.parameter_figures(model))
+    known = ", ".join(spec.name for spec in frameworks)
+    raise ConfigurationError(f"{reference} returned {type(model).__name__}: no model of {known}")
+
+
+def _load(reference: str) -> Callable[[], Any]:
+    source, _, name = reference.rpartition(":")
+    if not (source and name):
+        raise ConfigurationError(f"{reference!r} cannot be read. Syntax: module:function, or path/to/file.py:function")
+    try:
+        module = _module_of_file(source) if source.endswith(".py") else _module(source)
+    except Exception as exc:  # whatever the user's module raises
+        raise ConfigurationError(f"{source} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ConfigurationError(f"{source} has no function {name!r}. It has: {', '.join(functions) or '(none)'}")
+    build: Callable[[], Any] = function
+    return build
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    return importlib.import_module(name)
+
+
+def _module_of_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no such file in {os.getcwd()}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as if the script were run
+    name = os.path.basename(path).removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look modules up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(build: Callable[[], Any], reference: str, frameworks: Registry[FrameworkSpec]) -> Any:
+    sizers = [framework for framework in _loaded(frameworks) if isinstance(framework, SizesModels)]
+    contexts = [context for context in (framework.without_memory() for framework in sizers) if context is not None]
+    if contexts:
+        try:
+            with ExitStack() as stack:
+                for context in contexts:
+                    stack.enter_context(context)
+                return build()
+        except Exception as exc:  # a model that looks at its own values cannot be built without any
+            _log.warning("%s cannot be built without memory (%s); building it as it is", reference, exc)
+    try:
+        return build()
+    except Exception as exc:  # whatever the user's function raises
+        raise ConfigurationError(f"{reference} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def _loaded(frameworks: Registry[FrameworkSpec]) -> Iterator[Framework]:
+    """Yield the frameworks that the script has imported: no other one can have made its model."""
+    for spec in frameworks:
+        if spec.requires in sys.modules:
+            yield spec.load()
