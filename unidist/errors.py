@@ -45,6 +45,13 @@ class ConfigurationError(UnidistError):
     """The command line, the environment or the machine does not allow what was asked: fix the command."""
 
 
+class CheckpointError(UnidistError, RuntimeError):
+    """A checkpoint cannot be written or read: it is damaged, incomplete, of another model, or the disk refuses.
+
+    Raised on every rank when it happens on one. What was there before a failed save is as it was.
+    """
+
+
 class PluginError(UnidistError):
     """A plugin failed; the message names its distribution and the hook."""
 

@@ -1,0 +1,209 @@
+"""What the frameworks call the same thing in an optimizer: the one table of slots, steps and options.
+
+A *slot* is a tensor of optimizer state that belongs to a parameter. In a checkpoint slots have neutral names, so that
+one framework goes on with what another one saved. A *dialect* is how one framework speaks: a column of the table.
+Slots of optimizers that the table does not have keep their own names; their checkpoints load in the same dialect.
+
+Two slots of one meaning may differ by a factor: Keras' SGD keeps `-learning_rate` times what PyTorch's keeps. Data are
+saved as they are, and multiplied only when they change dialects, so that going on in one is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from unidist.errors import CheckpointError
+
+TORCH, KERAS = "torch", "keras"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One meaning.
+
+    Args:
+        neutral: its name in a checkpoint.
+        names: what each dialect calls it.
+        per_learning_rate: dialects that keep this much times the learning rate times what the others keep.
+    """
+
+    neutral: str
+    names: Mapping[str, str]
+    per_learning_rate: Mapping[str, float] = field(default_factory=dict)
+
+    def factor(self, source: str, target: str, learning_rate: float) -> float:
+        """Return what data of one dialect are to be multiplied by in another."""
+
+        def scale(dialect: str) -> float:
+            factor = self.per_learning_rate.get(dialect)
+            return 1.0 if factor is None else factor * learning_rate
+
+        if source == target or scale(source) == scale(target):
+            return 1.0
+        if scale(source) == 0.0:
+            raise CheckpointError(
+                f"optimizer state {self.neutral!r} was saved in units of the learning rate, which was 0 then: what it "
+                "means elsewhere cannot be computed. Save at another learning rate, or load without the optimizer."
+            )
+        return scale(target) / scale(source)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Optimizers that compute the same.
+
+    Args:
+        members: class names, by dialect; subclasses belong to it too.
+        slots: what they keep.
+        options: their options by neutral names, each as the dialects call it ("betas.0": the first of a tuple).
+    """
+
+    members: Mapping[str, frozenset[str]]
+    slots: tuple[Slot, ...]
+    options: Mapping[str, Mapping[str, str]]
+
+
+def _names(torch: str, keras: str) -> dict[str, str]:
+    return {TORCH: torch, KERAS: keras}
+
+
+_LEARNING_RATE = {"learning_rate": _names("lr", "learning_rate")}
+_BETAS = {
+    **_LEARNING_RATE,
+    "beta1": _names("betas.0", "beta_1"),
+    "beta2": _names("betas.1", "beta_2"),
+    "amsgrad": _names("amsgrad", "amsgrad"),
+}
+_FIRST = Slot("first_moment", _names("exp_avg", "momentum"))
+
+FAMILIES = (
+    Family(
+        {TORCH: frozenset(("Adam", "AdamW", "SparseAdam")), KERAS: frozenset(("Adam", "AdamW"))},
+        (
+            _FIRST,
+            Slot("second_moment", _names("exp_avg_sq", "velocity")),
+            Slot("max_second_moment", _names("max_exp_avg_sq", "velocity_hat")),
+        ),
+        _BETAS,
+    ),
+    Family(
+        {TORCH: frozenset(("Adamax",)), KERAS: frozenset(("Adamax",))},
+        (_FIRST, Slot("infinity_norm", _names("exp_inf", "norm"))),
+        _BETAS,
+    ),
+    Family(
+        {TORCH: frozenset(("SGD",)), KERAS: frozenset(("SGD",))},
+        (Slot("gradient_momentum", _names("momentum_buffer", "momentum"), {KERAS: -1.0}),),
+        {
+            **_LEARNING_RATE,
+            "momentum": _names("momentum", "momentum"),
+            "nesterov": _names("nesterov", "nesterov"),
+        },
+    ),
+    Family(
+        {TORCH: frozenset(("RMSprop",)), KERAS: frozenset(("RMSprop",))},
+        (
+            Slot("mean_square", _names("square_avg", "velocity")),
+            Slot("mean_gradient", _names("grad_avg", "average_gradient")),
+            Slot("scaled_gradient_momentum", _names("momentum_buffer", "momentum"), {KERAS: 1.0}),
+        ),
+        {
+            **_LEARNING_RATE,
+            "decay": _names("alpha", "rho"),
+            "momentum": _names("momentum", "momentum"),
+            "centered": _names("centered", "centered"),
+        },
+    ),
+    Family(
+        {TORCH: frozenset(("Adagrad",)), KERAS: frozenset(("Adagrad",))},
+        (Slot("sum_of_squares", _names("sum", "accumulator")),),
+        _LEARNING_RATE,
+    ),
+    Family(
+        {TORCH: frozenset(("Adadelta",)), KERAS: frozenset(("Adadelta",))},
+        (
+            Slot("mean_square", _names("square_avg", "accumulated_grad")),
+            Slot("mean_square_update", _names("acc_delta", "accumulated_delta_var")),
+        ),
+        {**_LEARNING_RATE, "decay": _names("rho", "rho")},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Speech:
+    """How one optimizer names its state.
+
+    Args:
+        dialect: a column of the table.
+        kinds: names of the optimizer's class and its bases, the class first.
+    """
+
+    dialect: str
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, dialect: str, kind: type) -> Speech:
+        """Return the speech of an optimizer's class (of the plain one, before it was bound)."""
+        return cls(dialect, tuple(dict.fromkeys(base.__name__ for base in kind.__mro__ if base is not object)))
+
+    @property
+    def family(self) -> Family | None:
+        """The family of the first base that has one."""
+        for kind in self.kinds:
+            for family in FAMILIES:
+                if kind in family.members.get(self.dialect, ()):
+                    return family
+        return None
+
+    def neutral(self, slot: str) -> str:
+        """Return the neutral name of a slot; its own where the table has none."""
+        found = self._find(native=slot)
+        return slot if found is None else found.neutral
+
+    def native(self, neutral: str) -> str:
+        """Return what this optimizer calls a slot of a neutral name."""
+        found = self._find(neutral=neutral)
+        return neutral if found is None else found.names[self.dialect]
+
+    def factor(self, neutral: str, saved: Speech, learning_rate: float) -> float:
+        """Return what the data of a slot that `saved` has written are to be multiplied by for this optimizer.
+
+        Raises:
+            CheckpointError: the learning rate was 0, and the slot is in its units.
+        """
+        found = self._find(neutral=neutral)
+        return 1.0 if found is None else found.factor(saved.dialect, self.dialect, learning_rate)
+
+    def check_reads(self, saved: Speech) -> None:
+        """Raise CheckpointError if what `saved` has written means nothing to this optimizer."""
+        same_family = self.family is not None and self.family is saved.family
+        same_kind = self.dialect == saved.dialect and _first(self.kinds) == _first(saved.kinds)
+        if not (same_family or same_kind):
+            raise CheckpointError(
+                f"the optimizer state was saved by {_first(saved.kinds)} ({saved.dialect}), and {_first(self.kinds)} "
+                f"({self.dialect}) cannot go on with it. Use the same kind of optimizer, or load the model alone."
+            )
+
+    def option(self, options: Mapping[str, object], neutral: str) -> object:
+        """Return an option by its neutral name, or None where there is none."""
+        if self.family is None:
+            names = _LEARNING_RATE.get(neutral, {})
+        else:
+            names = dict(self.family.options.get(neutral, {}))
+        key, _, index = names.get(self.dialect, "").partition(".")
+        value = options.get(key)
+        if index and isinstance(value, list | tuple):
+            return value[int(index)]
+        return value
+
+    def _find(self, *, native: str | None = None, neutral: str | None = None) -> Slot | None:
+        for slot in self.family.slots if self.family is not None else ():
+            if slot.neutral == neutral or (native is not None and slot.names[self.dialect] == native):
+                return slot
+        return None
+
+
+def _first(kinds: Iterable[str]) -> str:
+    return next(iter(kinds), "an optimizer")
