@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -102,13 +103,15 @@ class ModelFigures:
         """Return the figures of a model whose parameters are known one by one, by path.
 
         A unit is what stands under the first number in the paths (`blocks.3.mlp.weight`: unit `blocks.3`), or
-        under the module that has the parameter where there is no number.
+        under the module that has the parameter where there is no number. What all paths begin with does not count.
         """
         if not parameters:
             raise ConfigurationError("the model has no parameters: there is nothing to estimate")
         units: dict[str, int] = {}
+        modules = zip(*(_PARTS.findall(path)[:-1] for path in parameters), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda parts: len(set(parts)) == 1, modules))
         for path, item in parameters.items():
-            unit = unit_of(path)
+            unit = unit_of("".join(_PARTS.findall(path)[shared:]))
             units[unit] = units.get(unit, 0) + item.count
         count = sum(item.count for item in parameters.values())
         return cls(
@@ -119,6 +122,7 @@ class ModelFigures:
         )
 
 
+_PARTS = re.compile(r"[^./]+[./]?")
 _NUMBERED = re.compile(r"^(.*?[./_]\d+)(?:[./]|$)")
 
 

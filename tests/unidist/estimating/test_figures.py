@@ -38,6 +38,18 @@ def test_figures_of_parameters() -> None:
     assert found.parameter_bytes == (40 * 2 + 25 * 4) / 65
 
 
+def test_what_all_paths_begin_with_is_no_unit() -> None:
+    found = ModelFigures.of(
+        {
+            "net_1/block_0/kernel": ParameterFigures(4),
+            "net_1/block_1/kernel": ParameterFigures(5),
+            "net_1/w": ParameterFigures(1),
+        }
+    )
+    assert found.largest_unit == 5
+    assert ModelFigures.of({"dense_1/kernel": ParameterFigures(4)}).largest_unit == 4
+
+
 def test_impossible_figures_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         ModelFigures(0)

@@ -1,0 +1,120 @@
+"""The model of a script, built by its own function, with a framework of the test's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unidist.errors import ConfigurationError
+from unidist.estimating.figures import ParameterFigures
+from unidist.estimating.interface import SizesModels
+from unidist.estimating.source import figures_from
+from unidist.registry import FrameworkSpec, Registry
+
+SCRIPT = """
+class Model(list):
+    pass
+
+has_memory = True
+
+def make():
+    return Model(["w" if has_memory else "v"])
+
+def make_with_values():
+    if not has_memory:
+        raise RuntimeError("no values here")
+    return make()
+
+def wrong():
+    return 7
+
+def fails():
+    raise ValueError("boom")
+"""
+
+
+class Toy(SizesModels):
+    """A framework whose models are lists of parameter names; `v` is one without memory."""
+
+    name = "toy"
+
+    def is_model(self, value: object) -> bool:
+        return type(value).__name__ == "Model"
+
+    def without_memory(self) -> AbstractContextManager[Any]:
+        @contextmanager
+        def switched_off() -> Iterator[None]:
+            module = sys.modules["toy_script"]
+            module.has_memory = False  # type: ignore[attr-defined]
+            try:
+                yield
+            finally:
+                module.has_memory = True  # type: ignore[attr-defined]
+
+        return switched_off()
+
+    def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:
+        return {name: ParameterFigures({"v": 3, "w": 5}[name]) for name in model}
+
+
+@pytest.fixture
+def frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry[FrameworkSpec]]:
+    (tmp_path / "toy_script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    registry: Registry[FrameworkSpec] = Registry("framework")
+    registry.add(FrameworkSpec("absent", "no_such_module:Framework", "no_such_package", ""))
+    registry.add(FrameworkSpec("toy", f"{__name__}:Toy", "sys", ""))
+    yield registry
+    sys.modules.pop("toy_script", None)
+
+
+@pytest.mark.parametrize("source", ["toy_script:make", "toy_script.py:make", "./toy_script.py:make"])
+def test_a_model_is_built_without_memory(frameworks: Registry[FrameworkSpec], source: str) -> None:
+    assert figures_from(source, frameworks).parameters == 3
+
+
+def test_a_model_that_needs_its_values_is_built_with_them(
+    frameworks: Registry[FrameworkSpec], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert figures_from("toy_script:make_with_values", frameworks).parameters == 5
+    assert "no values here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("toy_script", "Syntax: module:function"),
+        ("toy_script:", "Syntax: module:function"),
+        ("toy_script:mak", "no function 'mak'. It has: Model, fails, make"),
+        ("toy_script:wrong", "returned int: no model of absent, toy"),
+        ("toy_script:fails", "toy_script:fails failed: ValueError: boom"),
+        ("missing_module:make", "missing_module cannot be imported"),
+        ("missing.py:make", "missing.py cannot be imported: FileNotFoundError"),
+    ],
+)
+def test_what_is_no_model_is_an_error_that_says_why(
+    frameworks: Registry[FrameworkSpec], source: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        figures_from(source, frameworks)
+    assert message in str(caught.value)
+
+
+def test_a_framework_that_cannot_size_models_says_so(frameworks: Registry[FrameworkSpec]) -> None:
+    without: Registry[FrameworkSpec] = Registry("framework")
+    without.add(FrameworkSpec("mute", f"{__name__}:OnlyRecognises", "sys", ""))
+    with pytest.raises(ConfigurationError, match="mute cannot say how large"):
+        figures_from("toy_script:make", without)
+
+
+class OnlyRecognises:
+    """A framework without the power."""
+
+    name = "mute"
+    is_model = Toy.is_model
