@@ -70,15 +70,19 @@ def _package_mates(module: ModuleType) -> list[ModuleType]:
 
 def _is_importable(module: ModuleType) -> bool:
     """Say whether a fresh process with our `sys.path` would find this very file under this name."""
-    path: Any = sys.path
+    return _finds(module.__name__, getattr(module, "__file__", None), tuple(sys.path), len(sys.meta_path))
+
+
+@functools.lru_cache(maxsize=4096)  # looking on the disk for all modules of a large package costs more than the call
+def _finds(module: str, file: str | None, search_path: tuple[str, ...], num_finders: int) -> bool:
+    path: Any = search_path
     spec = None
-    parts = module.__name__.split(".")
+    parts = module.split(".")
     for i in range(len(parts)):
         spec = _find_spec(".".join(parts[: i + 1]), path)
         if spec is None:
-            return module.__name__ in sys.builtin_module_names
+            return module in sys.builtin_module_names
         path = spec.submodule_search_locations or []
-    file = getattr(module, "__file__", None)
     return spec is not None and (file is None or spec.origin == file)
 
 
