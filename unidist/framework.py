@@ -60,6 +60,21 @@ class Framework(ABC):
         """Write the elements of `source` to `target`, rounded to its type; floating point, one kind of memory."""
 
     @abstractmethod
+    def norm(self, buffer: Buffer, order: float) -> float:
+        """Return the norm of a floating-point or complex buffer: the `order`-th root of the sum of powers of |x|.
+
+        Added up in float64. Infinite if an element is, NaN if one is NaN.
+
+        Args:
+            buffer: at least one element.
+            order: above 0; `math.inf` for the largest |x|.
+        """
+
+    @abstractmethod
+    def clamp(self, buffer: Buffer, limit: float) -> None:
+        """Move every element of a floating-point buffer into [-limit, limit], in place; NaN stays NaN."""
+
+    @abstractmethod
     def dtype(self, tensor: Tensor) -> DType:
         """Return the tensor's element type."""
 

@@ -52,10 +52,21 @@ class ReducedGradients:
             ranks) is zeros, so norms may be taken of whole pieces.
         divided_over: the ranks of this communicator hold different pieces, which together are all gradients, each
             element once; None: this rank holds all of them, and so does every other.
+        copies: for each piece, how many ranks along the axes of the model hold these gradients too, this one included
+            (what tensor parallelism repeats): so each counts once. Empty: one.
+        deferred: the inner step multiplies by `GradientExchange.pending_factor` itself, when it brings the gradients to
+            the type that it computes in: 16 bits would lose what is small. False: they are multiplied in place.
     """
 
     memory: tuple[Buffer, ...]
     divided_over: Communicator | None = None
+    copies: tuple[int, ...] = ()
+    deferred: bool = False
+
+    @property
+    def num_copies(self) -> tuple[int, ...]:
+        """`copies`, for each piece."""
+        return self.copies or (1,) * len(self.memory)
 
 
 class GradientExchange(ABC):
@@ -66,12 +77,16 @@ class GradientExchange(ABC):
 
     Attributes:
         parameters: whose gradients these are.
-        scale: factor that is applied to every sum; set it before the first round.
+        scale: factor that is applied to every sum; set between two rounds. One over the loss scale is a part of it
+            where all gradients have at least 32 bits.
+        pending_factor: what the reduced gradients remain to be multiplied by where `reduced` says that they are
+            deferred; set by `Update.conclude`, for the inner step that follows.
         bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
     """
 
     parameters: tuple[ParameterInfo, ...]
     scale: float = 1.0
+    pending_factor: float = 1.0
     bucket_bytes: int | None = None
 
     @abstractmethod

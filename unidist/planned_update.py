@@ -38,6 +38,7 @@ def planned_update(
             Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
         )
     owner = gradient_owner(plan)
+    options = options or ExchangeOptions()
     return Update(
         runtime,
         lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
@@ -46,7 +47,7 @@ def planned_update(
         strategies=plan.strategies,
         options=options,
         sharding=owner if isinstance(owner, ShardsUpdates) else None,
-        rules=rules_of(plan, runtime, framework),
+        rules=rules_of(plan, runtime, framework, options),
         in_backward=in_backward and owner.completes_in_backward,
     )
 

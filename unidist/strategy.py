@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from unidist.context import Context
     from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.gradient_rules import GradientRule
     from unidist.gradients import GradientExchange
     from unidist.plugins import PluginManager
+    from unidist.precision import Precision
+    from unidist.update import Update
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Plan:
         """Number of ranks."""
         return self.mesh.world_size
 
+    @property
+    def by_partition_order(self) -> tuple[Strategy, ...]:
+        """The strategies in the order in which they `partition` a model."""
+        return tuple(sorted(self.strategies, key=lambda strategy: strategy.partition_order))
+
 
 class Strategy(ABC):
     """One way of spreading training. A trivial implementation is `unidist.strategies.identity.Identity`.
@@ -49,11 +57,14 @@ class Strategy(ABC):
         axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
         axis_order: where the axis lies; smaller is further out (pipeline 0, data 50, tensor 100).
             Innermost axes get ranks of one host.
+        partition_order: when `partition` is called; smaller is earlier, equal ones as given. Types of parameters
+            change (10) before parameters are divided (50).
     """
 
     name: ClassVar[str]
     axis: ClassVar[str | None] = None
     axis_order: ClassVar[int] = 75
+    partition_order: ClassVar[int] = 50
 
     @property
     def axis_size(self) -> int | None:
@@ -68,11 +79,20 @@ class Strategy(ABC):
         """
 
     def partition(self, model: Any, context: Context) -> Any:
-        """Return the model as this rank shall hold it. Called once by `distribute`, in the order of the strategies.
+        """Return the model as this rank shall hold it. Called once by `distribute`, by `partition_order`.
 
         Every rank calls it alike. The default returns the model unchanged.
         """
         return model
+
+    def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
+        """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.
+
+        Args:
+            model: as `partition` of all strategies has left it.
+            update: the optimizer's updates; its loss scaler, where there is one, exists.
+            framework: the model's.
+        """
 
     def on_step(self, step: int) -> None:  # noqa: B027 - optional event
         """Called on every rank after update number `step` (from 1) was applied."""
@@ -131,6 +151,28 @@ class ShardsUpdates(ABC):
         Raises:
             ConfigurationError: there is none for this framework; says for which there is.
         """
+
+
+class ChoosesPrecision(ABC):
+    """Power: decides in which types the model computes, is kept and is updated. A run has at most one.
+
+    `unidist.precision` says who does what with the answer; others ask `unidist.precision.precision_of(plan)`.
+    """
+
+    @abstractmethod
+    def precision(self, plan: Plan) -> Precision:
+        """Return the types of a run with this plan. Pure."""
+
+
+class ActsOnGradients(ABC):
+    """Power: changes the reduced gradients before the inner step: clips them, say.
+
+    Where several strategies do, their rules apply in the order in which they are given.
+    """
+
+    @abstractmethod
+    def gradient_rule(self) -> GradientRule:
+        """Return a rule for one optimizer; called when the optimizer is bound."""
 
 
 class UpdateGate(ABC):

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.mesh import DATA_AXIS, Mesh
 from unidist.registry import Registry, StrategyType
-from unidist.strategy import GradientOwner, Plan, Strategy, UpdateGate
+from unidist.strategy import ChoosesPrecision, GradientOwner, Plan, Strategy, UpdateGate
 
 T = TypeVar("T")
 
@@ -89,7 +89,11 @@ def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registr
     chosen = list(strategies)
     if not any(isinstance(item, GradientOwner) for item in chosen):
         chosen.append(registry.get("data").load()())
-    for power, does in ((GradientOwner, "own the gradient exchange"), (UpdateGate, "decide when an update happens")):
+    for power, does in (
+        (GradientOwner, "own the gradient exchange"),
+        (UpdateGate, "decide when an update happens"),
+        (ChoosesPrecision, "choose the precision"),
+    ):
         having = [item.name for item in chosen if isinstance(item, power)]
         if len(having) > 1:
             raise ConfigurationError(f"strategies {' and '.join(map(repr, having))} both {does}; give one of them.")

@@ -7,7 +7,7 @@ Framework-free; a binding (`Framework.bind_update`) calls it in this order:
     finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
     conclude()          unscale, overflow check, clip: what the strategies ask for
     ...                 the inner step, unless `overflowed`: the binding
-    applied()           the inner step is done
+    applied()           the inner step is done; or skipped(), where it was left out
 
 Two ways to accumulate, told apart by who counts. *Stepwise* (`--strategy accumulate=N`): the script calls `step`
 after every pass and all but every N-th call do nothing. *Horovod's* (`backward_passes_per_step=N`): the script calls
@@ -24,15 +24,19 @@ from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.errors import PeerLostError, UsageError
 from unidist.exchange_options import ExchangeOptions
-from unidist.gradients import GradientExchange
+from unidist.gradients import GradientExchange, ReducedGradients
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
     from unidist.context import Context
     from unidist.gradient_rules import GradientRules
+    from unidist.loss_scaling import LossScaler
     from unidist.strategy import ShardsUpdates, Strategy
 
 __all__ = ["Accumulation", "ParameterInfo", "Update"]
+
+_WIDE_BYTES = 4
+"""Types of so many bytes can be unscaled without loss."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,30 @@ class Update:
 
     def _new_exchange(self, parameters: Sequence[ParameterInfo]) -> GradientExchange:
         exchange = self._make_exchange(parameters, self.options)
-        exchange.scale = self.scale
+        exchange.scale = self.scale * self._folded(exchange)
         return exchange
+
+    def _folded(self, exchange: GradientExchange) -> float:
+        """Return the part of one over the loss scale that the sum is multiplied by: all or none.
+
+        Sums of 16 bits stay scaled until they are widened: what is small would vanish.
+        """
+        wide = all(parameter.dtype.itemsize >= _WIDE_BYTES for parameter in exchange.parameters)
+        return 1.0 / self.loss_scale if wide else 1.0
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The scaler of the loss, if it is scaled. A checkpoint keeps its `state`."""
+        return None if self.rules is None else self.rules.scaler
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the current window is multiplied by, 1 if it is not scaled."""
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    def whole_scale(self, scale: float | None) -> float:
+        """Return the factor for sums that the binding exchanges itself: `scale`, default `self.scale`, and unscaled."""
+        return (self.scale if scale is None else scale) / self.loss_scale
 
     def buffer(self, index: int) -> Buffer:
         """Return the place for the gradient of parameter `index`."""
@@ -245,7 +271,8 @@ class Update:
                 skipped += len(exchange.parameters)
                 continue
             try:
-                result = exchange.finish(scale=scale, notice=notice)
+                factor = None if scale is None else scale * self._folded(exchange)
+                result = exchange.finish(scale=factor, notice=notice)
             except PeerLostError as exc:
                 self.context.report_failure(exc)
                 raise
@@ -257,13 +284,28 @@ class Update:
             self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
         return present, largest
 
-    def conclude(self) -> None:
+    def conclude(self, others: Sequence[ReducedGradients] = ()) -> None:
         """Apply the rules, unscale, look for overflows, clip, to what all exchanges of the window have reduced.
 
         The binding calls it once in a window, after the last `finish`. Collective over all ranks of the model.
+
+        Args:
+            others: gradients that the binding has reduced itself, with the factor `whole_scale`: sparse ones, each row
+                once. Equal on all ranks unless they say otherwise; not deferred.
         """
-        if self.rules is not None:
-            self.overflowed = self.rules.apply([exchange.reduced() for exchange in self._exchanges])
+        if self.rules is None:
+            return
+        folded = [self._folded(exchange) for exchange in self._exchanges]
+        remaining = self.rules.apply(
+            [*(exchange.reduced() for exchange in self._exchanges), *others],
+            [*(1.0 / (self.loss_scale * factor) for factor in folded), *(1.0 for _ in others)],
+        )
+        self.overflowed = remaining is None
+        for exchange, factor in zip(self._exchanges, remaining or folded, strict=False):
+            exchange.pending_factor = factor
+        if self.scaler is not None:  # which may have changed the scale, for the next window
+            for exchange in self._exchanges:
+                exchange.scale = self.scale * self._folded(exchange)
 
     def applied(self) -> None:
         """Start the next window: the inner step is done."""
@@ -272,6 +314,10 @@ class Update:
         for strategy in self.strategies:
             strategy.on_step(self.step)
         self.context.step_applied(self.step)
+
+    def skipped(self) -> None:
+        """Start the next window: the step was left out, because a gradient has `overflowed`. No update is counted."""
+        self.reset_window()
 
     def reset_window(self) -> None:
         """Forget the passes of the current window."""
@@ -318,5 +364,7 @@ class Update:
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges.clear()
+        if self.rules is not None:
+            self.rules.close()
         if self._communicator is not None:
             self._communicator.close()

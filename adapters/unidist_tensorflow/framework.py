@@ -80,6 +80,18 @@ class TensorFlowFramework(Framework, SizesModels):
 
         array_of_buffer(target)[:] = array_of_buffer(source)
 
+    def norm(self, buffer: Buffer, order: float) -> float:
+        """See `Framework.norm`."""
+        from unidist_tensorflow.arithmetic import norm
+
+        return norm(buffer, order)
+
+    def clamp(self, buffer: Buffer, limit: float) -> None:
+        """See `Framework.clamp`."""
+        from unidist_tensorflow.arithmetic import clamp
+
+        clamp(buffer, limit)
+
     def dtype(self, tensor: tf.Tensor) -> DType:
         """See `Framework.dtype`."""
         from unidist_tensorflow.memory import dtype_of

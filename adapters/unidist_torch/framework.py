@@ -77,6 +77,18 @@ class TorchFramework(Framework, SizesModels):
 
         tensor_of(target).copy_(tensor_of(source))
 
+    def norm(self, buffer: Buffer, order: float) -> float:
+        """See `Framework.norm`."""
+        from unidist_torch.arithmetic import norm
+
+        return norm(buffer, order)
+
+    def clamp(self, buffer: Buffer, limit: float) -> None:
+        """See `Framework.clamp`."""
+        from unidist_torch.arithmetic import clamp
+
+        clamp(buffer, limit)
+
     def dtype(self, tensor: torch.Tensor) -> DType:
         """See `Framework.dtype`."""
         from unidist_torch.memory import dtype_of
