@@ -1,0 +1,192 @@
+"""Server and client over real sockets: every wait ends, strangers do no harm, nothing stays."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from unidist.control import server as server_module
+from unidist.control.client import ConnectionLost, ControlClient
+from unidist.control.server import ControlServer
+from unidist.control.service import Action, Drop, Publish, Send, Service
+from unidist.control.wire import MAGIC, Message, WireError
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+SECRET = b"s" * 32
+
+
+class Echo(Service):
+    """Sends back what it gets, and publishes who is lost."""
+
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        if message["type"] == "drop me":
+            return [Send(peer, {"type": "farewell"}), Drop(peer, "as it wished")]
+        if message["type"] == "nonsense":
+            raise KeyError("rank")
+        return [Send(peer, message), Publish(message["type"])]
+
+    def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
+        return [Publish(("lost", reason))]
+
+    def tick(self, now: float) -> Iterable[Action]:
+        return ()
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    with ControlServer(Echo(), SECRET) as running:
+        yield running
+
+
+def client(server: ControlServer, secret: bytes = SECRET) -> ControlClient:
+    return ControlClient(("127.0.0.1", server.port), secret, timeout=5)
+
+
+def works(server: ControlServer) -> None:
+    """Check that the server serves."""
+    with client(server) as mine:
+        mine.send({"type": "hello"}, timeout=5)
+        assert mine.receive(timeout=5) == {"type": "hello"}
+
+
+def events(server: ControlServer, number: int) -> list[object]:
+    found: list[object] = []
+    deadline = time.monotonic() + 5
+    while len(found) < number and time.monotonic() < deadline:
+        found += server.take_events()
+        time.sleep(0.005)
+    return found
+
+
+def test_messages_go_there_and_back_large_ones_too(server: ControlServer) -> None:
+    with client(server) as mine:
+        message = {"type": "big", "data": "x" * (8 << 20)}
+        mine.send(message, timeout=10)
+        assert mine.receive(timeout=10) == message
+    assert events(server, 2)[0] == "big"
+
+
+def test_a_client_that_is_gone_is_reported(server: ControlServer) -> None:
+    works(server)
+    kinds = events(server, 2)
+    assert kinds[0] == "hello"
+    assert kinds[1][0] == "lost"  # type: ignore[index]
+
+
+def test_other_threads_act_through_call(server: ControlServer) -> None:
+    with client(server) as mine:
+        mine.send({"type": "hello"}, timeout=5)
+        mine.receive(timeout=5)
+        server.call(lambda: [Send(1, {"type": "called"}), Send(99, {"type": "to nobody"})])
+        assert mine.receive(timeout=5) == {"type": "called"}
+
+
+def test_what_was_sent_before_a_drop_or_close_arrives() -> None:
+    server = ControlServer(Echo(), SECRET)
+    server.start()
+    with client(server) as mine, client(server) as other:
+        mine.send({"type": "drop me"}, timeout=5)
+        assert mine.receive(timeout=5) == {"type": "farewell"}
+        with pytest.raises(ConnectionLost):
+            mine.receive(timeout=5)
+        other.send({"type": "last"}, timeout=5)
+        other.receive(timeout=5)
+        server.call(lambda: [Send(2, {"type": "bye"})])
+        server.close()
+        server.close()
+        assert other.receive(timeout=5) == {"type": "bye"}
+        with pytest.raises(ConnectionLost):
+            other.receive(timeout=5)
+
+
+def test_a_client_waits_no_longer_than_told(server: ControlServer) -> None:
+    with client(server) as mine:
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError):
+            mine.receive(timeout=0.05)
+        assert time.monotonic() - begin < 2
+
+
+def test_a_server_that_does_not_answer_is_a_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        ControlClient(silent.getsockname(), SECRET, timeout=0.1)
+
+
+def test_nobody_listening_is_told_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    with pytest.raises(ConnectionLost, match=f"127.0.0.1:{address[1]}: Connection refused"):
+        ControlClient(address, SECRET, timeout=5)
+
+
+def test_a_wrong_secret_is_turned_away_and_logged(server: ControlServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="unidist.control"):
+        with pytest.raises((ConnectionLost, WireError)):
+            client(server, b"other").close()
+        works(server)
+    assert "does not know the job's secret" in caplog.text
+    assert "127.0.0.1" in caplog.text
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(1000), MAGIC * 100, b"\x80\x04]" * 50])
+def test_random_bytes_are_turned_away(server: ControlServer, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.settimeout(5)
+        stranger.sendall(data)
+        while stranger.recv(4096):
+            pass
+    works(server)
+    assert events(server, 2)[0] == "hello"  # nothing of the stranger reached the service
+
+
+def test_who_proves_nothing_is_dropped_however_busily_it_talks(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_SEC", 0.3)
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.settimeout(0.02)
+        begin = time.monotonic()
+        for _ in range(60):  # less than a proof has
+            try:
+                stranger.send(b"x")
+                if not stranger.recv(4096):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert 0.2 < time.monotonic() - begin < 3
+    works(server)
+
+
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 20)
+    crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
+    works(server)
+    deadline = time.monotonic() + 5
+    while len(server._peers) > 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    works(server)
+    for stranger in crowd:
+        stranger.close()
+
+
+def test_a_message_that_cannot_be_understood_ends_its_sender_only(server: ControlServer) -> None:
+    with client(server) as mine:
+        mine.send({"type": "nonsense"}, timeout=5)
+        with pytest.raises(ConnectionLost):
+            mine.receive(timeout=5)
+    assert "cannot be understood" in str(events(server, 1)[0])
+    works(server)
+
+
+def test_it_listens_on_one_address_when_told() -> None:
+    with ControlServer(Echo(), SECRET, host="127.0.0.1") as server:
+        works(server)
+        assert server._listener.getsockname()[0] == "127.0.0.1"

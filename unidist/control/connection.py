@@ -1,0 +1,128 @@
+"""A control connection over a socket that never blocks; for event loops of either end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from unidist.control.wire import Message, Wire, WireError
+from unidist.errors import UnidistError
+
+Address = tuple[str, int]
+"""Host (a name or an IP address) and port."""
+
+_READ_BYTES = 1 << 18
+_MAX_READS = 16
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5))
+
+
+class ConnectionLost(UnidistError):
+    """The other end closed the connection, or cannot be reached any more; says why."""
+
+
+class Connection:
+    """One end of a control connection.
+
+    Args:
+        sock: connected; belongs to this object from now on.
+        secret: the job's secret.
+        is_server: this end accepted it.
+    """
+
+    def __init__(self, sock: socket.socket, secret: bytes, *, is_server: bool) -> None:
+        self._socket = sock
+        self._wire = Wire(secret, is_server=is_server)
+        self._pending = bytearray(self._wire.take_output())
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.peer = format_address(sock.getpeername())
+        """The other end's address, for messages."""
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether both ends have proved that they know the secret."""
+        return self._wire.is_open
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much waits to be sent."""
+        return len(self._pending)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message, or as much of it as the socket takes now; `flush` sends the rest.
+
+        Raises:
+            ConnectionLost: see there.
+        """
+        self._wire.send(message)
+        self._collect()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it.
+
+        Raises:
+            ConnectionLost: see there.
+        """
+        try:
+            while self._pending:
+                del self._pending[: self._socket.send(self._pending)]
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            raise ConnectionLost(f"{self.peer}: {exc.strerror or exc}") from exc
+
+    def receive(self) -> Sequence[Message]:
+        """Return the messages that have come, without waiting. Call it again while the socket is readable.
+
+        Raises:
+            ConnectionLost: see there; messages that came before are lost with it.
+            WireError: the other end is not one of ours.
+        """
+        messages: list[Message] = []
+        for _ in range(_MAX_READS):
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                if messages:
+                    break  # these count first; the next call raises
+                raise ConnectionLost(f"{self.peer}: {exc.strerror or exc}") from exc
+            if not data:
+                if messages:
+                    break
+                raise ConnectionLost(f"{self.peer} closed the connection")
+            try:
+                messages += self._wire.receive(data)
+            except ValueError as exc:  # json
+                raise WireError(f"a message is no JSON: {exc}") from exc
+            self._collect()
+            if len(data) < _READ_BYTES:
+                break
+        try:
+            self.flush()
+        except ConnectionLost:
+            if not messages:  # these count first, too
+                raise
+        return messages
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._socket.close()
+
+    def _collect(self) -> None:
+        self._pending += self._wire.take_output()
+
+
+def format_address(address: Sequence[object]) -> str:
+    """Return a socket's address for a message: "10.0.0.7:2222", "[fe80::1]:2222"."""
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

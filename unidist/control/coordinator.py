@@ -1,0 +1,211 @@
+"""The coordinator: which hosts are there, which generation of the world counts, and where its ranks meet. Pure.
+
+Every message of a rank carries the *generation* that it believes in. When the world changes, the coordinator begins
+the next one, and from then on refuses what still comes from an older: a process that was cut off and comes back
+cannot take part in a world that has gone on without it.
+
+An agent speaks for its host. It is lost when its connection ends, or when nothing came from it for longer than the
+heartbeat; the two ends watch each other alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from unidist.control.meeting import Meeting, refusal
+from unidist.control.service import Action, Drop, Publish, Send, Service
+from unidist.control.wire import Message
+
+BEATS_PER_LIMIT = 5
+"""How often within the heartbeat limit each end says that it is alive."""
+
+
+@dataclass(frozen=True)
+class HostCame:
+    """The agent of a host has come; `facts` is what it says of its host."""
+
+    host: int
+    facts: Message
+
+
+@dataclass(frozen=True)
+class HostSaid:
+    """The agent of a host sent a message that is not the coordinator's own business."""
+
+    host: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """The agent of a host is gone, and did not say goodbye."""
+
+    host: int
+    reason: str
+
+
+@dataclass
+class _Agent:
+    host: int
+    heard: float
+    beat: float
+
+
+@dataclass(frozen=True)
+class _Rank:
+    generation: int
+    epoch: int
+    rank: int
+    node_rank: int
+
+
+class Coordinator(Service):
+    """Decides for one job; publishes `HostCame`, `HostSaid` and `HostLost`.
+
+    Args:
+        num_hosts: number of agents that may come.
+        world_size: number of ranks of the first generation.
+        heartbeat: an agent from which nothing comes for longer is lost.
+    """
+
+    def __init__(self, *, num_hosts: int, world_size: int, heartbeat: timedelta) -> None:
+        self.generation = 0
+        """The generation that counts."""
+        self._num_hosts = num_hosts
+        self._world_size = world_size
+        self._limit = heartbeat.total_seconds()
+        self._agents: dict[int, _Agent] = {}
+        self._gone: set[int] = set()
+        self._ranks: dict[int, _Rank] = {}
+        self._meetings: dict[int, Meeting] = {}
+
+    # What the launcher asks for, in the server's thread.
+
+    def tell(self, message: Message, hosts: Iterable[int] | None = None) -> Iterator[Action]:
+        """Send a message to the agents of `hosts` (default: all that are there)."""
+        wanted = None if hosts is None else set(hosts)
+        for peer, agent in self._agents.items():
+            if wanted is None or agent.host in wanted:
+                yield Send(peer, message)
+
+    def begin_generation(self, world_size: int) -> Iterator[Action]:
+        """Begin the next generation: whoever waits in a meeting of the old one is told, and it is never heard again."""
+        ended = self.generation
+        for meeting in self._meetings.values():
+            yield from meeting.fail("PeerLostError", f"generation {ended} of this job has ended", ())
+        self._meetings.clear()
+        self.generation += 1
+        self._world_size = world_size
+
+    # What comes in.
+
+    def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
+        """See `Service.received`."""
+        kind = message["type"]
+        if peer in self._agents:
+            self._agents[peer].heard = now
+            if kind == "goodbye":
+                self._gone.add(self._agents.pop(peer).host)
+            elif kind != "beat":
+                yield Publish(HostSaid(self._agents[peer].host, message))
+        elif kind == "agent":
+            yield from self._welcome_agent(peer, message, now)
+        elif kind == "rank":
+            yield from self._welcome_rank(peer, message)
+        elif peer in self._ranks:
+            yield from self._serve(peer, self._ranks[peer], message)
+        elif kind == "leave":
+            return  # it had no place, or has left
+        else:
+            yield Drop(peer, f"sent {kind!r} before it said who it is")
+
+    def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
+        """See `Service.lost`."""
+        if peer in self._agents:
+            yield from self._lose_host(peer, f"its connection ended ({reason})")
+        elif peer in self._ranks:
+            yield from self._lose_rank(peer, reason)
+
+    def tick(self, now: float) -> Iterator[Action]:
+        """See `Service.tick`."""
+        for peer, agent in list(self._agents.items()):
+            silent = now - agent.heard
+            if silent > self._limit:
+                yield from self._lose_host(peer, f"nothing was heard of it for {silent:.1f} seconds")
+                yield Drop(peer, f"no heartbeat for {silent:.1f} seconds")
+            elif now - agent.beat >= self._limit / BEATS_PER_LIMIT:
+                agent.beat = now
+                yield Send(peer, {"type": "beat"})
+
+    def _welcome_agent(self, peer: int, message: Message, now: float) -> Iterator[Action]:
+        host = int(message["host"])
+        if not 0 <= host < self._num_hosts or host in self._gone or host in (a.host for a in self._agents.values()):
+            yield Send(peer, refusal(f"host {host} is not awaited, or has come before"))
+            yield Drop(peer, f"agent of host {host}, which is not awaited")
+            return
+        self._agents[peer] = _Agent(host, heard=now, beat=now)
+        yield Publish(HostCame(host, message))
+
+    def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
+        host = self._agents.pop(peer).host
+        self._gone.add(host)
+        yield Publish(HostLost(host, reason))
+        for each in [each for each, rank in self._ranks.items() if rank.node_rank == host]:
+            yield from self._lose_rank(each, f"its host was lost: {reason}")
+
+    def _welcome_rank(self, peer: int, message: Message) -> Iterator[Action]:
+        rank = _Rank(*(int(message[name]) for name in ("generation", "epoch", "rank", "node_rank")))
+        if rank.generation != self.generation:
+            yield Send(peer, self._stale(rank))
+            return
+        world_size = int(message["world_size"])
+        if world_size != self._world_size or not 0 <= rank.rank < world_size:
+            yield Send(
+                peer, refusal(f"rank {rank.rank} of {world_size} has no place in this job of {self._world_size} ranks")
+            )
+            return
+        meeting = self._meetings.setdefault(rank.epoch, Meeting(world_size))
+        if meeting.has(rank.rank):
+            yield Send(peer, refusal(f"rank {rank.rank} is there already: another process has the same rank"))
+            return
+        self._ranks[peer] = rank
+        yield from meeting.join(rank.rank, peer)
+
+    def _serve(self, peer: int, rank: _Rank, message: Message) -> Iterator[Action]:
+        kind = message["type"]
+        if kind == "leave":
+            del self._ranks[peer]
+        if int(message["generation"]) != self.generation or rank.generation != self.generation:
+            if kind != "leave":
+                yield Send(peer, self._stale(rank))
+            return
+        meeting = self._meetings[rank.epoch]
+        if kind == "give":
+            yield from meeting.give(rank.rank, int(message["round"]), str(message["payload"]))
+        elif kind == "give_up":
+            yield from meeting.give_up(rank.rank, int(message["round"]))
+        elif kind == "leave":
+            meeting.leave(rank.rank)
+            if meeting.is_over:
+                del self._meetings[rank.epoch]
+        else:
+            raise ValueError(f"unknown message {kind!r}")
+
+    def _lose_rank(self, peer: int, reason: str) -> Iterator[Action]:
+        rank = self._ranks.pop(peer)
+        meeting = self._meetings.get(rank.epoch)
+        if rank.generation == self.generation and meeting is not None:
+            yield from meeting.lose(rank.rank, reason)
+
+    def _stale(self, rank: _Rank) -> Message:
+        return {
+            "type": "failed",
+            "kind": "PeerLostError",
+            "text": (
+                f"rank {rank.rank} belongs to generation {rank.generation} of this job, which is at {self.generation}: "
+                "it was taken for lost, and the others have gone on without it"
+            ),
+            "ranks": [rank.rank],
+        }

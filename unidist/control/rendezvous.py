@@ -1,0 +1,146 @@
+"""Rendezvous of the ranks of several hosts, over the job's control server."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from unidist.control.client import ControlClient
+from unidist.control.connection import Address, ConnectionLost
+from unidist.control.meeting import MAX_PAYLOAD_BYTES
+from unidist.control.wire import Message, WireError
+from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
+from unidist.rendezvous import Contribution, Rendezvous
+from unidist.topology import Topology
+
+_LEAVE_SEC = 1.0
+_ANSWER_SEC = 5.0
+_ERRORS: dict[str, type[PeerLostError]] = {"StalledError": StalledError, "PeerLostError": PeerLostError}
+
+
+@dataclass(frozen=True)
+class MeetingPlace:
+    """Where the ranks of a job on several hosts meet.
+
+    Args:
+        server: address of the control server.
+        host_address: address at which the other hosts reach this one.
+        generation: membership of the world that this process belongs to.
+    """
+
+    server: Address
+    host_address: str
+    generation: int = 0
+
+
+class ControlRendezvous(Rendezvous):
+    """Connects the ranks of a job; each has a connection to the control server, and none to the others.
+
+    Args:
+        place: where they meet.
+        topology: this process's place.
+        epoch: number of this `init()` in the process; equal on all ranks.
+        secret: the job's secret.
+        timeout: longest wait for all ranks to come.
+
+    Raises:
+        StalledError: ranks are missing after `timeout`, or the server does not answer; names them.
+        PeerLostError: a rank came and died, this process's generation has ended, or the launcher is gone.
+        ConfigurationError: this process has no place in the job.
+    """
+
+    def __init__(
+        self, place: MeetingPlace, topology: Topology, *, epoch: int, secret: bytes, timeout: timedelta
+    ) -> None:
+        self.address = place.host_address
+        self._rank = topology.rank
+        self._generation = place.generation
+        self._round = 0
+        self._where = f"the job's control server at {place.server[0]}:{place.server[1]}"
+        try:
+            self._client = ControlClient(place.server, secret, timeout=timeout.total_seconds())
+        except TimeoutError:
+            raise StalledError(f"init: rank {self._rank} got no answer of {self._where}") from None
+        except (ConnectionLost, WireError) as exc:
+            raise PeerLostError(
+                f"init: rank {self._rank} cannot use {self._where}: {exc}. Has the launcher ended?"
+            ) from exc
+        try:
+            self._send(
+                {
+                    "type": "rank",
+                    "epoch": epoch,
+                    "rank": topology.rank,
+                    "node_rank": topology.node_rank,
+                    "world_size": topology.world_size,
+                },
+                time.monotonic() + timeout.total_seconds(),
+            )
+            self._receive("joined", time.monotonic() + timeout.total_seconds())
+            self.allgather(b"", timeout=timeout)
+        except BaseException:
+            self._client.close()
+            raise
+
+    def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
+        """See `Rendezvous.allgather`; descriptors cannot travel between hosts."""
+        if fds:
+            raise UsageError("open descriptors cannot be given to other hosts")
+        if len(payload) >= MAX_PAYLOAD_BYTES:
+            raise ValueError(f"a contribution is at most {MAX_PAYLOAD_BYTES} bytes")
+        deadline = time.monotonic() + timeout.total_seconds()
+        number, self._round = self._round, self._round + 1
+        self._send({"type": "give", "round": number, "payload": base64.b64encode(payload).decode()}, deadline)
+        answer = self._gathered(number, deadline)
+        return [Contribution(base64.b64decode(item)) for item in answer["payloads"]]
+
+    def close(self) -> None:
+        """Say goodbye and close the connection."""
+        with contextlib.suppress(PeerLostError):  # there may be nobody left to tell
+            self._send({"type": "leave"}, time.monotonic() + _LEAVE_SEC)
+        self._client.close()
+
+    def _gathered(self, number: int, deadline: float) -> Message:
+        try:
+            return self._next("gathered", deadline)
+        except TimeoutError:
+            # Ask who is missing. The answer comes as an error, or is what we waited for after all.
+            late = time.monotonic() + _ANSWER_SEC
+            self._send({"type": "give_up", "round": number}, late)
+            return self._receive("gathered", late)
+
+    def _send(self, message: Message, deadline: float) -> None:
+        try:
+            self._client.send(
+                {**message, "generation": self._generation}, timeout=max(0.001, deadline - time.monotonic())
+            )
+        except (ConnectionLost, OSError) as exc:
+            raise PeerLostError(f"rank {self._rank} lost {self._where}: {exc}") from exc
+
+    def _receive(self, kind: str, deadline: float) -> Message:
+        try:
+            return self._next(kind, deadline)
+        except TimeoutError:
+            raise StalledError(f"init: rank {self._rank} got no answer of {self._where}") from None
+
+    def _next(self, kind: str, deadline: float) -> Message:
+        try:
+            message = self._client.receive(timeout=max(0.0, deadline - time.monotonic()))
+        except (ConnectionLost, WireError) as exc:
+            raise PeerLostError(f"rank {self._rank} lost {self._where}: {exc}") from exc
+        if message["type"] == "failed":
+            raise _told_error(message)
+        if message["type"] != kind:
+            raise PeerLostError(f"rank {self._rank}: {self._where} answered {message['type']!r} instead of {kind!r}")
+        return message
+
+
+def _told_error(message: Message) -> Exception:
+    kind, text = str(message["kind"]), str(message["text"])
+    if kind in _ERRORS:
+        return _ERRORS[kind](text, ranks=message["ranks"])
+    return ConfigurationError(text)

@@ -1,0 +1,58 @@
+"""What a control server serves: decisions without input and output.
+
+A service is told what came and returns what shall be done about it. So everything that a coordinator decides can
+be tested without a socket, a thread or a clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unidist.control.wire import Message
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a peer; nothing happens if it is gone."""
+
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Close the connection to a peer, after what was sent to it; `Service.lost` is not called for it."""
+
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Hand an event to whoever holds the server; any object."""
+
+    event: object
+
+
+Action = Send | Drop | Publish
+
+
+class Service(ABC):
+    """Decides; called by the server's thread only. Peers are numbers that are never used twice.
+
+    Times are seconds of `time.monotonic`.
+    """
+
+    @abstractmethod
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        """A peer that proved the secret sent a message. A KeyError, TypeError or ValueError drops the peer."""
+
+    @abstractmethod
+    def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
+        """A peer that had sent a message closed the connection, or cannot be reached."""
+
+    @abstractmethod
+    def tick(self, now: float) -> Iterable[Action]:
+        """Time has passed; called several times a second."""

@@ -1,0 +1,172 @@
+"""What travels between two ends of a control connection: a mutual proof of the secret, then authenticated frames.
+
+Pure: bytes in, messages and bytes out. A server speaks first:
+
+    server -> client   MAGIC, server nonce
+    client -> server   client nonce, HMAC(secret, "client", both nonces)
+    server -> client   HMAC(secret, "server", both nonces)
+
+After that each direction has a key of its own, made from the secret and both nonces. A frame is its length (4
+bytes), an HMAC-SHA256 over the frame's number in this direction and its payload, and the payload: one JSON object.
+So a frame cannot be forged, repeated, left out or moved to another connection. It can be read: nothing here is
+encrypted. Until the proof is complete an end accepts a fixed number of bytes, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import struct
+from enum import Enum, auto
+from typing import Any
+
+from unidist.errors import UnidistError
+
+Message = dict[str, Any]
+"""One JSON object; its "type" says which."""
+
+MAGIC = b"unidist\x01"
+MAX_FRAME_BYTES = 32 << 20
+"""Longest payload that is accepted; a frame that says to be longer ends the connection before it is read."""
+
+_NONCE_BYTES = 32
+_TAG_BYTES = 32
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!Q")
+
+
+class WireError(UnidistError):
+    """The other end does not keep to the protocol, or does not know the secret. The connection is of no more use."""
+
+
+class _Stage(Enum):
+    GREETING = auto()  # the client waits for the server's nonce
+    PROOF = auto()  # waiting for the other's proof
+    OPEN = auto()
+
+
+class Wire:
+    """One end of a connection.
+
+    Args:
+        secret: the job's secret, at least one byte.
+        is_server: this end accepted the connection.
+    """
+
+    def __init__(self, secret: bytes, *, is_server: bool) -> None:
+        if not secret:
+            raise ValueError("a control connection needs a secret")
+        self._secret = secret
+        self._is_server = is_server
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._their_nonce = b""
+        self._received = bytearray()
+        self._output = bytearray()
+        self._keys = (b"", b"")  # for what is sent, for what is received
+        self._numbers = [0, 0]
+        self._stage = _Stage.PROOF if is_server else _Stage.GREETING
+        if is_server:
+            self._output += MAGIC + self._nonce
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether both ends have proved that they know the secret."""
+        return self._stage is _Stage.OPEN
+
+    def take_output(self) -> bytes:
+        """Return what is to be sent now, and forget it."""
+        data = bytes(self._output)
+        self._output.clear()
+        return data
+
+    def send(self, message: Message) -> None:
+        """Add a message to the output.
+
+        Raises:
+            ValueError: it is longer than MAX_FRAME_BYTES.
+        """
+        assert self.is_open, "messages travel after the handshake"
+        payload = json.dumps(message, separators=(",", ":")).encode()
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ValueError(f"a control message is at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
+        self._output += _LENGTH.pack(len(payload)) + self._tag(0, payload) + payload
+        self._numbers[0] += 1
+
+    def receive(self, data: bytes) -> list[Message]:
+        """Take bytes from the other end and return the messages that they complete.
+
+        Raises:
+            WireError: see there; says what was wrong.
+        """
+        self._received += data
+        if self._stage is _Stage.GREETING:
+            self._read_greeting()
+        if self._stage is _Stage.PROOF:
+            self._read_proof()
+        messages = []
+        while self._stage is _Stage.OPEN and (message := self._read_frame()) is not None:
+            messages.append(message)
+        return messages
+
+    def _read_greeting(self) -> None:
+        if not MAGIC.startswith(bytes(self._received[: len(MAGIC)])):
+            raise WireError("this is no control server of unidist, or one of another version")
+        greeting = self._take(len(MAGIC) + _NONCE_BYTES)
+        if greeting is not None:
+            self._their_nonce = greeting[len(MAGIC) :]
+            self._output += self._nonce + self._proof(b"client")
+            self._stage = _Stage.PROOF
+
+    def _read_proof(self) -> None:
+        if self._is_server:
+            answer = self._take(_NONCE_BYTES + _TAG_BYTES)
+            if answer is None:
+                return
+            self._their_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+            expected = self._proof(b"client")
+        else:
+            taken = self._take(_TAG_BYTES)
+            if taken is None:
+                return
+            proof, expected = taken, self._proof(b"server")
+        if not hmac.compare_digest(proof, expected):
+            raise WireError("the other end does not know the job's secret")
+        if self._is_server:
+            self._output += self._proof(b"server")
+        to_server, to_client = self._proof(b"to server"), self._proof(b"to client")
+        self._keys = (to_client, to_server) if self._is_server else (to_server, to_client)
+        self._stage = _Stage.OPEN
+
+    def _read_frame(self) -> Message | None:
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        if length > MAX_FRAME_BYTES:
+            raise WireError(f"a message says to have {length} bytes; {MAX_FRAME_BYTES} are allowed")
+        frame = self._take(_LENGTH.size + _TAG_BYTES + length)
+        if frame is None:
+            return None
+        tag, payload = frame[_LENGTH.size : _LENGTH.size + _TAG_BYTES], frame[_LENGTH.size + _TAG_BYTES :]
+        if not hmac.compare_digest(tag, self._tag(1, payload)):
+            raise WireError("a message was changed on its way, or is not from the other end")
+        self._numbers[1] += 1
+        message = json.loads(payload)
+        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+            raise WireError("a message is no JSON object with a type")
+        return message
+
+    def _take(self, count: int) -> bytes | None:
+        """Return the next `count` bytes, None while there are fewer."""
+        if len(self._received) < count:
+            return None
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+    def _proof(self, role: bytes) -> bytes:
+        server, client = (self._nonce, self._their_nonce) if self._is_server else (self._their_nonce, self._nonce)
+        return hmac.digest(self._secret, role + b"\0" + server + client, "sha256")
+
+    def _tag(self, direction: int, payload: bytes) -> bytes:
+        return hmac.digest(self._keys[direction], _NUMBER.pack(self._numbers[direction]) + payload, "sha256")
