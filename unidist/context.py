@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from unidist import engine_choice
 from unidist.announcements import Announcements
@@ -31,6 +31,16 @@ from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist")
+
+
+class Owned(Protocol):
+    """What a context can own, see `Context.owned`."""
+
+    def close(self) -> None:
+        """Give back what it holds, and wait for its threads. Must not raise."""
+
+
+OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 class Context:
@@ -58,6 +68,7 @@ class Context:
         self._closers: list[Callable[[], None]] = []
         self._worlds: dict[str, Communicator] = {}
         self._axes: dict[tuple[str, str], Communicator] = {}
+        self._owned: dict[Any, Any] = {}
         self.recorder = Recorder()
         if settings.timeline is not None:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
@@ -120,6 +131,21 @@ class Context:
                 "give strategies that claim mesh axes on the command line (--strategy)"
             )
         return plan
+
+    def owned(self, kind: Callable[[Context], OwnedT]) -> OwnedT:
+        """Return the one object of a class that belongs to this runtime; made when first asked for.
+
+        Its `close` is called at `shutdown`, before the communicators are closed.
+        """
+        if kind not in self._owned:
+            self._owned[kind] = made = kind(self)
+            self._closers.append(made.close)
+        found: OwnedT = self._owned[kind]
+        return found
+
+    def duplicate_world(self) -> Communicator:
+        """Return another communicator over all ranks, independent of all others. Collective."""
+        return self._duplicate_world()
 
     @property
     def timeline(self) -> Timeline | None:

@@ -1,10 +1,11 @@
 """What takes part in checkpoints: models and optimizers as the checkpoint sees them. The interface.
 
 `save(path, model, optimizer)` asks for the state of each: `kept_state(object)`, which a plugin provides, else the
-framework adapter's own for ordinary models and optimizers. A plugin provides it by being (or by carrying, in the
-attribute `_unidist`, where a bound optimizer has its binding) a `KeepsState`. A plugin that only cuts or moves
-parameters (tensor and pipeline parallelism) makes the model carry a `PlacesParameters` instead; the adapter's own
-state, and sharded optimizers, then know where this rank's parameters belong.
+framework adapter's own for ordinary models and optimizers. A plugin provides it by being a `KeepsState`, or by
+carrying one in the attribute `_unidist`, where a bound optimizer has its binding; what is carried may also be a
+`HasKeptState`, which is asked for it. A plugin that only cuts or moves parameters (tensor and pipeline parallelism)
+makes the model carry a `PlacesParameters` instead; the adapter's own state, and sharded optimizers, then know where
+this rank's parameters belong.
 """
 
 from __future__ import annotations
@@ -103,6 +104,54 @@ class KeepsState(ABC):
         """
 
 
+class MemoryState(KeepsState):
+    """The trivial state: pieces in host memory, which are saved from there and loaded to there.
+
+    Args:
+        held: this rank's pieces.
+        plain: plain values.
+
+    Attributes:
+        loaded: the plain values that were loaded.
+    """
+
+    def __init__(self, held: Sequence[Piece], plain: Mapping[str, Plain] | None = None) -> None:
+        self._held = held
+        self._plain = dict(plain or {})
+        self.loaded: dict[str, Any] = {}
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `KeepsState.pieces`."""
+        return self._held
+
+    def values(self) -> dict[str, Plain]:
+        """See `KeepsState.values`."""
+        return self._plain
+
+    def check(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.check`."""
+        section.match(self._tensors(), strict=strict)
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`."""
+        there = {info.name for info in self._tensors()} & section.tensors.keys()
+        for piece in self._held:
+            if piece.tensor.name in there:
+                section.read(piece.tensor.name, piece.part, piece.memory)
+        self.loaded = section.values
+
+    def _tensors(self) -> list[TensorInfo]:
+        return list(dict.fromkeys(piece.tensor for piece in self._held))
+
+
+class HasKeptState(ABC):
+    """Power of what an object carries: may have a state of its own kind for it."""
+
+    @abstractmethod
+    def kept_state(self) -> KeepsState | None:
+        """Return it; None leaves the object to the framework adapter. Called for each save and load."""
+
+
 class PlacesParameters(ABC):
     """Power of what a partitioned model carries: knows where this rank's parameters belong in the whole model."""
 
@@ -124,6 +173,8 @@ def kept_state(value: Any) -> KeepsState | None:
     for candidate in (value, _carried(value)):
         if isinstance(candidate, KeepsState):
             return candidate
+        if isinstance(candidate, HasKeptState):
+            return candidate.kept_state()
     return None
 
 

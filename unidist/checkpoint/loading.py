@@ -1,0 +1,121 @@
+"""Loading: every rank reads what it needs, after all have found that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unidist.checkpoint import directory
+from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.mapping import MappedSection, NameMapping
+from unidist.checkpoint.reader import Checkpoint, Convert
+from unidist.checkpoint.state import KeepsState, SavedSection
+from unidist.communicator import Communicator
+from unidist.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What is asked of a load, alike on every rank.
+
+    Args:
+        path: folder of a checkpoint, or of a series, whose latest complete one is loaded.
+        strict: a tensor that only one of checkpoint and model has is an error; else what both have is loaded.
+        mapping: names of the checkpoint for those of the model, where they differ.
+    """
+
+    path: Path
+    strict: bool = True
+    mapping: NameMapping = field(default_factory=lambda: NameMapping({}))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        path: the folder of the checkpoint.
+        step: its number in its series, or None.
+        extra: what was given to `save` as `extra`; `{}` if nothing was.
+        facts: what the index says of the job that saved it.
+    """
+
+    path: Path
+    step: int | None
+    extra: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def load(
+    communicator: Communicator,
+    options: LoadOptions,
+    states: Callable[[Checkpoint], Mapping[str, KeepsState]],
+    *,
+    convert: Convert | None,
+    report: Callable[[str], None],
+) -> Checkpoint:
+    """Load. Collective: every rank calls it alike. Nothing is changed on any rank unless it fits on all.
+
+    Args:
+        communicator: over all ranks.
+        options: equal on every rank.
+        states: what to load into, by section; it may raise.
+        convert: see `Checkpoint`.
+        report: warns of what was not loaded.
+
+    Returns:
+        The checkpoint, closed; its index can be looked at.
+
+    Raises:
+        CheckpointError: there is none, it is damaged or incomplete, or it does not fit, on this or another rank. If
+            damage is found while data are read, the model is in part overwritten.
+        UsageError: the ranks ask for different things.
+    """
+    what = f"the checkpoint {options.path} cannot be loaded"
+    folder: Path | None = None
+    error: Exception | None = None
+    if communicator.rank == 0:
+        try:
+            folder = directory.find(options.path)
+        except Exception as exc:  # of whatever kind: the others must hear of it
+            error = exc
+    gathered = agree(communicator, (options.path, options.strict, folder), error, what)
+    for rank, (path, strict, _) in enumerate(gathered):
+        if (path, strict) != gathered[0][:2]:
+            raise UsageError(
+                f"the ranks load differently: {gathered[0][0]} (strict={gathered[0][1]}) on rank 0, {path} "
+                f"(strict={strict}) on rank {rank}"
+            )
+    folder = gathered[0][2]
+    assert folder is not None
+    with ExitStack() as stack:
+        checkpoint: Checkpoint | None = None
+        parts: list[tuple[KeepsState, SavedSection]] = []
+        try:
+            checkpoint = stack.enter_context(Checkpoint(folder, convert=convert, report=report))
+            for name, state in states(checkpoint).items():
+                section = _mapped(checkpoint, name, options.mapping)
+                state.check(section, strict=options.strict)
+                parts.append((state, section))
+        except Exception as exc:
+            error = exc
+        agree(communicator, None, error, what)
+        try:
+            for state, section in parts:
+                state.load(section, strict=options.strict)
+        except Exception as exc:
+            error = exc
+        agree(communicator, None, error, what)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def _mapped(checkpoint: Checkpoint, name: str, mapping: NameMapping) -> SavedSection:
+    section = checkpoint.section(name)
+    if not mapping.sources:
+        return section
+    what = f"section {name!r} of {checkpoint.folder}, mapped,"
+    return MappedSection(section, mapping, convert=checkpoint.convert, what=what, report=checkpoint.report)

@@ -1,0 +1,250 @@
+"""Saving: every rank writes its share, rank 0 the index, and what is complete is renamed into its place.
+
+Ranks exchange what they hold, then, on a communicator of their own and where asked for on a thread of their own,
+whether they have written it. What goes wrong on one rank is so an error on all: nobody waits for a rank that gave up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unidist.checkpoint import directory, index
+from unidist.checkpoint.agreement import DiskError, agree
+from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.save_request import SaveHandle, SaveOptions
+from unidist.checkpoint.shard import sync
+from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.writing import Offer, Written, assign, check_offers, make_index, snapshot, write
+from unidist.communicator import Communicator
+from unidist.errors import UnidistError, UsageError
+
+_log = logging.getLogger("unidist")
+
+States = Callable[[], Mapping[str, KeepsState]]
+"""Makes the sections of a checkpoint, on this rank. It may raise."""
+
+
+class Saver:
+    """Saves checkpoints for one runtime, one after another.
+
+    Args:
+        communicator: over all ranks, of its own; a thread uses it while something is saved asynchronously.
+        facts: what the index says of the job.
+    """
+
+    def __init__(self, communicator: Communicator, facts: Mapping[str, Any]) -> None:
+        self.communicator = communicator
+        self._facts = dict(facts)
+        self._pending: SaveHandle | None = None
+        self._thread: threading.Thread | None = None
+
+    def save(self, options: SaveOptions, states: States, facts: Mapping[str, Any]) -> SaveHandle:
+        """Save. Collective: every rank calls it alike. One that is still going on is waited for.
+
+        Args:
+            options: equal on every rank.
+            states: what to save.
+            facts: what else the index shall say.
+
+        Raises:
+            CheckpointError: it cannot be saved; or the earlier asynchronous save could not, and nobody has heard of it.
+            UsageError: the options or the state are at fault, or ranks ask for different things.
+        """
+        handle = SaveHandle(options.target)
+        handle.on_error = options.on_error
+        previous = self._join()
+        what = f"the checkpoint {options.target} cannot be saved"
+        try:
+            own, offers = self._offer(options, states, previous, what)
+        except DiskError as exc:
+            self._note(handle, exc)
+            return handle
+        error: Exception | None = None
+        if options.asynchronous:
+            try:
+                own = snapshot(own)
+            except Exception as exc:  # MemoryError above all: the others must hear of it
+                error = exc
+        finish = _Finish(self.communicator, options, own, offers, {**self._facts, **facts}, what, error)
+        if not options.asynchronous:
+            try:
+                finish.run()
+            except DiskError as exc:
+                self._note(handle, exc)
+                return handle
+            handle.end()
+            return handle
+        self._pending = handle
+
+        def main() -> None:
+            try:
+                finish.run()
+            except Exception as exc:  # raised where the script waits for it
+                if isinstance(exc, DiskError) and options.on_error == "warn":
+                    self._warn(exc)
+                handle.end(exc)
+            else:
+                handle.end()
+
+        self._thread = threading.Thread(target=main, name="unidist-checkpoint", daemon=True)
+        self._thread.start()
+        return handle
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved; errors stay with their handles."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait until nothing is being saved, and log an error that nobody has heard of."""
+        error = self._join()
+        if error is not None:
+            _log.error("an asynchronous save failed: %s", error)
+
+    def _join(self) -> Exception | None:
+        """Wait for the earlier save; returns its error, if nobody has heard of it yet."""
+        self.wait()
+        handle, self._pending = self._pending, None
+        return None if handle is None else handle.take_error()
+
+    def _offer(
+        self, options: SaveOptions, states: States, previous: Exception | None, what: str
+    ) -> tuple[list[tuple[str, Piece]], list[Offer]]:
+        """Tell all ranks what this one holds, and make the folder; returns what this rank writes, and all offers."""
+        pieces: list[tuple[str, Piece]] = []
+        offer: Offer | None = None
+        error = previous
+        if error is None:
+            try:
+                made = states()
+                values = {name: plain(state.values(), name) for name, state in made.items()}
+                for name, state in made.items():
+                    held = [piece for piece in state.pieces() if piece.part.count or not piece.tensor.count]
+                    pieces += [(name, piece) for piece in held]
+                offer = Offer(tuple((name, piece.tensor, piece.part) for name, piece in pieces), values)
+                if self.communicator.rank == 0:
+                    directory.begin(options.target)
+            except Exception as exc:  # of whatever kind: the others must hear of it
+                error = exc
+        try:
+            gathered = agree(self.communicator, (options, offer), error, what)
+        except UnidistError:
+            if self.communicator.rank == 0:
+                directory.abandon(options.target)
+            raise
+        for rank, (theirs, _) in enumerate(gathered):
+            if theirs != gathered[0][0]:
+                raise UsageError(
+                    f"the ranks ask for different saves: {gathered[0][0]} on rank 0, {theirs} on rank {rank}"
+                )
+        offers: list[Offer] = [each for _, each in gathered]
+        check_offers(offers)
+        return [pieces[position] for position in assign(offers)[self.communicator.rank]], offers
+
+    def _note(self, handle: SaveHandle, error: DiskError) -> None:
+        """Raise, or warn and go on, as the script has asked."""
+        handle.end(error)
+        if handle.on_error == "raise":
+            handle.take_error()
+            raise error
+        self._warn(error)
+
+    def _warn(self, error: DiskError) -> None:
+        if self.communicator.rank == 0:
+            _log.warning("%s. Training goes on without this checkpoint (on_error='warn').", error)
+
+
+class _Finish:
+    """The second half of a save: write, agree, put into place. Runs on the caller's thread or on one of its own."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        options: SaveOptions,
+        pieces: Sequence[tuple[str, Piece]],
+        offers: Sequence[Offer],
+        facts: Mapping[str, Any],
+        what: str,
+        error: Exception | None,
+    ) -> None:
+        self._communicator = communicator
+        self._options = options
+        self._pieces = pieces
+        self._offers = offers
+        self._facts = facts
+        self._what = what
+        self._error = error
+
+    def run(self) -> None:
+        """Raise what any rank has met, on every rank; then nothing is left of what was written."""
+        communicator = self._communicator
+        path = self._options.target
+        try:
+            written: Written | None = None
+            error = self._error
+            if error is None:
+                try:
+                    name = f"shard-{communicator.rank:05d}-of-{communicator.size:05d}.safetensors"
+                    written = write(_visible(directory.writing(path)), name, self._pieces)
+                except Exception as exc:  # of whatever kind: the others must hear of it
+                    error = exc
+            gathered: list[Written] = agree(communicator, written, error, self._what)
+            error = None
+            if communicator.rank == 0:
+                try:
+                    self._complete(gathered)
+                except Exception as exc:
+                    error = exc
+            agree(communicator, None, error, self._what)
+        except UnidistError:
+            if communicator.rank == 0:
+                directory.abandon(path)
+            raise
+        finally:
+            self._pieces = ()  # a snapshot is large
+
+    def _complete(self, written: Sequence[Written]) -> None:
+        path = self._options.target
+        folder = directory.writing(path)
+        facts = {
+            **self._facts,
+            "step": self._options.step,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        text = make_index(self._offers, written, facts).to_json()
+        (folder / index.NAME).write_text(text, encoding="utf-8")
+        sync(folder / index.NAME)
+        directory.commit(path)
+        if self._options.keep is not None:
+            directory.prune(self._options.path, self._options.keep)
+
+
+def plain(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return values as JSON gives them back: tuples are lists.
+
+    Raises:
+        UsageError: there is something that JSON does not have.
+    """
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(values))
+    except (TypeError, ValueError) as exc:
+        raise UsageError(
+            f"section {section!r} has values that are not plain: {exc}. Numbers, texts, booleans, None, lists, and "
+            "dicts with texts for keys can be saved; and tensors."
+        ) from exc
+    return found
+
+
+def _visible(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            2, "rank 0 has made this folder, but it is not seen here: all ranks need one file system", str(folder)
+        )
+    return folder
