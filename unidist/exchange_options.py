@@ -29,6 +29,7 @@ class ExchangeOptions:
             parameters among the optimizer's. What is in no group is packed as suits the engine.
         sparse_as_dense: sparse gradients are exchanged in a bucket like dense ones, and made sparse again.
         bucket_bytes: size of a bucket; None leaves it to the strategy.
+        whole_tensors: where gradients are shared out, each parameter's stays in one piece: the optimizer needs that.
     """
 
     compressor: GradientCompressor | None = None
@@ -37,6 +38,7 @@ class ExchangeOptions:
     groups: int | tuple[tuple[int, ...], ...] | None = None
     sparse_as_dense: bool = False
     bucket_bytes: int | None = None
+    whole_tensors: bool = False
 
     def __post_init__(self) -> None:
         if not self.predivide_factor > 0:

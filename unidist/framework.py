@@ -55,6 +55,13 @@ class Framework(ABC):
     def multiply(self, buffer: Buffer, factor: float) -> None:
         """Multiply every element of a floating-point or complex buffer by `factor`, in place."""
 
+    def add(self, source: Buffer, target: Buffer) -> None:
+        """Add the elements of `source` to those of `target`, of the same type and kind of memory."""
+        from unidist.algorithms._reduce import reduce_into
+        from unidist.communicator import ReduceOp
+
+        reduce_into(target, source, ReduceOp.SUM)
+
     @abstractmethod
     def convert(self, source: Buffer, target: Buffer) -> None:
         """Write the elements of `source` to `target`, rounded to its type; floating point, one kind of memory."""

@@ -82,16 +82,21 @@ class GradientExchange(ABC):
         pending_factor: what the reduced gradients remain to be multiplied by where `reduced` says that they are
             deferred; set by `Update.conclude`, for the inner step that follows.
         bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
+        moves: places change from pass to pass: ask `buffer` for each gradient, just before it is written.
+        reduces_each_pass: each backward pass of a window is a round of its own: `ready` is called in all of them,
+            `end_pass` after each but the last. What comes out is added up over the passes.
     """
 
     parameters: tuple[ParameterInfo, ...]
     scale: float = 1.0
     pending_factor: float = 1.0
     bucket_bytes: int | None = None
+    moves: bool = False
+    reduces_each_pass: bool = False
 
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
-        """Return the place for the gradient of parameter `index`; the same memory all the time."""
+        """Return the place for the gradient of parameter `index`; the same memory all the time, unless it `moves`."""
 
     @abstractmethod
     def ready(self, index: int) -> None:
@@ -109,6 +114,10 @@ class GradientExchange(ABC):
             scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
             notice: 0 to 255; every rank learns the largest of all ranks.
         """
+
+    def end_pass(self) -> None:
+        """Complete a pass that is not the last of its window; only of an exchange that `reduces_each_pass`. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} reduces a window once")
 
     @abstractmethod
     def reduced(self) -> ReducedGradients:

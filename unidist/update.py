@@ -123,6 +123,11 @@ class Update:
             self._communicator = self.options.communicator(self.context)
         return self._communicator
 
+    @property
+    def exchanges(self) -> Sequence[GradientExchange]:
+        """One for each call of `add_parameters`; parameters are numbered on from one to the next."""
+        return self._exchanges
+
     def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
         """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
         if not parameters and self._exchanges:
@@ -201,7 +206,7 @@ class Update:
 
     def has_gradient(self, index: int) -> bool:
         """Say whether the buffer of parameter `index` holds a gradient of the current window, to be added to."""
-        return self._passes[index] > 0
+        return self._passes[index] > 0 and not self._place[index][0].reduces_each_pass
 
     def is_last_pass(self, index: int) -> bool:
         """Say whether the pass that is computing the gradient of parameter `index` is the last of its window."""
@@ -222,7 +227,7 @@ class Update:
         self._dirty = True
         self.finished = False
         exchange, local = self._place[index]
-        if last:
+        if last or exchange.reduces_each_pass:
             exchange.ready(local)
         else:
             exchange.hold(local)
@@ -244,11 +249,32 @@ class Update:
         return not self.accumulation.stepwise or self._pass_index >= self.accumulation.passes - 1
 
     def begin_step(self) -> bool:
-        """Count a call of `step`; returns whether it shall update the parameters."""
+        """Count a call of `step`; returns whether it shall update the parameters.
+
+        Collective where `reduces_each_pass`.
+        """
         if not self.accumulation.stepwise or self.accumulation.passes == 1:
             return True
         self._pass_index += 1
-        return self._pass_index >= self.accumulation.passes
+        if self._pass_index >= self.accumulation.passes:
+            return True
+        self.end_pass()
+        return False
+
+    @property
+    def reduces_each_pass(self) -> bool:
+        """True: passes of a window that are not its last are exchanged too."""
+        return any(exchange.reduces_each_pass for exchange in self._exchanges)
+
+    def end_pass(self) -> None:
+        """Complete the exchange of a pass that is not the last of its window, where that is done. Collective."""
+        for exchange in self._exchanges:
+            if exchange.reduces_each_pass:
+                try:
+                    exchange.end_pass()
+                except PeerLostError as exc:
+                    self.context.report_failure(exc)
+                    raise
 
     def finish(
         self, *, notice: int = 0, scale: float | None = None, first_parameter: int = 0

@@ -1,0 +1,6 @@
+"""ZeRO: each rank keeps a share of the optimizer state, of the gradients, of the parameters.
+
+`plugin.py` registers the strategy of `strategy.py`. What lies where is in `_partition.py`, how gradients come there in
+`exchange.py`, how new parameters get to all in `gather.py`: none of them knows a framework. `_torch*.py` and
+`_tensorflow*.py` bind them.
+"""

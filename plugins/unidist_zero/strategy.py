@@ -1,0 +1,106 @@
+"""The strategy `zero=1|2`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from unidist.buckets import plan_buckets
+from unidist.buffer import HOST
+from unidist.errors import ConfigurationError
+from unidist.gradients import GradientExchange
+from unidist.mesh import DATA_AXIS
+from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy
+
+if TYPE_CHECKING:
+    from unidist.buckets import ParameterInfo
+    from unidist.context import Context
+    from unidist.exchange_options import ExchangeOptions
+    from unidist.framework import Framework
+
+HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflow"}
+"""For each framework the module whose function `half` makes the inner step of one optimizer."""
+
+
+@dataclass(frozen=True)
+class Zero(Strategy, GradientOwner, ShardsUpdates):
+    """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
+
+    Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
+    https://arxiv.org/abs/1910.02054). Stage 1 shares the optimizer's state, stage 2 the gradients too.
+
+    Args:
+        stage: 1 or 2.
+        bucket_mb: size of a gradient bucket in MiB; default: what suits the engine.
+        whole: "true" gives every parameter to one rank as a whole, which optimizers need that look at a parameter's
+            tensor (Muon, Adafactor); "false" cuts through parameters; "auto" tries the optimizer on a small one.
+        shard: ranks that share with each other, neighbours; the groups hold the same and add up their gradients.
+            Divides the data axis. Default: all of it.
+    """
+
+    name: ClassVar[str] = "zero"
+    axis: ClassVar[str | None] = DATA_AXIS
+    axis_order: ClassVar[int] = 50
+
+    stage: Literal[1, 2]
+    bucket_mb: float | None = None
+    whole: Literal["auto", "true", "false"] = "auto"
+    shard: int | None = None
+
+    def validate(self, plan: Plan) -> None:
+        """A stage that there is, sizes that fit."""
+        if self.stage not in (1, 2):
+            raise ConfigurationError(f"zero={self.stage}: there are the stages 1 and 2")
+        if self.bucket_mb is not None and self.bucket_mb <= 0:
+            raise ConfigurationError(f"zero:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
+        if self.whole not in ("auto", "true", "false"):
+            raise ConfigurationError(f"zero:whole={self.whole!r}; choices: auto, true, false")
+        size = plan.mesh.size(DATA_AXIS)
+        if self.shard is not None and (self.shard < 1 or size % self.shard):
+            raise ConfigurationError(
+                f"zero:shard={self.shard} does not divide the data axis of {size} ranks; choices: "
+                + ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            )
+
+    @property
+    def completes_in_backward(self) -> bool:
+        """False: there are no whole gradients that the script could look at after backward."""
+        return False
+
+    def make_exchange(
+        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
+    ) -> GradientExchange:
+        """See `GradientOwner.make_exchange`."""
+        from unidist_zero._lanes import make_lane
+        from unidist_zero._partition import partition
+        from unidist_zero.exchange import ReduceScatterExchange
+
+        options.check_supported_by(self.name)
+        everyone = options.communicator(context)
+        num_shards = self.shard or everyone.size
+        lanes = {HOST: make_lane(everyone, num_shards)}
+        for kind in sorted({parameter.memory for parameter in parameters} - {HOST}):
+            lanes[kind] = make_lane(options.communicator(context, memory=kind), num_shards)
+        lead = lanes[parameters[0].memory if parameters else HOST].shard
+        bucket_bytes = options.bucket_bytes or (int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None)
+        layouts = plan_buckets(parameters, bucket_bytes=bucket_bytes or lead.capabilities.bucket_bytes)
+        return ReduceScatterExchange(
+            parameters,
+            partition(layouts, num_shards, whole=options.whole_tensors),
+            framework=framework,
+            lanes=lanes,
+            everyone=everyone,
+            keeps_buckets=self.stage == 1,
+            recorder=context.recorder,
+        )
+
+    def half_for(self, framework: Framework) -> Any:
+        """See `ShardsUpdates.half_for`."""
+        module = HALVES.get(framework.name)
+        if module is None:
+            raise ConfigurationError(
+                f"zero has no half for the framework {framework.name!r}; it has for: {', '.join(sorted(HALVES))}"
+            )
+        return importlib.import_module(module).half(self)
