@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from click import Group
 
     from unidist.context import Context
-    from unidist.registry import CompressorSpec, EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
+    from unidist.registry import (
+        CompressorSpec,
+        EngineSpec,
+        FrameworkSpec,
+        LauncherSpec,
+        Registry,
+        ScheduleSpec,
+        StrategyType,
+    )
 
 hookspec = pluggy.HookspecMarker("unidist")
 
@@ -40,6 +48,11 @@ def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
 @hookspec
 def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
     """Register gradient compressors. Their modules import no framework and no numpy at the top."""
+
+
+@hookspec
+def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
+    """Register schedules of pipeline parallelism. Their modules import no framework and no numpy at the top."""
 
 
 @hookspec

@@ -18,7 +18,15 @@ import pluggy
 
 from unidist import hookspecs
 from unidist.errors import ConfigurationError, PluginError, unknown_choice
-from unidist.registry import CompressorSpec, EngineSpec, FrameworkSpec, LauncherSpec, Registry, StrategyType
+from unidist.registry import (
+    CompressorSpec,
+    EngineSpec,
+    FrameworkSpec,
+    LauncherSpec,
+    Registry,
+    ScheduleSpec,
+    StrategyType,
+)
 
 ENTRY_POINT_GROUP = "unidist"
 OWN_DISTRIBUTION = "unidist-train"
@@ -120,6 +128,11 @@ class PluginManager:
     def compressors(self) -> Registry[CompressorSpec]:
         """Every registered gradient compressor."""
         return self._collect(Registry("compression"), "unidist_register_compressors")
+
+    @cached_property
+    def schedules(self) -> Registry[ScheduleSpec]:
+        """Every registered schedule of pipeline parallelism."""
+        return self._collect(Registry("schedule"), "unidist_register_schedules")
 
     @cached_property
     def launchers(self) -> Registry[LauncherSpec]:

@@ -117,6 +117,29 @@ class CompressorSpec:
         return compressor
 
 
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """A schedule of pipeline parallelism, not yet imported.
+
+    Args:
+        name: the word in `schedule=`.
+        path: "module:function"; the function takes a `PipelineSize` and returns a `Schedule`, both of
+            `unidist_pipeline.schedule`. Its module is loaded by the launcher too: it imports no framework and no
+            numpy at the top.
+        summary: one line for lists.
+        stages_per_rank: stages on each rank if the user says nothing.
+    """
+
+    name: str
+    path: str
+    summary: str
+    stages_per_rank: int = 1
+
+    def load(self) -> object:
+        """Import and return the function; the plugin of pipelines, which calls it, checks that it is one."""
+        return _load(self.path, f"schedule {self.name!r}")
+
+
 class Spec(Protocol):
     """What a registry holds: anything with a name and a one-line summary."""
 

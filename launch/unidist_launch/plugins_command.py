@@ -43,6 +43,7 @@ def _registries(manager: PluginManager) -> dict[str, Registry[Any]]:
         "frameworks": manager.frameworks,
         "strategies": manager.strategies,
         "compressors": manager.compressors,
+        "schedules": manager.schedules,
         "launchers": manager.launchers,
     }
 
@@ -71,7 +72,7 @@ def _print_table(found: list[dict[str, Any]], disabled: list[str]) -> None:
     console = Console()
     table = Table("plugin", "distribution", "registers")
     for item in found:
-        kinds = ("engines", "frameworks", "strategies", "compressors", "launchers", "hooks")
+        kinds = ("engines", "frameworks", "strategies", "compressors", "schedules", "launchers", "hooks")
         lines = [f"{kind}: {', '.join(item[kind])}" for kind in kinds if item[kind]]
         lines += [f"[red]problem: {escape(problem)}[/red]" for problem in item["problems"]]
         table.add_row(escape(item["name"]), escape(f"{item['distribution']} {item['version']}"), "\n".join(lines))

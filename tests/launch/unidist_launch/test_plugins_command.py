@@ -61,6 +61,7 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "frameworks": [],
         "strategies": [],
         "compressors": [],
+        "schedules": [],
         "launchers": [],
         "hooks": ["unidist_add_commands", "unidist_shutdown"],
         "problems": [],

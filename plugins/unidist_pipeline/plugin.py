@@ -1,0 +1,84 @@
+"""Registers the schedules of pipeline parallelism, and the commands `unidist pipeline ...`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist import hookimpl
+from unidist.registry import Registry, ScheduleSpec
+
+if TYPE_CHECKING:
+    from click import Group
+
+
+@hookimpl
+def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
+    """Register the schedules of this package."""
+    registry.add(
+        ScheduleSpec(
+            "gpipe",
+            "unidist_pipeline.schedules:gpipe",
+            "all forwards, then all backwards; holds every micro-batch",
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "1f1b",
+            "unidist_pipeline.schedules:one_forward_one_backward",
+            "as short as gpipe, but holds at most as many micro-batches as there are stages",
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "interleaved",
+            "unidist_pipeline.schedules:interleaved",
+            "1f1b with several stages on each rank: idle time divided by their number, more messages",
+            stages_per_rank=2,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "zb-h1",
+            "unidist_pipeline.zero_bubble:zb_h1",
+            "1f1b with late weight gradients (ZB1P): a third of its idle time in the same memory",
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "zb-h2",
+            "unidist_pipeline.zero_bubble:zb_h2",
+            "like zb-h1, but no rank ever waits between its first and last action, in twice the memory",
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "zbv",
+            "unidist_pipeline.v_shape:zbv",
+            "two stages on each rank, in a V: no rank waits between its first and last action, memory as 1f1b",
+            stages_per_rank=2,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "v-half",
+            "unidist_pipeline.v_shape:v_half",
+            "two stages on each rank, in a V: half the idle time of 1f1b in half its memory",
+            stages_per_rank=2,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "v-min",
+            "unidist_pipeline.v_shape:v_min",
+            "two stages on each rank, in a V: two thirds of the idle time of 1f1b in a third of its memory",
+            stages_per_rank=2,
+        )
+    )
+
+
+@hookimpl
+def unidist_add_commands(cli: Group) -> None:
+    """Add `unidist pipeline`."""
+    from unidist_pipeline.pipeline_command import pipeline
+
+    cli.add_command(pipeline)

@@ -1,0 +1,185 @@
+"""The data model: a schedule is one list of actions for each rank of the pipeline.
+
+Notation: `2F0` is the forward of stage 2 on micro-batch 0. `F` forward, `B` full backward, `I` backward for the input,
+`W` backward for the weights; `SEND_F`, `RECV_F` move activations, `SEND_B`, `RECV_B` gradients; `UNSHARD` gathers a
+stage's parameters, `REDUCE_GRAD` exchanges its gradients on the data axis. These are the words of
+`torch.distributed.pipelining`, so its lists can be read.
+
+What an executor does with a list, action by action:
+
+- *computing* runs to its end. It waits for its input: what `RECV_F` or `RECV_B` of the same stage and micro-batch
+  receives, or, where the stages lie on one rank, what the neighbouring stage left there.
+- *receiving* begins to receive and does not wait.
+- *sending* begins to send what the stage's action before it has made, and does not wait; all sends are waited for at
+  the end.
+- Messages between two ranks come in the order of their sends; the receives stand in the same order. Messages that
+  follow each other in a list may travel as one, if both ranks do it.
+
+A list is also free of deadlock for an executor that waits at every message for the other side: see `validation.py`.
+What skips stages (a skip connection) travels through the stages between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from unidist.errors import ConfigurationError, UsageError
+
+
+class ScheduleError(UsageError):
+    """A schedule breaks a rule: mend the function or the file that made it.
+
+    Attributes:
+        rank: the rank of the pipeline at which it was found; None where it concerns no single one.
+        stage: the stage, likewise.
+        microbatch: the micro-batch, likewise.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank, self.stage, self.microbatch = rank, stage, microbatch
+
+
+class ActionKind(StrEnum):
+    """What an action does."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """Gradients of input and weights at once; quicker than one after the other where nothing is gained between."""
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    SEND_ACTIVATION = "SEND_F"
+    RECEIVE_ACTIVATION = "RECV_F"
+    SEND_GRADIENT = "SEND_B"
+    RECEIVE_GRADIENT = "RECV_B"
+    GATHER = "UNSHARD"
+    REDUCE = "REDUCE_GRAD"
+
+
+COMPUTE = frozenset((ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT))
+SENDS = frozenset((ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT))
+RECEIVES = frozenset((ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT))
+WHOLE_STAGE = frozenset((ActionKind.GATHER, ActionKind.REDUCE))
+"""Actions of a stage that belong to no micro-batch."""
+
+_NOTATION = re.compile(r"(\d+)([A-Z_]+?)(\d*)")
+
+
+class Action(NamedTuple):
+    """One thing that a rank does.
+
+    Attributes:
+        kind: what.
+        stage: of the rank that does it: `SEND_F` of stage 2 sends that stage's output, `RECV_F` of stage 3 receives it.
+        microbatch: from 0; None for the kinds in `WHOLE_STAGE`.
+        peer: of a message, the rank of the pipeline at its other end; None otherwise.
+    """
+
+    kind: ActionKind
+    stage: int
+    microbatch: int | None = None
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        """Return the notation of the module's text."""
+        return f"{self.stage}{self.kind.value}{'' if self.microbatch is None else self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """Return the action that `text` denotes, without its peer. Raises ScheduleError for anything else."""
+    found = _NOTATION.fullmatch(text)
+    kinds = {kind.value: kind for kind in ActionKind}
+    if found is None or found[2] not in kinds:
+        raise ScheduleError(
+            f"{text!r} is not an action. Write stage, kind, micro-batch, as in 2F0; kinds are {', '.join(kinds)}."
+        )
+    kind = kinds[found[2]]
+    if (kind in WHOLE_STAGE) is bool(found[3]):
+        needs = "no micro-batch" if kind in WHOLE_STAGE else "a micro-batch"
+        raise ScheduleError(f"{text!r} is not an action: {kind.value} has {needs}.")
+    return Action(kind, int(found[1]), int(found[3]) if found[3] else None)
+
+
+@dataclass(frozen=True)
+class PipelineSize:
+    """For what a schedule is made.
+
+    Args:
+        num_ranks: ranks of the pipeline.
+        num_microbatches: pieces of the batch.
+        stages_per_rank: stages that each rank holds; the model is cut into `num_ranks * stages_per_rank` of them.
+
+    Raises:
+        ConfigurationError: one of them is below 1.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    stages_per_rank: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"a pipeline with {name}={getattr(self, name)}: it must be 1 or more.")
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole model."""
+        return self.num_ranks * self.stages_per_rank
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What every rank of a pipeline does in one step. Made by `building.complete`, checked by `validation.validate`.
+
+    Args:
+        name: for lists and drawings.
+        num_microbatches: pieces of the batch.
+        placement: `placement[stage]` is the rank of the pipeline that holds the stage.
+        ranks: `ranks[rank]` is the list of that rank.
+    """
+
+    name: str
+    num_microbatches: int
+    placement: tuple[int, ...]
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the model."""
+        return len(self.placement)
+
+    @cached_property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each rank holds, in ascending order."""
+        held: list[list[int]] = [[] for _ in self.ranks]
+        for stage, rank in enumerate(self.placement):
+            held[rank].append(stage)
+        return tuple(map(tuple, held))
+
+    def compute(self) -> list[list[Action]]:
+        """Return only the computing actions of each rank, in order."""
+        return [[action for action in actions if action.kind in COMPUTE] for actions in self.ranks]
+
+
+def round_robin(size: PipelineSize) -> tuple[int, ...]:
+    """Return the placement of stage s on rank `s % num_ranks`."""
+    return tuple(stage % size.num_ranks for stage in range(size.num_stages))
+
+
+def v_shaped(size: PipelineSize) -> tuple[int, ...]:
+    """Return the placement that goes to the last rank, back to the first, and so on."""
+    there: Sequence[int] = range(size.num_ranks)
+    return tuple(rank for lap in range(size.stages_per_rank) for rank in (there if lap % 2 == 0 else reversed(there)))
