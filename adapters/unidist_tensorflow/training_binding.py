@@ -1,6 +1,6 @@
 """The state of one bound Keras optimizer: gradients out of the graph, through the exchange, and back to Keras.
 
-`apply` adds three nodes to a graph: the exchange of all gradients, what Keras itself makes of the reduced ones, and
+`apply` adds three nodes to a graph: the exchange of all gradients, what the inner step makes of the reduced ones, and
 one that says that the update is done. The last one has a second purpose: it takes the reduced gradients as inputs, so
 that TensorFlow, which reuses the memory of tensors that nobody else waits for, never makes a variable of engine memory.
 """
@@ -16,13 +16,16 @@ import tensorflow as tf
 
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
+from unidist.objects import gather_objects
 from unidist.update import Update
 from unidist_tensorflow.errors import as_op_errors
+from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
+from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph
 
 
 class Binding:
@@ -34,6 +37,7 @@ class Binding:
         update: the framework-free side.
 
     Attributes:
+        inner: what updates the variables.
         scale_local: gradients of local variables are divided by the number of ranks, as those that are averaged.
         groups: lists of variables whose gradients travel together, or None; until the first update.
     """
@@ -48,8 +52,17 @@ class Binding:
         self._places: dict[Any, int] = {}  # of exchanged variables by key
         self._variables: list[Any] = []  # the exchanged ones
         self._local: set[Any] = set()
+        self._built_for: list[Any] | None = None  # what `build` was called for, after the optimizer was bound
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._started = False
+        self.inner = self._make_inner()
+
+    def _make_inner(self) -> InnerStep:
+        sharding = self._update.sharding
+        if sharding is None:
+            return WholeStep(self._optimizer, self._plain, self._belongings)
+        inner: InnerStep = sharding.half_for(TensorFlowFramework())(self._optimizer, self._plain, self._update)
+        return inner
 
     def register_local(self, variable: Any) -> None:
         """Leave a variable out of the exchange; before the first update, alike on every rank."""
@@ -68,6 +81,36 @@ class Binding:
             with tf.init_scope():  # at once, also while a function is being traced: before its first run
                 broadcast_variables(initial(), root_rank=0)
 
+    def build(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer for these variables of the model. Collective where each rank keeps a share of it."""
+        self._built_for = list(variables)
+        self.inner.build(self._built_for, self.exchange)
+
+    def build_early(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer before its first update, if there is a reason to. Collective.
+
+        Ranks may differ in whether it is built: it may be rank 0 only that has loaded it.
+        """
+        if self.inner.is_built or not variables:
+            return
+        if self.inner.takes_shares:
+            if not any(gather_objects(self._update.communicator, self._optimizer.built)):
+                return  # with the first update: until then variables may be left out
+            if not self._optimizer.built:
+                self._plain.build(self._optimizer, list(variables))
+        with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+            self.build(variables)
+        self._optimizer.built = True
+
+    def exchange(self) -> FusedExchange:
+        """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""
+        self.settle()
+        self._set_up()
+        assert self._exchange is not None
+        with tf.init_scope(), as_op_errors():
+            self._exchange.prepare()
+        return self._exchange
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """See `DistributedOptimizerMixin.apply`."""
         gradients = list(grads)
@@ -77,7 +120,8 @@ class Binding:
         variables = self._build(trainable_variables)
         self.settle()
         self._started = True
-        if self._update.num_ranks == 1 and self._update.accumulation.passes == 1:
+        update = self._update
+        if update.num_ranks == 1 and update.accumulation.passes == 1 and update.sharding is None:
             self._plain.apply(self._optimizer, gradients, variables)
             self._count([])
             return
@@ -117,25 +161,36 @@ class Binding:
 
     def _build(self, variables: Any) -> list[Any]:
         optimizer = self._optimizer
-        if not optimizer.built:
+        if not self.inner.is_built:
+            if variables is None and optimizer.built:
+                variables = self._trained
             if variables is None:
                 raise ValueError("the optimizer is not built: give the variables along with the gradients")
-            variables = list(variables)
             with keras.name_scope(optimizer.name, caller=optimizer):
-                optimizer.build(variables)
+                self.build(list(variables))
             optimizer.built = True
-        return list(optimizer._trainable_variables if variables is None else variables)
+        return list(self._trained if variables is None else variables)
+
+    @property
+    def _trained(self) -> list[Any]:
+        """The variables of the model that the optimizer is for."""
+        return list(self._optimizer._trainable_variables if self._built_for is None else self._built_for)
 
     def _set_up(self) -> None:
         if self._exchange is not None:
             return
-        self._variables = [v for v in self._optimizer._trainable_variables if self._key(v) not in self._local]
+        self._variables = [v for v in self._trained if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
-        keeps_results = not _is_of_keras(self._optimizer, self._plain)
-        gathers = not self._update.options.sparse_as_dense
-        self._exchange = FusedExchange(self._update, infos, keeps_results=keeps_results, gathers=gathers)
+        shares = self.inner.takes_shares
+        self._exchange = FusedExchange(
+            self._update,
+            infos,
+            keeps_results=not _is_of_keras(self._optimizer, self._plain, self._trained),
+            gathers=not self._update.options.sparse_as_dense and not shares,
+            step_on_joined=self._step_on_joined if shares else None,
+        )
 
     def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
         """Add the variables that were not given: another rank may have a gradient for them."""
@@ -167,6 +222,13 @@ class Binding:
             return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
         return gradient / size
 
+    def _entries(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Entry]:
+        entries = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            place = self._places.get(self._key(variable))
+            entries.append(Entry(variable, self._scaled(gradient) if place is None else gradient, place))
+        return entries
+
     # Eager mode
 
     def _apply_eagerly(self, variables: list[Any], gradients: list[Any]) -> None:
@@ -177,57 +239,33 @@ class Binding:
 
     def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: Result) -> None:
         assert self._exchange is not None
-        reduced = []
-        for variable, gradient in zip(variables, gradients, strict=True):
-            place = self._places.get(self._key(variable))
-            if place is None:
-                reduced.append(self._scaled(gradient))
-            else:
-                sparse = isinstance(gradient, tf.IndexedSlices)
-                reduced.append(tensor_of(self._exchange, result, place, sparse=sparse))
-        self._plain.apply(self._optimizer, reduced, variables)
+        self.inner.step_eagerly(self._exchange, self._entries(variables, gradients), result)
         self._update.applied()
+
+    def _step_on_joined(self, result: Result) -> None:
+        """Update this rank's share on a rank that has joined, with nothing of its own."""
+        self._step_eagerly(self._variables, [None] * len(self._variables), result)
 
     # Graphs
 
     def _apply_in_graph(self, variables: list[Any], gradients: list[Any]) -> None:
-        assert self._exchange is not None
-        wanted = [self._places[self._key(v)] for v in variables if self._key(v) in self._places]
-        complete, present, reduced = exchange_in_graph(self._exchange, self._own(variables, gradients), wanted)
+        exchange = self._exchange
+        assert exchange is not None
+        entries = self._entries(variables, gradients)
+        taken = self.inner.taken(exchange, entries)
+        complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken)
         if self._update.accumulation.passes == 1:
-            self._step_in_graph(variables, gradients, wanted, present, reduced)
+            self._step_in_graph(exchange, entries, outputs)
         else:
-            tf.cond(
-                complete, lambda: self._step_in_graph(variables, gradients, wanted, present, reduced), lambda: False
-            )
+            tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
 
-    def _step_in_graph(
-        self,
-        variables: list[Any],
-        gradients: list[Any],
-        wanted: list[int],
-        present: tf.Tensor,
-        exchanged: list[Gradient],
-    ) -> bool:
-        by_place = dict(zip(wanted, exchanged, strict=True))
-        kept: list[tuple[tf.Tensor, Any, tf.Tensor]] = []
-        reduced = []
-        for variable, gradient in zip(variables, gradients, strict=True):
-            place = self._places.get(self._key(variable))
-            reduced.append(self._scaled(gradient) if place is None else by_place[place])
-            if place is not None and gradient is None:
-                # Whether another rank has a gradient is known when the graph runs: it is updated by zeros if none
-                # has, and then made what it was.
-                is_present = present[wanted.index(place)]
-                kept += [(is_present, each, tf.identity(each)) for each in self._belongings(variable)]
+    def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
         current = tf.compat.v1.get_default_graph()
         first = len(current.get_operations())
-        self._plain.apply(self._optimizer, reduced, variables)
-        for is_present, each, before in kept:
-            each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
+        memory = self.inner.step_in_graph(exchange, entries, outputs)
         made = [operation for operation in current.get_operations()[first:] if operation.op_def.is_stateful]
         with tf.control_dependencies(made):
-            self._count([gradient for gradient in exchanged if not isinstance(gradient, tf.IndexedSlices)])
+            self._count(memory)
         return True
 
     def _belongings(self, variable: Any) -> list[Any]:
@@ -236,8 +274,10 @@ class Binding:
         index = optimizer._get_variable_index(variable)
         count = len(optimizer._trainable_variables)
         own = {id(each) for each in optimizer.variables}
+        # Moving averages are of the variable, whether it has a gradient or not.
+        average = getattr(optimizer, "_model_variables_moving_average", None)
         lists = [kept for kept in vars(optimizer).values() if isinstance(kept, list) and len(kept) == count]
-        return [variable, *(kept[index] for kept in lists if id(kept[index]) in own)]
+        return [variable, *(kept[index] for kept in lists if kept is not average and id(kept[index]) in own)]
 
     def _count(self, gradients: Sequence[tf.Tensor]) -> None:
         """Say that the update is done, after everything before; the gradients live until then."""
@@ -281,10 +321,10 @@ def check_place() -> None:
         raise ConfigurationError(f"tf.distribute's {strategy} is active: two things exchange gradients. Leave one out")
 
 
-def _is_of_keras(optimizer: Any, plain: type[Any]) -> bool:
+def _is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:
     """Say whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
-        return plain.__module__.startswith("keras.") and _is_of_keras(inner, type(inner))
-    overwrites = any(getattr(variable, "overwrite_with_gradient", False) for variable in optimizer._trainable_variables)
+        return plain.__module__.startswith("keras.") and _is_of_keras(inner, type(inner), variables)
+    overwrites = any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
     return plain.__module__.startswith("keras.") and not overwrites

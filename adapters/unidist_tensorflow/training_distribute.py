@@ -72,7 +72,7 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
     if runtime.topology.world_size > 1:
         bound._unidist.broadcast_when_built(lambda: _state(model, bound))
         if model.built:
-            _build(bound, model)
+            bound._unidist.build_early(model.trainable_variables)
             bound._unidist.settle()
     return model, bound
 
@@ -199,14 +199,6 @@ def _check_not_compiled_by_xla(model: Any) -> None:
 def _state(model: Any, optimizer: Any) -> list[Any]:
     """Return what has to be equal on every rank at the start."""
     return [*model.weights, *optimizer.variables]
-
-
-def _build(optimizer: Any, model: Any) -> None:
-    """Build the optimizer, so that all ranks have its variables: it may be that of rank 0 only that was loaded."""
-    if not optimizer.built and model.trainable_variables:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(model.trainable_variables)
-        optimizer.built = True
 
 
 __all__ = ["DistributedOptimizer", "broadcast_variables", "distribute"]

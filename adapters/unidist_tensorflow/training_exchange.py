@@ -6,7 +6,7 @@ copies where the caller cannot promise to be done with them before the next step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +32,14 @@ class Result:
 
     Args:
         complete: the gradients are reduced; False inside a window of several passes, where nothing was sent.
-        gradients: by place; None where no rank had one, and everywhere while the step is not complete.
+        gradients: by place; None where no rank had one, and everywhere while the step is not complete or where each
+            rank takes its share of them (`Update.reduced`).
+        present: by place, whether any rank had a gradient.
     """
 
     complete: bool
     gradients: tuple[Array | Slices | None, ...]
+    present: tuple[bool, ...]
 
 
 class FusedExchange:
@@ -47,15 +50,24 @@ class FusedExchange:
         variables: equal on every rank.
         keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
+        step_on_joined: each rank takes its share of the gradients, and this does its step on a rank that has joined;
+            None: all ranks get whole gradients.
     """
 
     def __init__(
-        self, update: Update, variables: Sequence[ParameterInfo], *, keeps_results: bool, gathers: bool
+        self,
+        update: Update,
+        variables: Sequence[ParameterInfo],
+        *,
+        keeps_results: bool,
+        gathers: bool,
+        step_on_joined: Callable[[Result], None] | None = None,
     ) -> None:
         self.update = update
         self.variables = tuple(variables)
         self._keeps_results = keeps_results
         self._gathers = gathers
+        self._step_on_joined = step_on_joined
         self._slices: GatheredSlices | None = None
         self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
         self._views: dict[int, Array] = {}
@@ -90,7 +102,7 @@ class FusedExchange:
             else:
                 self._take(place, own[place])
         if not self.update.begin_step():
-            return Result(False, (None,) * len(self.variables))
+            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._announcements:
             self._announcements[0].announce()
         return self._complete(None)
@@ -125,6 +137,8 @@ class FusedExchange:
         present, _ = update.finish(scale=scale)
         gathered = self._slices.exchange(update.scale if scale is None else scale)
         update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
+        if self._step_on_joined is not None:
+            return Result(True, (None,) * len(self.variables), tuple(present))
         gradients: list[Array | Slices | None] = []
         for place in range(len(self.variables)):
             if place in self._slices:
@@ -133,7 +147,7 @@ class FusedExchange:
                 gradients.append(None)
             else:
                 gradients.append(self._given(self._views[place]))
-        return Result(True, tuple(gradients))
+        return Result(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
 
     def _given(self, view: Array) -> Array:
         if not self._keeps_results:
@@ -141,6 +155,10 @@ class FusedExchange:
         kept = empty_array(view.shape, view.dtype)
         _copy(kept, view)
         return kept
+
+    def prepare(self) -> None:
+        """Agree with the other ranks on the variables before the first exchange. Collective."""
+        self._prepare({})
 
     def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
         """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
@@ -175,13 +193,17 @@ class FusedExchange:
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
         self._prepare({})
-        self._complete(None)
+        result = self._complete(None)
+        if self._step_on_joined is not None:
+            self._step_on_joined(result)
 
     def _take_part_in_flush(self) -> None:
         self._prepare({})
         scale = self.update.short_window_scale()
         if scale is not None:
-            self._complete(scale)
+            result = self._complete(scale)
+            if self._step_on_joined is not None:
+                self._step_on_joined(result)
 
 
 def _copy(target: Array, source: Array) -> None:

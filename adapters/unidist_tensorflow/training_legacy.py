@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
+from unidist_tensorflow.inner_step import InnerStep
 from unidist_tensorflow.keras_api import build_legacy_optimizer, is_old
 from unidist_tensorflow.training_binding import Binding
 from unidist_tensorflow.training_optimizer import BoundMixin, bound_class
@@ -84,6 +85,13 @@ class LegacyBinding(Binding):
             # As Keras 3 calls them; an ordinary assignment would track them, and save them with the optimizer.
             optimizer.__dict__["_trainable_variables"] = list(variables)
         return list(variables)
+
+    def _make_inner(self) -> InnerStep:
+        if self._update.sharding is not None:
+            raise ConfigurationError(
+                "the strategy shares updates over the ranks, which optimizers of tf_keras cannot; use one of Keras 3"
+            )
+        return super()._make_inner()
 
     def _key(self, variable: Any) -> Any:
         return variable.ref()

@@ -59,6 +59,15 @@ def bound_class(plain: type[Any], mixin: type[BoundMixin]) -> type[Any]:
 class DistributedOptimizerMixin(BoundMixin):
     """What a bound optimizer of Keras 3 can do beyond its own class. Never instantiated; see `bind`."""
 
+    def build(self, var_list: Any) -> None:
+        """Make the optimizer's own variables; Keras calls it before the first update."""
+        if not self._unidist.inner.is_built:
+            self._unidist.build(var_list)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Give variables their moving averages, where the optimizer keeps them; `fit` calls it at its end."""
+        self._unidist.inner.finalize(var_list)
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
 

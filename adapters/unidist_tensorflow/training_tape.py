@@ -29,7 +29,14 @@ from unidist_tensorflow.training_arguments import (
 )
 from unidist_tensorflow.training_binding import as_gradient, check_place
 from unidist_tensorflow.training_exchange import FusedExchange
-from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, tensor_of
+from unidist_tensorflow.training_tensors import (
+    Gradient,
+    exchange_eagerly,
+    exchange_in_graph,
+    gradients_of,
+    tensor_of,
+    whole_gradients,
+)
 
 _Key = tuple[Any, ...]
 _exchanges: WeakKeyDictionary[context.Context, dict[_Key, FusedExchange]] = WeakKeyDictionary()
@@ -106,7 +113,10 @@ class _Reducer:
                 for place in range(len(shared))
             ]
         else:
-            reduced = list(exchange_in_graph(exchange, own, range(len(shared)))[2])
+            wanted = range(len(shared))
+            sparse = {place for place, gradient in own.items() if isinstance(gradient, tf.IndexedSlices)}
+            taken = whole_gradients(exchange.variables, wanted, sparse)
+            reduced = gradients_of(exchange_in_graph(exchange, own, taken)[1], exchange.variables, wanted, sparse)
         results = [self._scaled(gradient, size) for gradient in gradients]
         for index, gradient in zip(shared, reduced, strict=True):
             results[index] = gradient

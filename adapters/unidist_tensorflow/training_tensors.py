@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from unidist.buckets import ParameterInfo
 from unidist_tensorflow import graph
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
@@ -19,6 +21,19 @@ EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
 
 Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is taken out of an exchange that is a node of a graph.
+
+    Args:
+        specs: types of the arrays, and what is known of their shapes.
+        arrays: gives them, of a complete exchange or of one inside of a window, where their values do not matter.
+    """
+
+    specs: Sequence[tf.TensorSpec]
+    arrays: Callable[[Result], Sequence[Array]]
 
 
 def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Result:
@@ -46,8 +61,8 @@ def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bo
 
 
 def exchange_in_graph(
-    exchange: FusedExchange, own: Mapping[int, Gradient], wanted: Sequence[int]
-) -> tuple[tf.Tensor, tf.Tensor, list[Gradient]]:
+    exchange: FusedExchange, own: Mapping[int, Gradient], taken: Taken
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Add the exchange to the graph that is being built.
 
     The node blocks until all ranks run theirs. It cannot hang: `tf.function` runs such nodes in program order, so
@@ -56,11 +71,10 @@ def exchange_in_graph(
     Args:
         exchange: what runs.
         own: this rank's gradients by place.
-        wanted: places of the gradients to return.
+        taken: what to return of its result.
 
     Returns:
-        Whether the step is complete, a bool; for each wanted place whether any rank had a gradient, `(wanted,)`
-        bool; and the gradients, in the form of this rank's own. One that no rank had is zeros.
+        Whether the step is complete, a bool; and what is taken.
     """
     places = sorted(own)
     sparse = {place for place in places if isinstance(own[place], tf.IndexedSlices)}
@@ -77,48 +91,95 @@ def exchange_in_graph(
         arguments: dict[int, Array | Slices] = {
             place: Slices(next(given), next(given)) if place in sparse else next(given) for place in places
         }
+        result = exchange.run(arguments)
+        return [np.asarray(result.complete), *taken.arrays(result)]
+
+    complete, *outputs = host_node(run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME)
+    return complete, outputs
+
+
+def host_node(
+    function: Callable[..., Sequence[Array]],
+    inputs: Sequence[tf.Tensor],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    name: str,
+) -> list[tf.Tensor]:
+    """Add a Python function to the graph that is being built, or call it in eager mode; returns its results as tensors.
+
+    It runs in program order, and may wait for other ranks that run theirs. What it raises is kept for
+    `graph.take_failure`, as TensorFlow passes on no more than the text.
+
+    Args:
+        function: takes the inputs as arrays, in graphs as numpy gives them (scalars are no arrays).
+        inputs: of the node.
+        specs: types of the results, and what is known of their shapes.
+        name: of the node; XLA, which cannot call into the host, names it in its error.
+    """
+    if tf.executing_eagerly():
+        with as_op_errors():
+            return [tensor_of_array(array) for array in function(*map(array_of, inputs))]
+
+    def run(*arrays: Any) -> Sequence[Array]:
         try:
-            result = exchange.run(arguments)
+            return function(*arrays)
         except Exception as exc:
             graph.remember_failure(exc)
             raise
-        outputs = [
-            np.asarray(result.complete),
-            np.array([result.gradients[place] is not None for place in wanted], bool),
-        ]
+
+    with tf.device("CPU:0"):
+        outputs: list[tf.Tensor] = tf.numpy_function(run, inputs, [spec.dtype for spec in specs], name=name)
+    for output, spec in zip(outputs, specs, strict=True):
+        output.set_shape(spec.shape)
+    return outputs
+
+
+def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> Taken:
+    """Return what takes gradients as a whole: first for each whether any rank had one, `(wanted,)` bool, then those.
+
+    A gradient that no rank had is zeros.
+
+    Args:
+        variables: of the exchange.
+        wanted: places of the gradients.
+        sparse: those of them whose gradient is taken as slices, in values and indices.
+    """
+    specs = [tf.TensorSpec([len(wanted)], tf.bool)]
+    for place in wanted:
+        info = variables[place]
+        dtype = tf.as_dtype(NUMPY_DTYPES[info.dtype])
+        if place in sparse:
+            specs += [tf.TensorSpec([None, *info.shape[1:]], dtype), tf.TensorSpec([None], tf.int64)]
+        else:
+            specs.append(tf.TensorSpec(info.shape, dtype))
+
+    def arrays(result: Result) -> list[Array]:
+        outputs = [np.array([result.gradients[place] is not None for place in wanted], bool)]
         for place in wanted:
-            outputs += _outputs(exchange, result, place, sparse=place in sparse)
+            info, is_sparse = variables[place], place in sparse
+            gradient = result.gradients[place]
+            if gradient is None:
+                gradient = nothing(info, sparse=is_sparse)
+            formed = _formed(gradient, info.shape, sparse=is_sparse)
+            outputs += [formed.values, formed.indices] if isinstance(formed, Slices) else [formed]
         return outputs
 
-    types: list[tf.DType] = [tf.bool, tf.bool]
-    shapes: list[Any] = [[], [len(wanted)]]
-    for place in wanted:
-        info = exchange.variables[place]
-        dtype = tf.as_dtype(NUMPY_DTYPES[info.dtype])
-        types += [dtype, tf.int64] if place in sparse else [dtype]
-        shapes += [[None, *info.shape[1:]], [None]] if place in sparse else [info.shape]
-    with tf.device("CPU:0"):
-        outputs = tf.numpy_function(run, inputs, types, name=EXCHANGE_NAME)
-    for output, shape in zip(outputs, shapes, strict=True):
-        output.set_shape(shape)
-    complete, present, *rest = outputs
+    return Taken(specs, arrays)
+
+
+def gradients_of(
+    outputs: Sequence[tf.Tensor], variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]
+) -> list[Gradient]:
+    """Return the gradients among what `whole_gradients` has taken."""
+    rest = list(outputs[1:])
     gradients: list[Gradient] = []
     for place in wanted:
         if place in sparse:
             values, indices = rest.pop(0), rest.pop(0)
-            gradients.append(tf.IndexedSlices(values, indices, tf.constant(exchange.variables[place].shape)))
+            gradients.append(tf.IndexedSlices(values, indices, tf.constant(variables[place].shape)))
         else:
             gradients.append(rest.pop(0))
-    return complete, present, gradients
-
-
-def _outputs(exchange: FusedExchange, result: Result, place: int, *, sparse: bool) -> list[Array]:
-    info = exchange.variables[place]
-    gradient = result.gradients[place]
-    if gradient is None:
-        gradient = nothing(info, sparse=sparse)
-    formed = _formed(gradient, info.shape, sparse=sparse)
-    return [formed.values, formed.indices] if isinstance(formed, Slices) else [formed]
+    return gradients
 
 
 def _formed(gradient: Array | Slices, shape: Sequence[int], *, sparse: bool) -> Array | Slices:

@@ -1,0 +1,154 @@
+"""What happens between the reduced gradients and the new variables: the inner step of a bound optimizer.
+
+The usual one, `WholeStep`, gives the optimizer's own class every gradient as a whole. A strategy with the power
+`ShardsUpdates` brings another one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from unidist_tensorflow.training_exchange import FusedExchange, Result
+from unidist_tensorflow.training_tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One variable of a call of `apply`.
+
+    Args:
+        variable: of the model.
+        gradient: this rank's own, or None.
+        place: of the variable in the exchange; None for a local one, whose gradient is used as it is.
+    """
+
+    variable: Any
+    gradient: Gradient | None
+    place: int | None
+
+
+class InnerStep(ABC):
+    """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
+
+    Attributes:
+        takes_shares: it takes this rank's share of the gradients (`Update.reduced`), not whole ones, and all are dense.
+    """
+
+    takes_shares = False
+
+    @property
+    @abstractmethod
+    def is_built(self) -> bool:
+        """True when `build` has nothing to do any more."""
+
+    @abstractmethod
+    def build(self, variables: Sequence[Any], exchange: Callable[[], FusedExchange]) -> None:
+        """Build the optimizer for these variables of the model, local ones included, before its first step.
+
+        Args:
+            variables: all that the optimizer is for.
+            exchange: gives the exchange, prepared; collective when first called. Variables are equal on every rank
+                from then on, where the script wants that.
+        """
+
+    @abstractmethod
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """Update the variables by what an exchange has reduced."""
+
+    @abstractmethod
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """Return what `step_in_graph` needs of the exchange."""
+
+    @abstractmethod
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """Add the update of the variables to the graph that is being built.
+
+        Args:
+            exchange: as `taken` had it.
+            entries: as `taken` had them.
+            outputs: tensors of the arrays that it asked for.
+
+        Returns:
+            Tensors over memory of the exchange, which must live until the update is done.
+        """
+
+    @abstractmethod
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """Do what Keras asks for at the end of training: give variables their moving averages, say. Collective."""
+
+
+class WholeStep(InnerStep):
+    """Every rank steps with all gradients.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound, or what has its `apply`.
+        belongings: returns a variable and what the optimizer keeps for it.
+    """
+
+    def __init__(self, optimizer: Any, plain: Any, belongings: Callable[[Any], Sequence[Any]]) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._belongings = belongings
+
+    @property
+    def is_built(self) -> bool:
+        """See `InnerStep.is_built`."""
+        return bool(self._optimizer.built)
+
+    def build(self, variables: Sequence[Any], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`."""
+        self._plain.build(self._optimizer, list(variables))
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        reduced = []
+        for entry in entries:
+            sparse = isinstance(entry.gradient, tf.IndexedSlices)
+            reduced.append(
+                entry.gradient if entry.place is None else tensor_of(exchange, result, entry.place, sparse=sparse)
+            )
+        self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`."""
+        return whole_gradients(exchange.variables, *_wanted(entries))
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        wanted, sparse = _wanted(entries)
+        by_place = dict(zip(wanted, gradients_of(outputs, exchange.variables, wanted, sparse), strict=True))
+        kept: list[tuple[tf.Tensor, Any, tf.Tensor]] = []
+        reduced = []
+        for entry in entries:
+            reduced.append(entry.gradient if entry.place is None else by_place[entry.place])
+            if entry.place is not None and entry.gradient is None:
+                # Whether another rank has a gradient is known when the graph runs: it is updated by zeros if none
+                # has, and then made what it was.
+                is_present = outputs[0][wanted.index(entry.place)]
+                kept += [(is_present, each, tf.identity(each)) for each in self._belongings(entry.variable)]
+        self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+        for is_present, each, before in kept:
+            each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
+        return [gradient for gradient in by_place.values() if not isinstance(gradient, tf.IndexedSlices)]
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        self._plain.finalize_variable_values(self._optimizer, variables)
+
+
+def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:
+    """Return the places of the entries, and which of them have sparse gradients on this rank."""
+    wanted = [entry.place for entry in entries if entry.place is not None]
+    return wanted, {
+        entry.place for entry in entries if entry.place is not None and isinstance(entry.gradient, tf.IndexedSlices)
+    }
