@@ -19,21 +19,24 @@ class TestDataParallelOverShm(StrategyConformance):
 
 class TestDataParallelOverGloo(StrategyConformance):
     engine = "gloo"
+    sizes = (2, 3)
+    optimizers = ("adamw",)
 
 
 class TestWithoutOverlap(StrategyConformance):
     strategy = "data:overlap=false"
-    sizes = (2, 3)
+    sizes = (3,)
 
 
 class TestManySmallBuckets(StrategyConformance):
     strategy = "data:bucket_mb=0.001"
-    sizes = (2, 3)
+    sizes = (3,)
 
 
 class TestAccumulatingTheMean(StrategyConformance):
     strategy = "accumulate=4"
     passes = 4
+    sizes = (1, 2, 3)
 
 
 class TestAccumulatingTheSum(StrategyConformance):
@@ -48,6 +51,7 @@ class TestAccumulatingOverGloo(StrategyConformance):
     strategy = "accumulate=4"
     passes = 4
     sizes = (3,)
+    optimizers = ("adamw",)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

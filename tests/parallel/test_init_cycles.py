@@ -48,14 +48,14 @@ def test_a_hundred_cycles_are_quick_and_leave_nothing(rank_pool: RankPoolFactory
     for outcome in rank_pool(2).run(_cycles, (_CYCLES,)):
         assert outcome["leaks"] == []
         assert outcome["native"] < _CYCLES // 10, "threads or mappings of libraries pile up"
-        assert outcome["seconds"] < 10
+        assert outcome["seconds"] < 60  # on a machine with nothing else to do, 2
 
 
 def test_cycles_of_a_single_process_leave_nothing(rank_pool: RankPoolFactory) -> None:
     (outcome,) = rank_pool(1).run(_cycles, (_CYCLES,))
     assert outcome["leaks"] == []
     assert outcome["native"] < _CYCLES // 10
-    assert outcome["seconds"] < 10
+    assert outcome["seconds"] < 60
 
 
 def test_init_again_without_shutdown_is_the_same_context_and_shutdown_twice_is_nothing(

@@ -11,6 +11,21 @@ pytestmark = pytest.mark.parallel
 
 class TestShmCommunicator(CommunicatorConformance):
     engine = "shm"
+    sizes = (1, 2, 3, 4)
+
+
+@pytest.mark.soak
+class TestShmCommunicatorOfEight(TestShmCommunicator):
+    sizes = (8,)
+
+
+@pytest.mark.soak
+class TestShmCommunicatorNotices(TestShmCommunicator):
+    """On a machine with nothing else to do, a death and an abort are noticed within a second."""
+
+    sizes = (3,)
+    death_bound_sec = 1.0
+    abort_bound_sec = 1.0
 
 
 class TestShmCommunicatorWithTinyWindows(CommunicatorConformance):

@@ -22,7 +22,7 @@ from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
 
-_LIMIT_SEC = 20.0
+_LIMIT_SEC = 40.0
 # Ranks that are all in the middle of something, for ever: small, windowed and in-place all-reduces, and messages.
 _BUSY_SCRIPT = """
     import os, sys
@@ -61,9 +61,12 @@ class Job:
     def __init__(self, folder: Path, num_proc: int, name: str = "job") -> None:
         self.marks = folder / name
         self.marks.mkdir()
+        self.temporary = folder / f"{name}-tmp"
+        self.temporary.mkdir()
         script = folder / f"{name}.py"
         script.write_text(textwrap.dedent(_BUSY_SCRIPT))
         self.env = {**os.environ, "UNIDIST_ENGINE": "shm", "UNIDIST_TEST_MARK": f"{folder}/{name}"}
+        self.env["TMPDIR"] = str(self.temporary)
         command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(num_proc), str(script), str(self.marks)]
         self.launcher = subprocess.Popen(command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(lambda: len(list(self.marks.glob("*.pid"))) == num_proc, "that all ranks are at work")
@@ -97,16 +100,10 @@ class Job:
         self.launcher.wait()
 
 
-def traces() -> set[str]:
-    """What shared memory leaves in places with names: files in /dev/shm and /tmp."""
-    names = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
-    return names | {f"/tmp/{name}" for name in os.listdir("/tmp") if "unidist" in name}
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Job]:
     jobs: list[Job] = []
-    before = traces()
+    before = set(os.listdir("/dev/shm"))
 
     def start_job(num_proc: int, name: str = "job") -> Job:
         jobs.append(Job(tmp_path, num_proc, name))
@@ -115,7 +112,9 @@ def start(tmp_path: Path) -> Callable[..., Job]:
     yield start_job  # type: ignore[misc]  # a fixture
     for job in jobs:
         job.end()
-    assert traces() <= before, "files were left behind"
+        assert os.listdir(job.temporary) == []
+    # Other processes of this machine may have files there for a while.
+    wait_for(lambda: set(os.listdir("/dev/shm")) <= before, "that no file is left in shared memory")
 
 
 @pytest.mark.parametrize("victims", [[0], [2], [0, 1, 2]])
@@ -158,7 +157,8 @@ def test_eight_ranks_share_the_cores_there_are(rank_pool: RankPoolFactory) -> No
         context.shutdown()
         return seconds
 
-    assert max(rank_pool(8, engine="shm").run(work)) < 10
+    # A rank that spins through its time slice while others have to come costs minutes; sharing, a second.
+    assert max(rank_pool(8, engine="shm").run(work)) < 60
 
 
 def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool: RankPoolFactory) -> None:
@@ -173,24 +173,24 @@ def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool
             if victim == 0:
                 context.init()
                 if os.fork() == 0:  # like a DataLoader's worker: idle, and still there when its parent is gone
-                    time.sleep(8)
+                    time.sleep(40)
                     os._exit(0)
                 os.kill(os.getpid(), signal.SIGKILL)
             os.waitpid(victim, 0)
             return "died", time.monotonic()
         world = context.init().world
         try:
-            world.recv(Buffer.of(bytearray(1)), source=rank_of_victim).wait(timedelta(seconds=6))
+            world.recv(Buffer.of(bytearray(1)), source=rank_of_victim).wait(timedelta(seconds=30))
         except PeerLostError as exc:
             return type(exc).__name__, time.monotonic()
         finally:
             context.shutdown()
         return "nothing", 0.0
 
-    with RankPool(2, engine="shm", timeout=timedelta(seconds=30)) as pool:
+    with RankPool(2, engine="shm", timeout=timedelta(seconds=90)) as pool:
         (kind, noticed), (_, died) = pool.run(survive, (1,))
     assert kind == "PeerLostError"
-    assert noticed - died < 1.0
+    assert noticed - died < 15  # long before the child ends, and before the timeout
 
 
 def test_too_small_an_address_space_says_what_to_raise(rank_pool: RankPoolFactory) -> None:

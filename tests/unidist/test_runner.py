@@ -25,7 +25,7 @@ from unidist.runner import RankPool
 
 pytestmark = pytest.mark.parallel
 
-SHORT = timedelta(seconds=30)
+SHORT = timedelta(seconds=60)
 
 
 @dataclass
@@ -180,7 +180,7 @@ def test_a_rank_that_dies_is_named_with_its_cause(last_act: str, told: str) -> N
     with RankPool(2, timeout=SHORT) as pool, pytest.raises(RemoteError, match=rf"^rank 1 \(pid \d+\) {told}") as caught:
         pool.run(lambda act: exec(f"import os, sys; {act}") if rank() == 1 else time.sleep(100), (last_act,))
     assert caught.value.rank == 1
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50  # the other rank sleeps for longer
     assert not any(map(psutil.pid_exists, pool.pids))
 
 
@@ -194,15 +194,15 @@ def test_a_rank_killed_between_calls_is_noticed_at_the_next(pool: RankPool) -> N
 def test_a_rank_can_be_sent_any_signal(pool: RankPool) -> None:
     pool.run(lambda: signal.signal(signal.SIGUSR1, lambda *_: os.environ.__setitem__("GOT", "1")) and None)
     pool.kill(1, signal.SIGUSR1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while pool.run(lambda: os.environ.get("GOT")) != [None, "1", None]:
         assert time.monotonic() < deadline
 
 
 def test_a_timeout_names_the_ranks_that_did_not_answer(pool: RankPool) -> None:
     pool.run(rank)  # from here on the ranks are up, however busy the machine
-    with pytest.raises(StalledError, match=r"ranks 1, 2 of 3 did not answer .* within 0\.5 s") as caught:
-        pool.run(lambda: time.sleep(100 * rank()), timeout=timedelta(seconds=0.5))
+    with pytest.raises(StalledError, match=r"ranks 1, 2 of 3 did not answer .* within 2 s") as caught:
+        pool.run(lambda: time.sleep(100 * rank()), timeout=timedelta(seconds=2))
     assert caught.value.ranks == (1, 2)
     assert not any(map(psutil.pid_exists, pool.pids))
 
@@ -237,7 +237,7 @@ def test_an_interrupted_call_ends_the_pool() -> None:
     previous = signal.signal(signal.SIGALRM, _interrupt)
     try:
         with RankPool(2, timeout=SHORT) as pool:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            signal.setitimer(signal.ITIMER_REAL, 1)
             with pytest.raises(KeyboardInterrupt):
                 pool.run(time.sleep, (100,))
             assert not any(map(psutil.pid_exists, pool.pids))
@@ -271,7 +271,7 @@ def test_workers_die_with_a_killed_parent() -> None:
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(workers) == 2
         parent.kill()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 30
         while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -251,12 +251,12 @@ def death(connects: Connects, victim: int, moment: Moment, rank: int) -> tuple[s
         child = os.fork()  # this process stays, to tell the time of death
         if child == 0:
             with suppress(BaseException):
-                _take_part(connects.connect("death", timeout=timedelta(seconds=20)), moment, dies=True)
+                _take_part(connects.connect("death", timeout=timedelta(seconds=40)), moment, dies=True)
             os._exit(1)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), f"the victim ended with status {status} instead of dying at {moment!r}"
         return "died", time.monotonic(), (), ""
-    communicator = connects.connect("death", timeout=timedelta(seconds=20))
+    communicator = connects.connect("death", timeout=timedelta(seconds=40))
     try:
         _take_part(communicator, moment, dies=False, victim=victim)
     except PeerLostError as exc:

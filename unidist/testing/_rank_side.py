@@ -65,7 +65,7 @@ class Connector:
             world_size=topology.world_size,
             key=f"{placement.job_key}/{self.meeting}/{name}",
             secret=placement.secret,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(seconds=60),
         )
 
 

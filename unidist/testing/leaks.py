@@ -74,7 +74,7 @@ class Resources:
 
 
 def leaked_since(
-    before: Resources, *, allowed: Container[object] = (), grace: timedelta = timedelta(seconds=3)
+    before: Resources, *, allowed: Container[object] = (), grace: timedelta = timedelta(seconds=10)
 ) -> list[str]:
     """Return what this process holds now and did not hold `before`, in words; [] when there is nothing.
 

@@ -53,6 +53,13 @@ class StrategyConformance:
     narrow_tolerance: ClassVar[float] = 1e-5
     case_timeout: ClassVar[timedelta] = timedelta(seconds=100)
 
+    _trained: ClassVar[dict[tuple[int, Training], list[RankOutcome]]] = {}
+    _alone: ClassVar[dict[Training, dict[str, Array]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        # What was trained serves several tests: most of their time is the training.
+        cls._trained, cls._alone = {}, {}
+
     @pytest.fixture(autouse=True)
     def _use_pool(self, rank_pool: RankPoolFactory) -> None:
         self._rank_pool = rank_pool
@@ -60,9 +67,9 @@ class StrategyConformance:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each test the sizes, optimizers and modes of this class."""
         if "size" in metafunc.fixturenames:
-            metafunc.parametrize("size", self.sizes)
+            metafunc.parametrize("size", self.sizes, scope="class")  # so that few ranks are alive at a time
         if "group_size" in metafunc.fixturenames:
-            metafunc.parametrize("group_size", [size for size in self.sizes if size > 1])
+            metafunc.parametrize("group_size", [size for size in self.sizes if size > 1], scope="class")
         if "optimizer" in metafunc.fixturenames:
             metafunc.parametrize("optimizer", self.optimizers)
         if "mode" in metafunc.fixturenames:
@@ -78,16 +85,23 @@ class StrategyConformance:
             train_on_rank, (self.framework, self.strategy, self.engine, training), timeout=self.case_timeout
         )
 
+    def trained(self, size: int, training: Training) -> list[RankOutcome]:
+        """Return what `train` gave, the first time."""
+        if (size, training) not in self._trained:
+            self._trained[size, training] = self.train(size, training)
+        return self._trained[size, training]
+
     def train_one_process(self, training: Training) -> dict[str, Array]:
-        """Train in one process, on the concatenated batches, without unidist."""
+        """Return what training in one process gives, on the concatenated batches, without unidist."""
         whole = replace(training.concatenated(), loss_factor=self.loss_factor)
-        outcome: dict[str, Array] = self._rank_pool(1).run(train_alone, (self.framework, whole))[0]
-        return outcome
+        if whole not in self._alone:
+            self._alone[whole] = self._rank_pool(1).run(train_alone, (self.framework, whole))[0]
+        return self._alone[whole]
 
     def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str, mode: str) -> None:
         training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
-        for rank, outcome in enumerate(self.train(size, training)):
+        for rank, outcome in enumerate(self.trained(size, training)):
             assert outcome.parameters.keys() == expected.keys()
             for name, value in expected.items():
                 limit = self.narrow_tolerance if value.dtype == np.float32 else self.tolerance
@@ -106,7 +120,7 @@ class StrategyConformance:
             assert error > 100 * limit, f"{name} differs by {error:.2e} only: a missing exchange would not be seen"
 
     def test_parameters_are_the_same_bits_on_every_rank(self, group_size: int, optimizer: str, mode: str) -> None:
-        first, *others = self.train(group_size, self.training(optimizer, mode))
+        first, *others = self.trained(group_size, self.training(optimizer, mode))
         for rank, outcome in enumerate(others, start=1):
             for name, value in first.parameters.items():
                 assert value.tobytes() == outcome.parameters[name].tobytes(), (
@@ -115,7 +129,7 @@ class StrategyConformance:
 
     def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int, mode: str) -> None:
         training = self.training(self.optimizers[0], mode)
-        first, second = self.train(group_size, training)[0], self.train(group_size, training)[0]
+        first, second = self.trained(group_size, training)[0], self.train(group_size, training)[0]
         for name, value in first.parameters.items():
             assert value.tobytes() == second.parameters[name].tobytes(), f"{name} differs between two runs"
 
@@ -124,6 +138,6 @@ class StrategyConformance:
             pytest.skip("an optimizer with weight decay shows whether an unused parameter is touched")
         training = self.training("adamw", mode)
         before = self._rank_pool(1).run(train_alone, (self.framework, replace(training, steps=0)))[0]
-        for outcome in self.train(group_size, training):
+        for outcome in self.trained(group_size, training):
             for name in ("frozen", "unused", "empty"):
                 assert outcome.parameters[name].tobytes() == before[name].tobytes(), f"{name} was changed"

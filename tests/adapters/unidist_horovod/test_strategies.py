@@ -11,7 +11,7 @@ pytestmark = pytest.mark.parallel
 
 class TestDataParallelOverHorovod(StrategyConformance):
     engine = "horovod"
-    sizes = (2, 3)
+    sizes = (3,)
 
 
 class TestAccumulatingOverHorovod(StrategyConformance):

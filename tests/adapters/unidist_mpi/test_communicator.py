@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parallel
 
 class TestMpiCommunicator(CommunicatorConformance):
     engine = "mpi"
-    sizes = (1, 2, 3, 4)
+    sizes: ClassVar[Sequence[int]] = (1, 3)
     detects_mismatch = False  # MPI compares nothing
     life_cycles = 20
     seeds = (1,)
@@ -42,8 +42,8 @@ class TestMpiCommunicator(CommunicatorConformance):
         begin = time.monotonic()
         with pytest.raises(RemoteError, match="died"):
             self.run(group_size, _die, moment)
-        assert pool.mpirun.wait(10) != 0
-        assert time.monotonic() - begin < 10
+        assert pool.mpirun.wait(30) != 0
+        assert time.monotonic() - begin < 50
 
     def test_large_arrays_go_in_segments(self, size: int) -> None:
         self.run(size, _in_segments)
@@ -54,7 +54,7 @@ class TestMpiCommunicator(CommunicatorConformance):
     def test_a_rank_that_closes_is_not_waited_for(self, group_size: int) -> None:
         for rank, (seconds, ranks) in enumerate(self.run_connecting(group_size, _leave)[:-1]):
             assert ranks == (group_size - 1,), f"rank {rank} names {ranks}"
-            assert seconds < 3, f"rank {rank} noticed after {seconds:.2f} s"
+            assert seconds < 15, f"rank {rank} noticed after {seconds:.2f} s"
 
     def test_it_tells_whom_a_wait_is_for(self, group_size: int) -> None:
         self.run_connecting(group_size, _watch_a_wait)
@@ -65,6 +65,11 @@ class TestMpiCommunicator(CommunicatorConformance):
     def test_counts_that_do_not_agree_are_an_error(self, group_size: int) -> None:
         texts = self.run_connecting(group_size, _disagree_on_counts)
         assert any("sizes" in text for text in texts), texts
+
+
+@pytest.mark.soak
+class TestMpiCommunicatorOfOtherSizes(TestMpiCommunicator):
+    sizes = (2, 4)
 
 
 def _die(communicator: Communicator, moment: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_pools import EnginePool
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist.runner import RankPool
 from unidist.testing.pools import PoolCache
 
 pytest.importorskip("tensorflow")
@@ -19,11 +19,11 @@ _pools = PoolCache(max_idle_ranks=8)  # not so many that their ranks fill the me
 
 
 @pytest.fixture
-def pool() -> Callable[..., RankPool]:
-    """Return `pool(num_proc, engine, VARIABLE="value")`; pools are kept for all tests of this folder."""
+def pool() -> Callable[..., EnginePool]:
+    """Return `pool(num_proc, engine, VARIABLE="value")`; the ranks are kept for this folder, and serve every engine."""
 
-    def get(num_proc: int, engine: str = "auto", **variables: str) -> RankPool:
-        return _pools.get(num_proc, engine=engine, env={**ENVIRONMENT, **variables})
+    def get(num_proc: int, engine: str = "auto", **variables: str) -> EnginePool:
+        return EnginePool(_pools.get(num_proc, env={**ENVIRONMENT, **variables}), engine)
 
     return get
 

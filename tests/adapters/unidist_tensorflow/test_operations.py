@@ -512,31 +512,29 @@ def test_adasum_of_two_ranks(two: RankPool, mode: str) -> None:
     two.run(on_rank)
 
 
-def test_a_lost_peer_ends_an_operation_in_a_function() -> None:
-    with RankPool(2, engine="shm", env={"TF_CPP_MIN_LOG_LEVEL": "3", "UNIDIST_TIMEOUT_SEC": "20"}) as ranks:
+def test_a_lost_peer_ends_an_operation_in_a_function(two: RankPool) -> None:
+    def on_rank() -> str:
+        from unidist_tensorflow import elastic
 
-        def on_rank() -> str:
-            from unidist_tensorflow import elastic
-
-            ud.init()
-            if ud.rank():
-                ud.barrier()
-                ud.shutdown()
-                return ""
-
-            @elastic.run
-            def train(state: elastic.State) -> None:
-                tf.function(lambda x: ud.allreduce(x, name="alone"))(tf.ones(3))
-
-            state = elastic.ObjectState(step=0)
-            state.sync = lambda: None  # type: ignore[method-assign]  # the other rank takes no part
+        ud.init()
+        if ud.rank():
             ud.barrier()
-            with pytest.raises(PeerLostError) as caught:
-                train(state)
             ud.shutdown()
-            return str(caught.value)
+            return ""
 
-        assert "rank" in ranks.run(on_rank)[0]
+        @elastic.run
+        def train(state: elastic.State) -> None:
+            tf.function(lambda x: ud.allreduce(x, name="alone"))(tf.ones(3))
+
+        state = elastic.ObjectState(step=0)
+        state.sync = lambda: None  # type: ignore[method-assign]  # the other rank takes no part
+        ud.barrier()
+        with pytest.raises(PeerLostError) as caught:
+            train(state)
+        ud.shutdown()
+        return str(caught.value)
+
+    assert "rank" in two.run(on_rank)[0]
 
 
 def test_keras_symbols_are_not_needed_in_sessions(two: RankPool) -> None:

@@ -7,22 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_pools import EnginePool
 
-from unidist.runner import RankPool
 from unidist.testing.pools import PoolCache
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `_training`; they get this process's path
 
 
-_pools = PoolCache(max_idle_ranks=10)  # not so many that their ranks fill the memory
+_pools = PoolCache(max_idle_ranks=12)  # not so many that their ranks fill the memory
 
 
 @pytest.fixture
-def pool() -> Callable[..., RankPool]:
-    """Return `pool(num_proc, engine)`; pools are kept for all tests of this folder."""
+def pool() -> Callable[..., EnginePool]:
+    """Return `pool(num_proc, engine)`; the ranks are kept for all tests of this folder, and serve every engine."""
 
-    def get(num_proc: int, engine: str = "auto") -> RankPool:
-        return _pools.get(num_proc, engine=engine, env={"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "30"})
+    def get(num_proc: int, engine: str = "auto") -> EnginePool:
+        ranks = _pools.get(num_proc, env={"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "60"})
+        return EnginePool(ranks, engine)
 
     return get
 

@@ -28,6 +28,7 @@ def faults(mode):
     return int(result.stdout)
 
 
+@pytest.mark.soak  # it measures, and starts Python up to eleven times
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc's malloc")
 def test_freed_memory_is_not_faulted_in_again():
     # Without, it depends on what happens to lie at the end of the heap: sometimes nothing is given back.

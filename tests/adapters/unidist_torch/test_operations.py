@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from _training import runtime
 
 import unidist.torch as ud
 from unidist import context
+from unidist.environment import set_variables
 from unidist.errors import MismatchError, NotInitializedError, StalledError, UsageError
 from unidist.runner import RankPool
 from unidist_torch.memory import DTYPES
@@ -264,21 +266,25 @@ def test_bad_arguments_are_refused(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
-def test_a_rank_that_never_comes_ends_in_an_error_that_names_it() -> None:
+def test_a_rank_that_never_comes_ends_in_an_error_that_names_it(pool: Pool, tmp_path: Path) -> None:
+    stalled = tmp_path / "stalled"
+
     def on_rank() -> str:
-        ud.init()
         message = ""
-        if ud.rank() == 0:
-            with pytest.raises(StalledError) as caught:
-                ud.allreduce(torch.ones(3), name="lonely")
-            message = str(caught.value)
-        else:
-            time.sleep(3)  # alive, but elsewhere
-        ud.shutdown()
+        with set_variables({"UNIDIST_TIMEOUT_SEC": "2"}), runtime():
+            if ud.rank() == 0:
+                with pytest.raises(StalledError) as caught:
+                    ud.allreduce(torch.ones(3), name="lonely")
+                message = str(caught.value)
+                stalled.touch()
+            else:
+                deadline = time.monotonic() + 60
+                while not stalled.exists():  # alive, but elsewhere
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
         return message
 
-    with RankPool(2, engine="shm", env={"UNIDIST_TIMEOUT_SEC": "1"}) as own:
-        message = own.run(on_rank)[0]
+    message = pool(2, "shm").run(on_rank)[0]
     assert "lonely" in message
     assert "1" in message
 
@@ -306,17 +312,17 @@ def test_engine_memory_outlives_the_runtime(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
-def test_the_scripts_own_process_group_lives_beside_ours(pool: Pool) -> None:
+def test_the_scripts_own_process_group_lives_beside_ours() -> None:
     def on_rank() -> None:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-        with runtime():
-            tensor = torch.ones(3)
-            dist.all_reduce(tensor)
-            assert torch.equal(ud.allreduce(tensor), torch.full((3,), 2.0))
+        for engine in ("shm", "gloo"):
+            with set_variables({"UNIDIST_ENGINE": engine}), runtime():
+                tensor = torch.ones(3)
+                dist.all_reduce(tensor)
+                assert torch.equal(ud.allreduce(tensor), torch.full((3,), 2.0))
         dist.destroy_process_group()
 
-    for engine in ("shm", "gloo"):
-        with RankPool(2, engine=engine) as own:
-            own.run(on_rank)
+    with RankPool(2) as own:
+        own.run(on_rank)

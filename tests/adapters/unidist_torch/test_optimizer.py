@@ -411,8 +411,7 @@ def test_two_backward_passes_before_one_step(pool: Pool) -> None:
             with pytest.raises(UsageError, match=r"became ready twice .* backward_passes_per_step"):
                 loss_of(model, x, y).backward()
 
-    with RankPool(2) as own:
-        own.run(refused_in_horovods_way)
+    pool(2).run(refused_in_horovods_way)
 
 
 def test_horovod_style_accumulation_sums_the_passes(pool: Pool) -> None:

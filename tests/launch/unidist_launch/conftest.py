@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-TIMEOUT_SEC = 60
+TIMEOUT_SEC = 120
 
 
 class Command:

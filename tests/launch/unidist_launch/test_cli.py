@@ -17,8 +17,7 @@ from unidist_launch.cli import cli
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
 
 
-def test_help_is_quick_and_imports_no_framework_nor_numpy() -> None:
-    code = """
+HELP = """
 import sys
 from unidist_launch.cli import main
 try:
@@ -26,18 +25,32 @@ try:
 finally:
     heavy = {"torch", "tensorflow", "keras", "numpy", "jax"} & set(sys.modules)
     print("heavy:", sorted(heavy), file=sys.stderr)
+    print("modules:", len(sys.modules), file=sys.stderr)
 """
+
+
+def test_help_imports_little_and_no_framework_nor_numpy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "--allreduce-algorithm" in done.stdout
+    heavy, modules = done.stderr.splitlines()
+    assert heavy == "heavy: []"
+    assert int(modules.removeprefix("modules: ")) < 300, "it has to be quick: plugins import when they are used"
+
+
+@pytest.mark.soak  # processor time depends on what else the machine does
+def test_help_is_quick() -> None:
     seconds = []
-    for _ in range(3):
+    for _ in range(10):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         # Processor time: what an idle machine would take, on a busy one too.
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
-        assert done.stderr == "heavy: []\n"
-        assert "--allreduce-algorithm" in done.stdout
-    assert min(seconds) < 0.25
+        if seconds[-1] < 0.25:
+            return  # what shares the core and its caches can only make it slower
+    pytest.fail(f"processor time of `unidist launch --help`: {seconds}")
 
 
 @pytest.mark.parallel

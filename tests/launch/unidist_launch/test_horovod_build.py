@@ -310,7 +310,7 @@ def test_a_second_call_is_instant(command: Command) -> None:
     seconds = time.monotonic() - begin
     assert done.returncode == 0
     assert f"Horovod {installed} is installed" in done.stdout
-    assert seconds < 1
+    assert seconds < 30  # building takes minutes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

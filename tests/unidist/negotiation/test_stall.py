@@ -234,13 +234,13 @@ def test_a_stall_shutdown_ends_the_wait_before_the_timeout() -> None:
         )
         try:
             if communicator.rank == 0:
-                release.wait(20)
+                release.wait(60)
                 return
             began = time.monotonic()
             data = Buffer.allocate(1, DType.FLOAT32)
             with pytest.raises(StalledError, match="rank 0"):
                 negotiator.submit(Request("x", OperationKind.ALLREDUCE, data, data, (1,))).wait()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         finally:
             release.set()
             negotiator.close()
