@@ -1,0 +1,47 @@
+"""Memory in files: a piece of memory whose pages the system may write to a disk and take away. Framework-free."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+from unidist.errors import ConfigurationError
+
+
+class FileMemory:
+    """Gives memory that is mapped to files without names, in one folder: nothing is left behind, however a rank ends.
+
+    Args:
+        folder: on a file system that is on a disk.
+        rank: for messages.
+
+    Raises:
+        ConfigurationError: there is no such folder, or files cannot be made in it.
+    """
+
+    def __init__(self, folder: str, *, rank: int) -> None:
+        self._folder = os.path.abspath(folder)
+        self._rank = rank
+        self.allocate(mmap.PAGESIZE)
+
+    def allocate(self, num_bytes: int) -> mmap.mmap:
+        """Return zeroed memory; it goes when nothing refers to it any more.
+
+        Raises:
+            ConfigurationError: the file cannot be made as large; a full disk is found here, not while it is written to.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+                return mmap.mmap(file.fileno(), num_bytes)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"activations=offload: no file of {num_bytes} bytes can be made in {self._folder} on rank "
+                f"{self._rank}: {exc.strerror}. Give a folder with room, activations=offload:path=FOLDER"
+            ) from exc
+
+    @staticmethod
+    def let_go(memory: mmap.mmap) -> None:
+        """Take the pages out of this process; their content stays, and comes back when it is read."""
+        memory.madvise(mmap.MADV_DONTNEED)

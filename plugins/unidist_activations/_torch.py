@@ -1,0 +1,132 @@
+"""Blocks of PyTorch: what `forward` of a block does. Paths, hooks and state dictionaries stay as they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from unidist.errors import ConfigurationError
+from unidist_activations._binding import ModelBinding
+from unidist_activations._blocks import Member, Path
+from unidist_activations._files import FileMemory
+from unidist_activations._torch_offload import FileStore, HostStore, Offload
+
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
+_PLAIN = "_unidist_plain_forward"
+
+Forward = Callable[..., Any]
+
+
+class TorchBinding(ModelBinding):
+    """See `ModelBinding`."""
+
+    separator: ClassVar[str] = "."
+
+    def is_model(self, value: object) -> bool:
+        """See `ModelBinding.is_model`."""
+        return isinstance(value, torch.nn.Module)
+
+    def members(self, model: torch.nn.Module) -> Sequence[Member]:
+        """See `ModelBinding.members`."""
+        return [
+            Member(
+                tuple(path.split(".")),
+                f"{type(module).__module__}.{type(module).__qualname__}",
+                has_members=any(True for _ in module.children()),
+                is_container=isinstance(module, (*_LISTS, torch.nn.Sequential)),
+                is_callable=not isinstance(module, _LISTS),
+            )
+            for path, module in model.named_modules()
+            if path
+        ]
+
+    def recompute(self, model: torch.nn.Module, blocks: Sequence[Path]) -> None:
+        """See `ModelBinding.recompute`."""
+        for path in blocks:
+            _run_by(_recomputing, model.get_submodule(".".join(path)))
+
+    def offload(self, model: torch.nn.Module, blocks: Sequence[Path], *, path: str | None, rank: int) -> None:
+        """See `ModelBinding.offload`."""
+        modules = [model.get_submodule(".".join(block)) for block in blocks]
+        if path is None:
+            devices = {parameter.device.type for module in modules for parameter in module.parameters()}
+            if "cpu" in devices:
+                raise ConfigurationError(
+                    f"activations=offload moves activations to host memory, and on rank {rank} the model is there "
+                    "already (device cpu). Move the model to its accelerator before distribute, or give a folder "
+                    "on a disk, activations=offload:path=FOLDER, or use activations=recompute"
+                )
+        store = HostStore() if path is None else FileStore(FileMemory(path, rank=rank))
+        for module in modules:
+            _run_by(functools.partial(_offloading, Offload(store)), module)
+
+
+def _run_by(run: Callable[..., Any], module: torch.nn.Module) -> None:
+    """Make `run(plain, module, *args, **kwargs)` the module's forward; `plain` is what it was before any strategy."""
+    own = vars(module).pop("forward", None)
+    plain: Forward
+    if own is None:
+        plain = type(module).forward
+    elif hasattr(own, _PLAIN):  # of an earlier `distribute`
+        plain = getattr(own, _PLAIN)
+    else:  # of the script's own
+
+        def plain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return own(*args, **kwargs)
+
+    # A method of the module, not a function that holds it: copies of the module then run themselves.
+    @functools.wraps(plain)
+    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(plain, module, *args, **kwargs)
+
+    setattr(forward, _PLAIN, plain)
+    module.forward = MethodType(forward, module)
+
+
+def _recomputing(plain: Forward, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a block and keep its inputs only; random numbers and autocast are the same when it runs again."""
+    if not torch.is_grad_enabled():
+        return plain(module, *args, **kwargs)
+    if any(True for _ in module.buffers()):
+        kwargs["context_fn"] = functools.partial(_contexts, module)
+    return checkpoint(plain, module, *args, use_reentrant=False, **kwargs)
+
+
+def _contexts(module: torch.nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _buffers_stay(module)
+
+
+@contextmanager
+def _buffers_stay(module: torch.nn.Module) -> Iterator[None]:
+    """Run a block on copies of its buffers: a batch norm's statistics have seen this batch already."""
+    kept = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+    for part, name, buffer in kept:
+        setattr(part, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for part, name, buffer in kept:
+            setattr(part, name, buffer)
+
+
+def _offloading(offload: Offload, plain: Forward, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a block, and keep what its backward pass needs outside of the device."""
+    if not torch.is_grad_enabled():
+        return plain(module, *args, **kwargs)
+    with offload.of(module):
+        return plain(module, *args, **kwargs)
+
+
+def binding() -> ModelBinding:
+    """Return this framework's half of the strategy."""
+    return TorchBinding()
