@@ -179,11 +179,21 @@ class Context:
     def _meet(self, placement: Placement) -> Rendezvous:
         if self.topology.world_size == 1:
             return SingleRendezvous()
-        engine_choice.check_one_host(self.topology)
+        epoch = next(_epochs)
+        if not self.topology.single_host:
+            from unidist.control.rendezvous import ControlRendezvous
+
+            return ControlRendezvous(
+                engine_choice.meeting_place(placement),
+                self.topology,
+                epoch=epoch,
+                secret=placement.secret,
+                timeout=self.settings.start_timeout,
+            )
         return LocalRendezvous(
             rank=self.topology.rank,
             world_size=self.topology.world_size,
-            key=f"{placement.job_key}/{next(_epochs)}",
+            key=f"{placement.job_key}/{epoch}",
             secret=placement.secret,
             timeout=self.settings.start_timeout,
         )

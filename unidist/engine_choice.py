@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
+from unidist.environment import Placement
 from unidist.errors import ConfigurationError
 from unidist.registry import EngineSpec, Registry
-from unidist.rendezvous import Rendezvous
+from unidist.rendezvous import MeetingPlace, Rendezvous
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist.engine")
@@ -101,10 +102,17 @@ def check_same(choice: EngineChoice, rendezvous: Rendezvous, topology: Topology,
         )
 
 
-def check_one_host(topology: Topology) -> None:
-    """Raise ConfigurationError for a job on several hosts, which this version does not connect."""
-    if not topology.single_host:
+def meeting_place(placement: Placement) -> MeetingPlace:
+    """Return where the ranks of a job on several hosts meet.
+
+    Raises:
+        ConfigurationError: the launcher that started them gives no such place.
+    """
+    if placement.meeting_place is None:
+        topology = placement.topology
         raise ConfigurationError(
-            f"rank {topology.rank}: this job has {topology.world_size} ranks, {topology.local_size} of them here. "
-            "This version connects the ranks of one host; start all ranks on one."
+            f"rank {topology.rank}: this job has {topology.world_size} ranks, {topology.local_size} of them here, and "
+            f"was started by {placement.source}, under which the ranks of several hosts cannot meet. Start it with "
+            "`unidist launch -H HOST:SLOTS,HOST:SLOTS`, or all ranks on one host."
         )
+    return placement.meeting_place

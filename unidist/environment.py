@@ -16,6 +16,7 @@ from pathlib import Path
 
 from unidist.errors import ConfigurationError
 from unidist.launch_contracts import CONTRACTS, Contract
+from unidist.rendezvous import MeetingPlace
 from unidist.topology import Topology
 
 VARIABLES: dict[str, str] = {
@@ -28,6 +29,10 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
     "UNIDIST_SECRET_FD": "inherited file descriptor that holds the job's secret",
     "UNIDIST_LAUNCHER_PID": "process id of the launcher",
+    "UNIDIST_CONTROL_ADDRESS": "HOST:PORT of the job's control server; set for several hosts, as are the next two",
+    "UNIDIST_HOST_ADDRESS": "address at which the other hosts reach this one",
+    "UNIDIST_GENERATION": "membership of the world that this process belongs to",
+    "UNIDIST_HEARTBEAT_SEC": "a host from which nothing is heard for longer is lost (default: 5)",
     "UNIDIST_ENGINE": "engine, see `--engine` (default: auto)",
     "UNIDIST_STRATEGY": "strategies, see `--strategy` (default: plain data parallelism)",
     "UNIDIST_ALLREDUCE_ALGORITHM": "see `--allreduce-algorithm` (default: the engine's own)",
@@ -91,6 +96,7 @@ class Settings:
     allreduce_algorithm: str | None = None
     timeout: timedelta = timedelta(seconds=1800)
     start_timeout: timedelta = timedelta(seconds=120)
+    heartbeat: timedelta = timedelta(seconds=5)
     stall_check: timedelta = timedelta(seconds=60)
     stall_shutdown: timedelta = timedelta(0)
     timeline: Path | None = None
@@ -126,6 +132,7 @@ class Settings:
             allreduce_algorithm=env.get("UNIDIST_ALLREDUCE_ALGORITHM") or None,
             timeout=_seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
             start_timeout=_seconds(env, start_timeout, default.start_timeout),
+            heartbeat=_seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),
             stall_check=stall_check,
             stall_shutdown=stall_shutdown,
             timeline=_timeline(env),
@@ -153,12 +160,14 @@ class Placement:
         source: the launcher whose variables were read ("unidist", "torchrun", ..., "none").
         job_key: a string that is equal on all ranks of the job and differs between jobs on one host.
         secret: the job's secret; empty under launchers that have none.
+        meeting_place: where the ranks of a job on several hosts meet; None if the launcher gives none.
     """
 
     topology: Topology
     source: str = "none"
     job_key: str = ""
     secret: bytes = b""
+    meeting_place: MeetingPlace | None = None
 
 
 @contextmanager
@@ -207,7 +216,22 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
     )
     key = "/".join(f"{name}={env[name]}" for name in contract.job_key if name in env)
     # Without a name for the job, its processes on this host still share their parent.
-    return Placement(topology, contract.source, key or f"parent={os.getppid()}", _read_secret(env))
+    place = _meeting_place(env) if contract.source == "unidist" else None
+    return Placement(topology, contract.source, key or f"parent={os.getppid()}", _read_secret(env), place)
+
+
+def _meeting_place(env: Mapping[str, str]) -> MeetingPlace | None:
+    text = env.get("UNIDIST_CONTROL_ADDRESS", "")
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not env.get("UNIDIST_HOST_ADDRESS"):
+        raise ConfigurationError(
+            f"UNIDIST_CONTROL_ADDRESS={text!r} is not HOST:PORT, or UNIDIST_HOST_ADDRESS is not set; "
+            "`unidist launch` sets both, do not change them."
+        )
+    generation = _integer(env, "UNIDIST_GENERATION", 0)
+    return MeetingPlace((host.strip("[]"), int(port)), env["UNIDIST_HOST_ADDRESS"], generation)
 
 
 def _local_size(env: Mapping[str, str], contract: Contract, world_size: int) -> int:

@@ -12,6 +12,34 @@ from unidist.engine import Availability
 
 
 @dataclass(frozen=True)
+class Host:
+    """A host of a job, and how many ranks it takes.
+
+    Args:
+        name: as the user wrote it.
+        slots: the most ranks that run there.
+    """
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class RemoteShell:
+    """How commands are run on other hosts, for launchers that do it by ssh or the like.
+
+    Args:
+        command: the program, with arguments ("ssh", "ssh -F my_config").
+        port: of the hosts' ssh servers; None leaves it to the program.
+        identity_file: private key; None leaves it to the program.
+    """
+
+    command: str = "ssh"
+    port: int | None = None
+    identity_file: Path | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """What to start.
 
@@ -24,6 +52,12 @@ class Job:
         verbose: more lines about what the launcher does.
         quiet: ranks' output only from rank 0 (errors of all).
         timestamps: each line of the ranks is shown with the time.
+        hosts: where ranks run, in the order in which they are filled; empty: this host.
+        remote_shell: how commands are run on other hosts.
+        network_interfaces: the hosts talk to each other by the first of these that a host has; empty: by the one by
+            which the launcher reaches it.
+        start_timeout: longest wait for all hosts.
+        heartbeat: a host from which nothing is heard for longer is lost.
     """
 
     command: tuple[str, ...]
@@ -34,6 +68,11 @@ class Job:
     verbose: bool = False
     quiet: bool = False
     timestamps: bool = False
+    hosts: tuple[Host, ...] = ()
+    remote_shell: RemoteShell = field(default_factory=RemoteShell)
+    network_interfaces: tuple[str, ...] = ()
+    start_timeout: timedelta = timedelta(seconds=120)
+    heartbeat: timedelta = timedelta(seconds=5)
 
 
 class Launcher(ABC):

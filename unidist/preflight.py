@@ -16,20 +16,21 @@ AUTO = "auto"
 """The engine name that leaves the choice to `init()`."""
 
 
-def check(settings: Settings, num_proc: int, manager: PluginManager) -> None:
-    """Check what the user chose for a job of `num_proc` processes on this host.
+def check(settings: Settings, num_proc: int, manager: PluginManager, *, topology: Topology | None = None) -> None:
+    """Check what the user chose for a job of `num_proc` processes.
 
     Args:
         settings: engine, strategy and algorithm, as the ranks will read them.
         num_proc: number of ranks.
         manager: loaded plugins.
+        topology: place of one of the ranks; default: all are on this host.
 
     Raises:
         ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
             world, strategies that do not go together.
     """
     if settings.engine != AUTO:
-        _check_engine(settings.engine, num_proc, manager)
+        _check_engine(settings.engine, topology or Topology(world_size=num_proc, local_size=num_proc), manager)
     if settings.allreduce_algorithm is not None:
         from unidist.algorithms import ALGORITHMS
 
@@ -43,15 +44,14 @@ def check(settings: Settings, num_proc: int, manager: PluginManager) -> None:
                 strategy.check_plugins(manager)
 
 
-def _check_engine(name: str, num_proc: int, manager: PluginManager) -> None:
+def _check_engine(name: str, topology: Topology, manager: PluginManager) -> None:
     spec = manager.engines.get(name, hint=f"{AUTO!r} chooses for you.")
     if not spec.path.startswith("unidist."):
         return  # loading it could import a framework, which takes seconds; its ranks will say
     engine = spec.load()
-    topology = Topology(world_size=num_proc, local_size=num_proc)
     for found, where in (
         (engine.availability(), "on this machine"),
-        (engine.supports(topology), f"for {num_proc} processes"),
+        (engine.supports(topology), f"for {topology.world_size} processes"),
     ):
         if not found.usable:
             raise ConfigurationError(f"engine {name!r} cannot be used {where}: {found.reason}")

@@ -20,8 +20,29 @@ class Contribution:
     fds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class MeetingPlace:
+    """Where the ranks of a job on several hosts meet.
+
+    Args:
+        server: address of the job's control server: host and port.
+        host_address: address at which the other hosts reach this one.
+        generation: membership of the world that this process belongs to.
+    """
+
+    server: tuple[str, int]
+    host_address: str
+    generation: int = 0
+
+
 class Rendezvous(ABC):
-    """Exchanges small messages among all ranks of a job. Every rank makes the same calls in the same order."""
+    """Exchanges small messages among all ranks of a job. Every rank makes the same calls in the same order.
+
+    Attributes:
+        address: IP address at which every rank of the job reaches this one; an engine listens there, and nowhere else.
+    """
+
+    address: str = "127.0.0.1"
 
     @abstractmethod
     def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:

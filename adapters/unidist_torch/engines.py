@@ -15,8 +15,7 @@ from unidist.engine import Availability, Engine
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
-_ADDRESS = struct.Struct("!H")
-_LOOPBACK = "127.0.0.1"
+_PORT = struct.Struct("!H")
 
 
 class GlooEngine(Engine):
@@ -34,9 +33,7 @@ class GlooEngine(Engine):
         return Availability(True, f"torch {torch.__version__}")
 
     def supports(self, topology: Topology) -> Availability:
-        """Any number of ranks on one host (several hosts come with the launchers for them)."""
-        if not topology.single_host:
-            return Availability(False, f"connects the ranks of one host; this job has {topology.num_nodes}")
+        """Any number of ranks on any hosts."""
         return Availability(True)
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
@@ -45,7 +42,13 @@ class GlooEngine(Engine):
 
         store = _make_store(topology, rendezvous, timeout)
         return GlooCommunicator(
-            store, "world", topology.rank, tuple(range(topology.world_size)), timeout, device_index=topology.local_rank
+            store,
+            "world",
+            topology.rank,
+            tuple(range(topology.world_size)),
+            timeout,
+            device_index=topology.local_rank,
+            address=rendezvous.address,
         )
 
 
@@ -67,8 +70,6 @@ class NcclEngine(Engine):
 
     def supports(self, topology: Topology) -> Availability:
         """One GPU per rank of this host."""
-        if not topology.single_host:
-            return Availability(False, f"connects the ranks of one host; this job has {topology.num_nodes}")
         if not _torch_missing():
             import torch
 
@@ -85,7 +86,13 @@ class NcclEngine(Engine):
 
         store = _make_store(topology, rendezvous, timeout)
         return NcclCommunicator(
-            store, "world", topology.rank, tuple(range(topology.world_size)), timeout, device_index=topology.local_rank
+            store,
+            "world",
+            topology.rank,
+            tuple(range(topology.world_size)),
+            timeout,
+            device_index=topology.local_rank,
+            address=rendezvous.address,
         )
 
 
@@ -94,15 +101,17 @@ def _torch_missing() -> str:
 
 
 def _make_store(topology: Topology, rendezvous: Rendezvous, timeout: timedelta):  # type: ignore[no-untyped-def]  # torch.distributed.Store
-    """Return a key-value store that rank 0 serves on a free port of the loopback interface."""
+    """Return a key-value store that rank 0 serves on a free port of its address in the job (loopback on one host)."""
     from torch._C._distributed_c10d import TCPStore
 
     leads = topology.rank == 0
     store = None
     if leads:
-        store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-    replies = rendezvous.allgather(_ADDRESS.pack(store.port if store else 0), timeout=timeout)
+        store = TCPStore(rendezvous.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    own = _PORT.pack(store.port) + rendezvous.address.encode() if store else b""
+    replies = rendezvous.allgather(own, timeout=timeout)
     if store is None:
-        (port,) = _ADDRESS.unpack(replies[0].payload)
-        store = TCPStore(_LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        (port,) = _PORT.unpack_from(replies[0].payload)
+        address = replies[0].payload[_PORT.size :].decode()
+        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     return store

@@ -17,7 +17,7 @@ from unidist_torch.process_group import ProcessGroupCommunicator
 
 
 class GlooCommunicator(ProcessGroupCommunicator):
-    """gloo on the loopback interface; device tensors are staged through host memory."""
+    """gloo over TCP, at the address of this host in the job; device tensors are staged through host memory."""
 
     backend = "gloo"
     polls_messages = False  # is_completed() of a message becomes true in wait() only
@@ -25,7 +25,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
         options._timeout = self.timeout
         options._threads = 2
         return dist.ProcessGroupGloo(store, self.rank, self.size, options)

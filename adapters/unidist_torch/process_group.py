@@ -44,6 +44,7 @@ class ProcessGroupCommunicator(Communicator):
         members: world ranks.
         timeout: of every operation.
         device_index: GPU of this process.
+        address: at which the other members reach this process.
     """
 
     backend: str
@@ -59,6 +60,7 @@ class ProcessGroupCommunicator(Communicator):
         timeout: timedelta,
         *,
         device_index: int,
+        address: str = "127.0.0.1",
     ) -> None:
         self.rank = rank
         self.size = len(members)
@@ -68,6 +70,7 @@ class ProcessGroupCommunicator(Communicator):
         self._store = store
         self._name = name
         self._device_index = device_index
+        self._address = address
         self._splits = itertools.count()
         self._aborted = ""
         self._closed = False
@@ -244,6 +247,7 @@ class ProcessGroupCommunicator(Communicator):
             tuple(self.members[rank] for rank in chosen),
             self.timeout,
             device_index=self._device_index,
+            address=self._address,
         )
 
     def abort(self, reason: str) -> None:

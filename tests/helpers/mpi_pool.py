@@ -24,16 +24,17 @@ from unidist._runner_call import Call, Worker, call_name
 from unidist._runner_channel import Channel, send
 from unidist._runner_pickling import dump_call
 from unidist.local_processes import LocalProcesses, rank_variables
+from unidist.topology import Topology
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
-_START_SEC = 30.0
-_EXIT_SEC = 30.0
+_START_SEC = 120.0
+_EXIT_SEC = 60.0
 _TOKEN_BYTES = 32
 
 
 def command(num_proc: int, *arguments: str) -> list[str]:
     """Return the command that runs Python with `arguments` on `num_proc` ranks, for `LocalProcesses(1).start`."""
-    ours = [*rank_variables(0, 1), "UNIDIST_SECRET_FD", "UNIDIST_LAUNCHER_PID"]
+    ours = [*rank_variables(Topology()), "UNIDIST_SECRET_FD", "UNIDIST_LAUNCHER_PID"]
     unset = [word for name in ours for word in ("-u", name)]
     return ["env", *unset, *MPIRUN, "-n", str(num_proc), sys.executable, *arguments]
 
@@ -115,21 +116,26 @@ class MpiPool:
 
 
 class MpiPools:
-    """One pool for each number of ranks, started when it is first asked for."""
+    """Pools of one number of ranks, each started when it is first asked for; another number ends them.
+
+    Ranks under mpirun are large, and those that are idle still poll: only those that are used are kept.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pools: dict[int, MpiPool] = {}
+        self._pools: dict[tuple[object, ...], MpiPool] = {}
 
     def get(self, num_proc: int, *, env: Mapping[str, str] | None = None) -> MpiPool:
-        """Return a healthy pool; a new one where there is none."""
-        if num_proc in self._pools and not self._pools[num_proc].healthy:
-            self._pools.pop(num_proc).close()
-        if num_proc not in self._pools:
+        """Return a healthy pool; a new one where there is none. It lives until a pool of another size is asked for."""
+        key = (num_proc, *sorted((env or {}).items()))
+        for other, pool in list(self._pools.items()):
+            if pool.num_proc != num_proc or not pool.healthy:
+                self._pools.pop(other).close()
+        if key not in self._pools:
             folder = self._folder / secrets.token_hex(4)
             folder.mkdir()
-            self._pools[num_proc] = MpiPool(num_proc, folder, {"UNIDIST_ENGINE": "mpi", **variables(env)})
-        return self._pools[num_proc]
+            self._pools[key] = MpiPool(num_proc, folder, {"UNIDIST_ENGINE": "mpi", **variables(env)})
+        return self._pools[key]
 
     def close(self) -> None:
         """End every pool."""

@@ -9,11 +9,12 @@ import pytest
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
-from unidist.engine_choice import check_one_host, check_same, choose
+from unidist.engine_choice import check_same, choose, meeting_place
 from unidist.engines.single import SingleCommunicator
+from unidist.environment import Placement
 from unidist.errors import ConfigurationError
 from unidist.registry import EngineSpec, Registry
-from unidist.rendezvous import Contribution, Rendezvous
+from unidist.rendezvous import Contribution, MeetingPlace, Rendezvous
 from unidist.topology import Topology
 
 TWO = Topology(0, 2, 0, 2)
@@ -118,7 +119,9 @@ def test_ranks_that_chose_differently_are_told_who_chose_what() -> None:
         check_same(choice, Replies(b"gloo"), TWO, timedelta(seconds=1))
 
 
-def test_several_hosts_are_refused_with_the_numbers() -> None:
-    check_one_host(TWO)
-    with pytest.raises(ConfigurationError, match="4 ranks, 2 of them"):
-        check_one_host(Topology(0, 4, 0, 2, 0, 2))
+def test_several_hosts_need_a_launcher_that_gives_them_a_place_to_meet() -> None:
+    two_hosts = Topology(0, 4, 0, 2, 0, 2)
+    place = MeetingPlace(("10.0.0.1", 77), "10.0.0.2")
+    assert meeting_place(Placement(two_hosts, "unidist", meeting_place=place)) == place
+    with pytest.raises(ConfigurationError, match=r"4 ranks, 2 of them here, and was started by torchrun.*-H"):
+        meeting_place(Placement(two_hosts, "torchrun"))

@@ -16,6 +16,7 @@ import pytest
 
 from unidist.environment import HOROVOD_VARIABLES, VARIABLES, Settings, configure_logging, read_placement, set_variables
 from unidist.errors import ConfigurationError
+from unidist.rendezvous import MeetingPlace
 from unidist.topology import Topology
 
 ROOT = Path(__file__).parents[2]
@@ -340,3 +341,13 @@ def test_variables_that_are_set_for_a_while_are_what_they_were_afterwards(monkey
         assert (os.environ["UNIDIST_ENGINE"], os.environ["UNIDIST_STRATEGY"]) == ("shm", "data")
     assert os.environ["UNIDIST_ENGINE"] == "mpi"
     assert "UNIDIST_STRATEGY" not in os.environ
+
+
+def test_a_job_on_several_hosts_is_told_where_to_meet() -> None:
+    assert read_placement(UNIDIST).meeting_place is None
+    env = {**UNIDIST, "UNIDIST_CONTROL_ADDRESS": "[fe80::1]:77", "UNIDIST_HOST_ADDRESS": "10.0.0.2"}
+    place = MeetingPlace(("fe80::1", 77), "10.0.0.2", 3)
+    assert read_placement({**env, "UNIDIST_GENERATION": "3"}).meeting_place == place
+    for wrong in ("10.0.0.1", "10.0.0.1:x", ":77"):
+        with pytest.raises(ConfigurationError, match="is not HOST:PORT"):
+            read_placement({**env, "UNIDIST_CONTROL_ADDRESS": wrong})

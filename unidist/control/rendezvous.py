@@ -6,35 +6,19 @@ import base64
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from unidist.control.client import ControlClient
-from unidist.control.connection import Address, ConnectionLost
+from unidist.control.connection import ConnectionLost
 from unidist.control.meeting import MAX_PAYLOAD_BYTES
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
-from unidist.rendezvous import Contribution, Rendezvous
+from unidist.rendezvous import Contribution, MeetingPlace, Rendezvous
 from unidist.topology import Topology
 
 _LEAVE_SEC = 1.0
 _ANSWER_SEC = 5.0
 _ERRORS: dict[str, type[PeerLostError]] = {"StalledError": StalledError, "PeerLostError": PeerLostError}
-
-
-@dataclass(frozen=True)
-class MeetingPlace:
-    """Where the ranks of a job on several hosts meet.
-
-    Args:
-        server: address of the control server.
-        host_address: address at which the other hosts reach this one.
-        generation: membership of the world that this process belongs to.
-    """
-
-    server: Address
-    host_address: str
-    generation: int = 0
 
 
 class ControlRendezvous(Rendezvous):

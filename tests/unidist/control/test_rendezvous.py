@@ -12,9 +12,10 @@ from typing import TypeVar
 import pytest
 
 from unidist.control.coordinator import Coordinator
-from unidist.control.rendezvous import ControlRendezvous, MeetingPlace
+from unidist.control.rendezvous import ControlRendezvous
 from unidist.control.server import ControlServer
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
+from unidist.rendezvous import MeetingPlace
 from unidist.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("leak_check")
