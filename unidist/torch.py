@@ -28,6 +28,7 @@ from unidist.errors import PeerLostError as HorovodInternalError
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist_torch import elastic
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
+from unidist_torch.checkpoint import load, save
 from unidist_torch.compression import Compression
 from unidist_torch.data import shard
 from unidist_torch.distribute import DistributedOptimizer, distribute
@@ -88,8 +89,8 @@ __all__ = [
     "cuda_built", "ddl_built", "distribute", "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled",
     "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "send", "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
-    "stop_timeline", "synchronize", "world",
+    "remove_process_set", "rocm_built", "save", "send", "shard", "shutdown", "size", "sparse_allreduce_async",
+    "start_timeline", "stop_timeline", "synchronize", "world",
 ]  # fmt: skip

@@ -93,18 +93,24 @@ def load(
     assert folder is not None
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
-        parts: list[tuple[KeepsState, SavedSection]] = []
+        parts: dict[str, tuple[KeepsState, SavedSection]] = {}
         try:
             checkpoint = stack.enter_context(Checkpoint(folder, convert=convert, report=report))
             for name, state in states(checkpoint).items():
-                section = _mapped(checkpoint, name, options.mapping)
+                parts[name] = (state, _mapped(checkpoint, name, options.mapping))
+            names = {name: frozenset(state.names()) for name, (state, _) in parts.items()}
+        except Exception as exc:
+            error, names = exc, {}
+        everywhere: list[dict[str, frozenset[str]]] = agree(communicator, names, error, what)
+        try:
+            for name, (state, section) in parts.items():
+                section.elsewhere = frozenset().union(*(each.get(name, frozenset()) for each in everywhere))
                 state.check(section, strict=options.strict)
-                parts.append((state, section))
         except Exception as exc:
             error = exc
         agree(communicator, None, error, what)
         try:
-            for state, section in parts:
+            for state, section in parts.values():
                 state.load(section, strict=options.strict)
         except Exception as exc:
             error = exc

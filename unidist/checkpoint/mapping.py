@@ -222,7 +222,7 @@ class MappedSection(SavedSection):
 
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
         """See `SavedSection.match`."""
-        return match(self._what, self._tensors, wanted, strict=strict, report=self._report)
+        return match(self._what, self._tensors, wanted, strict=strict, report=self._report, elsewhere=self.elsewhere)
 
 
 def _renamed(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:

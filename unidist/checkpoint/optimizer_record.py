@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unidist.checkpoint.pieces import Placement, TensorInfo, split_slot
 from unidist.checkpoint.slots import Speech
-from unidist.checkpoint.state import Plain
+from unidist.checkpoint.state import Plain, SavedSection
 from unidist.errors import CheckpointError
 
 STEP = "step"
@@ -52,6 +53,38 @@ class OptimizerRecord:
             return cls(speech, dict(values["groups"]), dict(values["group_of"]), dict(values["scalars"]))
         except (KeyError, TypeError) as exc:
             raise CheckpointError(f"the section has no optimizer's values: {exc!r} is missing or malformed") from exc
+
+    @classmethod
+    def check(
+        cls, section: SavedSection, speech: Speech, placements: Mapping[str, Placement], *, strict: bool
+    ) -> OptimizerRecord:
+        """Return the record of a saved optimizer, if one of this kind and these parameters can go on with it.
+
+        Args:
+            section: the optimizer's.
+            speech: of the optimizer that loads.
+            placements: of its parameters on this rank, by path.
+            strict: a parameter that only one side has is an error; else what both have is loaded.
+
+        Raises:
+            CheckpointError: another kind of optimizer, other parameters, other shapes.
+        """
+        record = cls.of(section.values)
+        speech.check_reads(record.speech)
+        wanted = []
+        for name, info in section.tensors.items():
+            path, slot = split_slot(name)
+            if path in placements:
+                shape = placements[path].shape if speech.has_slot(slot) else info.shape
+                wanted.append(TensorInfo(name, shape, info.dtype))
+        missing = [path for path in placements if path not in record.group_of]
+        if missing and strict:
+            raise CheckpointError(
+                f"the optimizer state that was saved does not know {len(missing)} of the parameters that this "
+                f"optimizer has: {', '.join(missing[:8])}. Build the model that was saved, or load with strict=False."
+            )
+        section.match(wanted, strict=strict)
+        return record
 
     def learning_rate(self, path: str) -> float:
         """Return the learning rate of a parameter when it was saved; 0 where it is not known."""

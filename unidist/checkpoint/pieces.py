@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -49,29 +49,50 @@ class Piece:
     Args:
         tensor: of which it is a part.
         part: which elements.
-        memory: host memory that holds them, side by side and in the part's order.
-        is_copy: nobody else writes to the memory (it was copied from a device, say), so a snapshot need not copy it.
+        source: host memory that holds them, side by side and in the part's order; or a function that copies them there
+            (from a device, say), called when this rank is to write the piece, and only then.
     """
 
     tensor: TensorInfo
     part: Part
-    memory: Buffer
-    is_copy: bool = False
+    source: Buffer | Callable[[], Buffer]
 
     def __post_init__(self) -> None:
-        tensor, memory = self.tensor, self.memory
-        if not self.part.fits(tensor.shape):
-            raise UsageError(f"the box {self.part.box} does not lie within the tensor {tensor}")
-        if (memory.count, memory.dtype, memory.memory) != (self.part.count, tensor.dtype, HOST):
-            raise UsageError(
-                f"a piece of {self.part.count} elements of {tensor} cannot be in a buffer of {memory.count} elements "
-                f"of {memory.dtype} in memory of kind {memory.memory!r}; give host memory of the tensor's own type"
-            )
+        if not self.part.fits(self.tensor.shape):
+            raise UsageError(f"the box {self.part.box} does not lie within the tensor {self.tensor}")
+        if isinstance(self.source, Buffer):
+            self._check(self.source)
+
+    @property
+    def is_copied(self) -> bool:
+        """Say whether `memory` makes a copy, to which nobody else writes."""
+        return not isinstance(self.source, Buffer)
+
+    @property
+    def memory(self) -> Buffer:
+        """The elements in host memory."""
+        if isinstance(self.source, Buffer):
+            return self.source
+        made = self.source()
+        self._check(made)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.part.count * self.tensor.dtype.itemsize
 
     @classmethod
-    def whole(cls, name: str, shape: Sequence[int], memory: Buffer, *, is_copy: bool = False) -> Piece:
+    def whole(cls, name: str, shape: Sequence[int], memory: Buffer) -> Piece:
         """Return a whole tensor of the memory's type, as one piece."""
-        return cls(TensorInfo(name, tuple(shape), memory.dtype), Part.whole(shape), memory, is_copy)
+        return cls(TensorInfo(name, tuple(shape), memory.dtype), Part.whole(shape), memory)
+
+    def _check(self, memory: Buffer) -> None:
+        if (memory.count, memory.dtype, memory.memory) != (self.part.count, self.tensor.dtype, HOST):
+            raise UsageError(
+                f"a piece of {self.part.count} elements of {self.tensor} cannot be in a buffer of {memory.count} "
+                f"elements of {memory.dtype} in memory of kind {memory.memory!r}; give host memory of the tensor's type"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Self
 from unidist.buffer import Buffer
 from unidist.checkpoint.index import Index, StoredPiece, StoredTensor
 from unidist.checkpoint.parts import Part, Run, runs
-from unidist.checkpoint.pieces import TensorInfo
+from unidist.checkpoint.pieces import SLOT, TensorInfo
 from unidist.checkpoint.shard import Entry, Shard
 from unidist.checkpoint.state import SavedSection
 from unidist.errors import CheckpointError
@@ -176,6 +176,7 @@ class Section(SavedSection):
             wanted,
             strict=strict,
             report=self._checkpoint.report,
+            elsewhere=self.elsewhere,
         )
 
 
@@ -205,9 +206,11 @@ def match(
     *,
     strict: bool,
     report: Callable[[str], None],
+    elsewhere: Collection[str] = (),
 ) -> list[TensorInfo]:
     """See `SavedSection.match`; `what` names the section in messages."""
     names = {info.name for info in wanted}
+    names |= {name for name in there if name in elsewhere or name.rpartition(SLOT)[0] in elsewhere}
     missing = [str(info) for info in wanted if info.name not in there]
     unexpected = [str(info) for name, info in there.items() if name not in names]
     both = [info for info in wanted if info.name in there]

@@ -57,11 +57,13 @@ class Family:
         members: class names, by dialect; subclasses belong to it too.
         slots: what they keep.
         options: their options by neutral names, each as the dialects call it ("betas.0": the first of a tuple).
+        counts_steps: an update depends on how many there were before.
     """
 
     members: Mapping[str, frozenset[str]]
     slots: tuple[Slot, ...]
     options: Mapping[str, Mapping[str, str]]
+    counts_steps: bool = True
 
 
 def _names(torch: str, keras: str) -> dict[str, str]:
@@ -100,6 +102,7 @@ FAMILIES = (
             "momentum": _names("momentum", "momentum"),
             "nesterov": _names("nesterov", "nesterov"),
         },
+        counts_steps=False,
     ),
     Family(
         {TORCH: frozenset(("RMSprop",)), KERAS: frozenset(("RMSprop",))},
@@ -185,6 +188,10 @@ class Speech:
                 f"the optimizer state was saved by {_first(saved.kinds)} ({saved.dialect}), and {_first(self.kinds)} "
                 f"({self.dialect}) cannot go on with it. Use the same kind of optimizer, or load the model alone."
             )
+
+    def has_slot(self, neutral: str) -> bool:
+        """Say whether the table knows the slot; it then has its parameter's shape."""
+        return self._find(neutral=neutral) is not None
 
     def option(self, options: Mapping[str, object], neutral: str) -> object:
         """Return an option by its neutral name, or None where there is none."""

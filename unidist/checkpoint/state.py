@@ -32,9 +32,11 @@ class SavedSection(ABC):
 
     Attributes:
         values: the plain values that `KeepsState.values` of all ranks returned when it was saved, merged.
+        elsewhere: what other ranks load, see `KeepsState.names`; this rank does not miss it in its own state.
     """
 
     values: dict[str, Any]
+    elsewhere: frozenset[str] = frozenset()
 
     @property
     @abstractmethod
@@ -91,6 +93,13 @@ class KeepsState(ABC):
         Dicts are merged key by key, at any depth, so ranks may have different keys (one per parameter, say).
         Whatever else two ranks both have must be equal.
         """
+
+    def names(self) -> Collection[str]:
+        """Return the names of the tensors that this rank can load; an optimizer, the paths of its parameters.
+
+        Ranks may have different ones (pipeline stages). What any of them has is unexpected to none.
+        """
+        return {piece.tensor.name for piece in self.pieces()}
 
     @abstractmethod
     def check(self, section: SavedSection, *, strict: bool) -> None:

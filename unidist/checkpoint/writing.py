@@ -93,24 +93,23 @@ def check_offers(offers: Sequence[Offer]) -> None:
 
 
 def snapshot(pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
-    """Return the pieces with memory of their own, so that training may go on; copies stay as they are.
+    """Return the pieces with memory of their own, so that training may go on.
 
     Args:
         pieces: each with its section.
     """
-    total = sum(piece.memory.nbytes for _, piece in pieces if not piece.is_copy)
+    total = sum(piece.nbytes for _, piece in pieces if not piece.is_copied)
     memory = Buffer.of(mmap.mmap(-1, total)) if total else None
     taken, start = [], 0
     # The largest items first: every piece then begins at a multiple of its item size.
-    for section, piece in sorted(pieces, key=lambda item: -item[1].memory.dtype.itemsize):
-        if not piece.is_copy and piece.memory.nbytes:
+    for section, piece in sorted(pieces, key=lambda item: -item[1].tensor.dtype.itemsize):
+        place = piece.memory
+        if not piece.is_copied and place.nbytes:
             assert memory is not None
-            place = memory.slice(start, piece.memory.nbytes).cast(piece.memory.dtype)
+            place = memory.slice(start, place.nbytes).cast(place.dtype)
             copy(piece.memory, place)
-            start += piece.memory.nbytes
-            taken.append((section, Piece(piece.tensor, piece.part, place, is_copy=True)))
-        else:
-            taken.append((section, piece))
+            start += place.nbytes
+        taken.append((section, Piece(piece.tensor, piece.part, place)))
     return taken
 
 
@@ -136,8 +135,9 @@ def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Writt
         if not part.is_whole(shape):
             box = ",".join(f"{start}:{stop}" for start, stop in part.box)
             key, shape = f"{key}[{box}][{part.start}:{part.stop}]", (part.count,)
-        tensors[key] = (shape, piece.memory)
-        described.append(((section, info, part), key, tuple(shard.checksums(piece.memory, index.CHUNK_BYTES))))
+        memory = piece.memory
+        tensors[key] = (shape, memory)
+        described.append(((section, info, part), key, tuple(shard.checksums(memory, index.CHUNK_BYTES))))
     path = folder / name
     shard.write_shard(path, tensors, {"format": index.FORMAT})
     return Written(name, path.stat().st_size, tuple(described))
