@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import selectors
-import signal
 import socket
 import subprocess
 import time
@@ -16,16 +15,14 @@ from typing import NamedTuple
 from unidist.engine import Availability
 from unidist.launcher import Job, Launcher
 from unidist.local_processes import LocalProcesses, describe_exit, watch_exit
-from unidist_launch import failure
+from unidist_launch.ending import Ending
 from unidist_launch.failure import RankExit
 from unidist_launch.lines import Stream
 from unidist_launch.output import Output
-from unidist_launch.screen import is_broken_pipe
 from unidist_launch.signals import ForwardedSignals
 
 _EXIT_CHECK_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0
-_HOPELESS_SEC = 10.0
 _MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process that never stops is cut short
 
 
@@ -59,11 +56,8 @@ class _Run:
     def __init__(self, job: Job, stack: ExitStack) -> None:
         self._job = job
         self._stack = stack
-        self._exits: list[RankExit] = []
         self._round = 0
-        self._first_failure_at: float | None = None
-        self._decide_at: float | None = None
-        self._kill_at: float | None = None
+        self._ending = Ending(job.grace_period, signal_ranks=self._signal_ranks, host_of=lambda _: socket.gethostname())
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._output = stack.enter_context(
             Output(
@@ -71,30 +65,29 @@ class _Run:
                 output_dir=job.output_dir,
                 quiet=job.quiet,
                 timestamps=job.timestamps,
-                give_up=self._is_overdue,
+                give_up=lambda: self._ending.is_overdue,
             )
         )
         self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
-        self._signals = stack.enter_context(ForwardedSignals(self._on_signal))
+        self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
 
     def run(self) -> int:
         self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
         self._start()
-        while len(self._exits) < len(self._processes.processes) and not self._is_hopeless():
+        while len(self._ending.exits) < len(self._processes.processes) and not self._ending.is_hopeless:
             self._wait()
             self._round += 1
             self._collect_exits()
-            self._output.show(running=len(self._processes.processes) - len(self._exits))
-            self._end_if_due()
-            self._end_if_output_lost()
+            self._output.show(running=len(self._processes.processes) - len(self._ending.exits))
+            self._ending.advance(self._output)
         self._processes.close()  # also what ranks left in the background, which would keep the pipes open
         self._read_to_end()
         self._output.finish()
-        return self._conclude()
+        return self._ending.conclude(self._output)
 
     def _start(self) -> None:
         for rank in range(self._job.num_proc):
-            if self._kill_at is not None:
+            if self._ending.has_begun:
                 return  # a signal came meanwhile
             stdin = None if rank == 0 else subprocess.DEVNULL
             process = self._processes.start(
@@ -116,8 +109,8 @@ class _Run:
     def _wait(self) -> None:
         """Wait for the next event, and read what there is to read."""
         now = time.monotonic()
-        due = [at for at in (self._decide_at, self._kill_at, self._output.deadline()) if at is not None and at > now]
-        for key, _ in self._selector.select(min([now + _EXIT_CHECK_SEC, *due]) - now):
+        due = [at for at in (self._output.deadline(), *self._ending.deadlines()) if at is not None and at > now]
+        for key, _ in self._selector.select(max(0.0, min([now + _EXIT_CHECK_SEC, *due]) - now)):
             if isinstance(key.data, _Pipe):
                 self._read(key.fd, key.data)
             else:
@@ -135,7 +128,7 @@ class _Run:
         return bool(data)
 
     def _collect_exits(self) -> None:
-        seen = {end.rank for end in self._exits}
+        seen = {end.rank for end in self._ending.exits}
         for rank, process in enumerate(self._processes.processes):
             if rank in seen or process.poll() is None:
                 continue
@@ -144,10 +137,8 @@ class _Run:
                     if not self._read(key.fd, key.data):
                         break
             tail = self._output.stderr_tail(rank)
-            end = RankExit(
-                rank, process.pid, process.returncode, self._round, tail, signalled=self._kill_at is not None
-            )
-            self._exits.append(end)
+            end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
+            self._ending.exits.append(end)
             if self._job.verbose:
                 self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
 
@@ -163,59 +154,5 @@ class _Run:
             if not any(read):
                 self._selector.select(_EXIT_CHECK_SEC)
 
-    def _end_if_due(self) -> None:
-        """End the other ranks once it is settled who failed; kill what does not end in time."""
-        now = time.monotonic()
-        if self._kill_at is not None:
-            if now >= self._kill_at:
-                self._processes.signal(signal.SIGKILL)
-            return
-        if failure.choose_culprit(self._exits) is None:
-            return
-        if self._first_failure_at is None:
-            self._first_failure_at = now
-        self._decide_at = self._first_failure_at + failure.settle_seconds(self._exits)
-        if now >= self._decide_at:
-            self._end_ranks(signal.SIGTERM)
-
-    def _end_if_output_lost(self) -> None:
-        lost = self._output.failures.get(Stream.STDOUT)
-        if lost is None or self._kill_at is not None:
-            return
-        if not is_broken_pipe(lost):
-            self._output.message(f"unidist: cannot write to standard output: {lost}. Ending the job.")
-        self._end_ranks(signal.SIGTERM)
-
-    def _end_ranks(self, number: int) -> None:
-        self._kill_at = time.monotonic() + self._job.grace_period.total_seconds()
+    def _signal_ranks(self, number: int) -> None:
         self._processes.signal(number)
-
-    def _on_signal(self, number: int) -> None:
-        """Runs in the signal handler, so that ranks are told even while our own output blocks."""
-        if len(self._signals.received) > 1 and number == signal.SIGINT:
-            self._kill_at = time.monotonic()
-            self._processes.signal(signal.SIGKILL)
-        elif self._kill_at is None:
-            self._end_ranks(number)
-
-    def _is_overdue(self) -> bool:
-        return self._kill_at is not None and time.monotonic() >= self._kill_at
-
-    def _is_hopeless(self) -> bool:
-        """Say whether a rank hangs in the kernel, where even SIGKILL does not reach it."""
-        return self._kill_at is not None and time.monotonic() >= self._kill_at + _HOPELESS_SEC
-
-    def _conclude(self) -> int:
-        """Write the report and return the exit code."""
-        culprit = failure.choose_culprit(self._exits)
-        if culprit is not None:
-            self._output.message(failure.report(culprit, self._exits, socket.gethostname()))
-            return culprit.exit_code
-        if self._signals.received:
-            number = self._signals.received[0]
-            self._output.message(f"unidist: ended by {signal.Signals(number).name}")
-            return 128 + number
-        lost = self._output.failures.get(Stream.STDOUT)
-        if lost is not None:
-            return 128 + signal.SIGPIPE if is_broken_pipe(lost) else 1
-        return 0
