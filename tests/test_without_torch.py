@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `unidist ARGUMENTS` as it was installed."""
     program = Path(sysconfig.get_path("scripts"), "unidist")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_torch_is_not_installed() -> None:

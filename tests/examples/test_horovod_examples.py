@@ -29,7 +29,7 @@ def run(launcher: tuple[str, ...], script: Path, *arguments: str) -> str:
     """Run a script on two ranks and return rank 0's standard output, without prefixes."""
     command = [sys.executable, *launcher, "-np", "2", sys.executable, str(script), *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=ROOT, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return "\n".join(re.findall(r"^\[0\](?:<stdout>:| )(.*)$", done.stdout, re.MULTILINE))

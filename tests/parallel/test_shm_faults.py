@@ -297,7 +297,7 @@ def test_a_small_dev_shm_is_no_limit(tmp_path: Path) -> None:
     launch = f"{sys.executable} -m unidist_launch launch -np 2 --engine shm {script}"
     inside = f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {launch}"
     outcome = subprocess.run(
-        ["unshare", "-m", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "-m", "sh", "-c", inside], capture_output=True, text=True, timeout=180, check=False
     )
     if "unshare" in outcome.stderr or "mount:" in outcome.stderr:
         pytest.skip(f"no mount namespace here: {outcome.stderr.strip()}")

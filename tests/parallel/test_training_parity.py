@@ -38,8 +38,8 @@ ENGINES = ("mpi", "shm", "horovod")
 JOBS = [(size, engine) for size in (1, 2, 3) for engine in ENGINES]
 TRAINED = ("inner", "head", "bias", "narrow")
 LIMITS = {"float64": 1e-12, "float32": 1e-5}
-TIMEOUT = timedelta(seconds=100)
-RANKS = {**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "60"}  # where three ranks import two frameworks, one waits for another
+TIMEOUT = timedelta(seconds=240)
+RANKS = {**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "120"}  # where three ranks import two frameworks, one waits for another
 
 Parameters = dict[str, Array]
 

@@ -68,7 +68,7 @@ def test_a_wrong_option_is_refused_before_anything_starts(manager: PluginManager
     ):
         done = subprocess.run(
             [*command, "--strategy", f"data:compression={line}", "true"],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         assert done.returncode == 2
         assert message in done.stderr.replace("\n", " ")

@@ -49,7 +49,7 @@ manager = PluginManager().load()
 assert "sample-sockets" in manager.engines and "sample-compress" in manager.strategies
 print(*sorted({"numpy", "torch", "unidist_sample.sockets"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
     assert done.stdout.split() == []
 
 

@@ -81,7 +81,7 @@ def test_functions_of_main_travel(tmp_path: Path) -> None:
             """
         )
     )
-    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=180, check=False)
     assert (out.stdout, out.stderr) == ("[5, 6]\n", "")
 
 

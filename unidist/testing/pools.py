@@ -29,7 +29,7 @@ class PoolCache:
     def __init__(
         self,
         *,
-        timeout: timedelta = timedelta(seconds=120),
+        timeout: timedelta = timedelta(seconds=180),
         max_idle_ranks: int = 16,
         max_idle_memory: float = 0.2,
     ) -> None:

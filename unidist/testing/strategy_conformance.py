@@ -51,7 +51,7 @@ class StrategyConformance:
     loss_factor: ClassVar[float] = 1.0
     tolerance: ClassVar[float] = 1e-12
     narrow_tolerance: ClassVar[float] = 1e-5
-    case_timeout: ClassVar[timedelta] = timedelta(seconds=100)
+    case_timeout: ClassVar[timedelta] = timedelta(seconds=180)
 
     _trained: ClassVar[dict[tuple[int, Training], list[RankOutcome]]] = {}
     _alone: ClassVar[dict[Training, dict[str, Array]]] = {}

@@ -163,5 +163,5 @@ def test_ranks_that_differ_raise_when_they_connect(rank_pool: RankPoolFactory) -
         raise AssertionError("it connected")
 
     connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
-    for text in rank_pool(2, env={"TEST_BINDINGS": "new"}).run(case, (connector,), timeout=timedelta(seconds=60)):
+    for text in rank_pool(2, env={"TEST_BINDINGS": "new"}).run(case, (connector,), timeout=timedelta(seconds=180)):
         assert "PyTorch on rank 0 and TensorFlow on rank 1" in text

@@ -22,7 +22,7 @@ def run(rank_pool: RankPoolFactory) -> Callable[..., Any]:
 
     def run(case: Callable[[], Any]) -> Any:
         pool = rank_pool(1, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
-        return pool.run(case, timeout=timedelta(seconds=60))[0]
+        return pool.run(case, timeout=timedelta(seconds=180))[0]
 
     return run
 

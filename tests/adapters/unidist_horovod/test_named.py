@@ -32,7 +32,7 @@ def run(rank_pool: RankPoolFactory, request: pytest.FixtureRequest) -> Callable[
     def run(size: int, case: Callable[..., Any], *args: Any, timeout: float = 20, group: Any = None) -> list[Any]:
         connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
         arguments = (connector, case, args, group, timedelta(seconds=timeout))
-        return rank_pool(size, env=env).run(_on_rank, arguments, timeout=timedelta(seconds=60))
+        return rank_pool(size, env=env).run(_on_rank, arguments, timeout=timedelta(seconds=180))
 
     return run
 

@@ -18,7 +18,7 @@ STEPS, BATCH = 6, 8
 
 def test_fit_on_two_ranks_gives_the_numbers_of_one_process_without_torch(rank_pool: RankPoolFactory) -> None:
     pool = rank_pool(2, engine="horovod", env=dict(ENVIRONMENT))
-    for description, modules, together, apart, alone in pool.run(_train, timeout=timedelta(seconds=100)):
+    for description, modules, together, apart, alone in pool.run(_train, timeout=timedelta(seconds=180)):
         assert description == "horovod, ranks 0, 1"
         assert modules == ["horovod.tensorflow"]
         assert _difference(together, alone) < 1e-12

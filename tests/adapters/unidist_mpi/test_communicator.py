@@ -150,14 +150,14 @@ def _watch_a_wait(connects: Any) -> None:
     if not late:
         assert not communicator.waiting_for()
         waiter.start()
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + 30
         while communicator.waiting_for() != (communicator.size - 1,):
             assert time.monotonic() < limit, f"rank {communicator.rank} says {communicator.waiting_for()}"
             time.sleep(0.01)
     side.barrier().wait()
     if late:
         waiter.start()
-    waiter.join(10)
+    waiter.join(30)
     assert not waiter.is_alive()
     assert not communicator.waiting_for()
     connects.close(communicator)

@@ -56,4 +56,4 @@ def test_a_pool_dies_with_its_parent(tmp_path: Path) -> None:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
         parent.send_signal(signal.SIGKILL)
-    assert _wait_until(lambda: _gone(pids), 15)
+    assert _wait_until(lambda: _gone(pids), 60)

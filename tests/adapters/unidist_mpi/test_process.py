@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> Job:
             mpirun = processes.start(
                 command(2, str(path)), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
             )
-            code = mpirun.wait(50)
+            code = mpirun.wait(100)
         return code, output.read_text(errors="replace"), time.monotonic() - begin
 
     return run
@@ -57,14 +57,14 @@ def test_an_exception_on_one_rank_ends_the_job(job: Job) -> None:
     code, text, seconds = job("if world.rank: raise ValueError('forty-two')\nworld.barrier().wait()")
     assert code == 1, text
     assert "ValueError: forty-two" in text
-    assert seconds < 20
+    assert seconds < 80  # a rank that waits does so for longer
 
 
 def test_a_rank_that_exits_early_is_named_by_the_others(job: Job) -> None:
     code, text, seconds = job("if world.rank: sys.exit(3)\nworld.barrier().wait()")
     assert code != 0, text
     assert "barrier: rank 1 left" in text
-    assert seconds < 20
+    assert seconds < 80  # a rank that waits does so for longer
 
 
 def test_a_job_that_has_caught_a_stall_ends_in_order(job: Job) -> None:
@@ -86,13 +86,13 @@ def test_a_job_that_has_caught_a_stall_ends_in_order(job: Job) -> None:
 def test_a_job_that_hangs_after_a_stall_is_ended(job: Job) -> None:
     code, text, seconds = job(
         "from unidist_mpi import process; process.END_SEC = 1.0\n"
-        "if world.rank: time.sleep(100)\n"
+        "if world.rank: time.sleep(300)\n"
         "try: world.barrier().wait(timedelta(seconds=0.3))\n"
         "except StalledError: sys.exit(0)\n"
     )
     assert code == 1, text
     assert "rank 0 has ended after a failed operation" in text
-    assert seconds < 20
+    assert seconds < 80  # a rank that waits does so for longer
 
 
 def test_a_forked_child_ends_without_mpi(job: Job) -> None:

@@ -89,7 +89,7 @@ def _named() -> None:
         ud.shutdown()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3], scope="module")  # in this order: a pool is started once
 def test_training_equals_one_process(mpi_pool: Callable[..., MpiPool], size: int) -> None:
     wanted, results = _alone(), mpi_pool(size).run(_train)
     for result in results:
@@ -103,6 +103,6 @@ def test_without_the_exchange_the_ranks_differ(mpi_pool: Callable[..., MpiPool])
     assert not torch.equal(first[0], second[0])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3], scope="module")  # in this order: a pool is started once
 def test_named_operations_over_mpi(mpi_pool: Callable[..., MpiPool], size: int) -> None:
     mpi_pool(size).run(_named)

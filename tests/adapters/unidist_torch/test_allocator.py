@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(mode):
     result = subprocess.run(
-        [sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, timeout=180, check=True
     )
     return int(result.stdout)
 

@@ -31,7 +31,7 @@ def run_example(tmp_path: Path) -> Run:
             command += ["-m", "unidist_launch", "launch", "-np", str(num_proc), *launch]
         command += [str(ROOT / "examples" / "keras" / name), *arguments]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return "\n".join(line.partition("] ")[2] if line.startswith("[") else line for line in done.stdout.splitlines())

@@ -23,7 +23,7 @@ def run_example() -> Run:
         if num_proc is not None:
             command += ["-m", "unidist_launch", "launch", "-np", str(num_proc), *launch]
         command += [f"examples/torch/{name}", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         return "\n".join(line.partition("] ")[2] if line.startswith("[") else line for line in done.stdout.splitlines())
 

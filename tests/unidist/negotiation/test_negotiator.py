@@ -519,13 +519,13 @@ def test_what_zeros_would_change_is_an_error_for_the_active_ranks_and_the_join_g
 def test_a_joined_rank_waits_longer_than_the_timeout_as_long_as_the_others_go_on() -> None:
     def main(negotiator: Negotiator) -> int:
         if negotiator.rank == 0:
-            end = time.monotonic() + 1.6
+            end = time.monotonic() + 3
             while time.monotonic() < end:
                 negotiator.submit(allreduce("step", np.ones(1))).wait()
                 time.sleep(0.05)
         return negotiator.join(lambda name: None)
 
-    assert run(2, main, timeout=0.8 * SECONDS) == [0, 0]
+    assert run(2, main, timeout=1.5 * SECONDS) == [0, 0]
 
 
 def test_a_joined_rank_gives_up_when_the_others_do_nothing() -> None:
@@ -533,7 +533,7 @@ def test_a_joined_rank_gives_up_when_the_others_do_nothing() -> None:
 
     def main(negotiator: Negotiator) -> str:
         if negotiator.rank == 0:
-            release.wait(20)
+            release.wait(60)
             return ""
         try:
             with pytest.raises(StalledError, match=r"rank 0") as caught:
