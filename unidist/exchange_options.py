@@ -13,6 +13,7 @@ from unidist.mesh import DATA_AXIS
 if TYPE_CHECKING:
     from unidist.compression import GradientCompressor
     from unidist.context import Context
+    from unidist.precision import Precision
     from unidist.process_sets import ProcessSet
 
 
@@ -29,6 +30,7 @@ class ExchangeOptions:
             parameters among the optimizer's. What is in no group is packed as suits the engine.
         sparse_as_dense: sparse gradients are exchanged in a bucket like dense ones, and made sparse again.
         bucket_bytes: size of a bucket; None leaves it to the strategy.
+        precision: the types of the run, see `unidist.precision`; None: everything in its own.
         whole_tensors: where gradients are shared out, each parameter's stays in one piece: the optimizer needs that.
     """
 
@@ -38,6 +40,7 @@ class ExchangeOptions:
     groups: int | tuple[tuple[int, ...], ...] | None = None
     sparse_as_dense: bool = False
     bucket_bytes: int | None = None
+    precision: Precision | None = None
     whole_tensors: bool = False
 
     def __post_init__(self) -> None:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from unidist.strategy import Plan
 
 
+_NEVER_SCALED, _SCALED, _OVERFLOWED = range(3)
+"""What a rank knows of an update whose loss is scaled; the largest of all ranks holds."""
+
+
 class GradientRule(ABC):
     """Changes the gradient of one optimizer. A trivial implementation calls nothing."""
 
@@ -62,6 +66,8 @@ class _Part:
 
     def clamp(self, limit: float) -> None:
         """Move every element, multiplied by the factor, into [-limit, limit]."""
+        if self.factor == 0.0:
+            return  # all are
         self._norms.clear()
         for memory in self.reduced.memory:
             if memory.dtype.is_complex:
@@ -178,7 +184,7 @@ class GradientRules:
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
         whole = WholeGradient(parts, self._model_axes)
         if self.scaler is not None:
-            overflowed = not self._all_finite(whole)
+            overflowed = self._has_overflowed(whole, self.scaler)
             self.scaler.update(overflowed=overflowed)
             if overflowed:
                 return None
@@ -192,15 +198,21 @@ class GradientRules:
             if communicator is not None:
                 communicator.close()
 
-    def _all_finite(self, gradient: WholeGradient) -> bool:
+    def _has_overflowed(self, gradient: WholeGradient, scaler: LossScaler) -> bool:
         """Ask all ranks: one that steps while another does not would have other parameters from then on."""
-        own = gradient.is_finite()
-        if self._everyone is None or self._everyone.size == 1:
-            return own
-        found = Buffer.allocate(1, DType.UINT8)
-        found.bytes()[0] = not own
-        self._everyone.allreduce(found, found, op=ReduceOp.MAX).wait()
-        return not found.bytes()[0]
+        found = _OVERFLOWED if not gradient.is_finite() else _SCALED if scaler.was_applied else _NEVER_SCALED
+        if self._everyone is not None and self._everyone.size > 1:
+            exchanged = Buffer.allocate(1, DType.UINT8)
+            exchanged.bytes()[0] = found
+            self._everyone.allreduce(exchanged, exchanged, op=ReduceOp.MAX).wait()
+            found = exchanged.bytes()[0]
+        if found == _NEVER_SCALED:
+            raise UsageError(
+                f"the gradients are to be divided by the loss scale, {scaler.scale:g}, but no loss was multiplied by "
+                "it. PyTorch: compute the loss from what the model returns when it is called. Keras: in a loop of your "
+                "own, take the gradients of optimizer.scale_loss(loss)"
+            )
+        return found == _OVERFLOWED
 
 
 def rules_of(plan: Plan, context: Context, framework: Framework, options: ExchangeOptions) -> GradientRules | None:

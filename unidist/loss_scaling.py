@@ -25,12 +25,15 @@ class LossScaler:
         num_skipped: updates that were left out because a gradient had overflowed.
         on_outputs: who multiplies. True: the gradients of the model's outputs are multiplied on their way back, so the
             script need not know; False: whoever computes the loss multiplies it, and outputs are left alone.
+        was_applied: set by whoever multiplies. If nobody ever does on any rank, the update is an error: the gradients
+            would be divided by a scale that they never had.
     """
 
     def __init__(self, scaling: LossScaling) -> None:
         self.scale = scaling.initial
         self.num_skipped = 0
         self.on_outputs = True
+        self.was_applied = False
         self._growth_interval = scaling.growth_interval
         self._good_updates = 0
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unidist.context import Context, gradient_owner, update_gate
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.framework import Framework
 from unidist.gradient_rules import rules_of
-from unidist.strategy import Plan, ShardsUpdates
+from unidist.precision import precision_of
+from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates, Strategy
 from unidist.update import Accumulation, Update
 
 
@@ -38,7 +41,7 @@ def planned_update(
             Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
         )
     owner = gradient_owner(plan)
-    options = options or ExchangeOptions()
+    options = replace(options or ExchangeOptions(), precision=precision_of(plan))
     return Update(
         runtime,
         lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
@@ -58,4 +61,18 @@ def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
         raise UsageError(
             f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
             "accumulate; use one of them"
+        )
+
+
+def check_leaves_model(plan: Plan, caller: str) -> None:
+    """Raise UsageError if a strategy of the plan changes the model, which `caller` does not see."""
+    changing = [
+        item.name
+        for item in plan.strategies
+        if isinstance(item, ChoosesPrecision) or type(item).partition is not Strategy.partition
+    ]
+    if changing:
+        raise UsageError(
+            f"strategy {' and '.join(map(repr, changing))} changes the model, and {caller} has the optimizer only; use "
+            "model, optimizer = distribute(model, optimizer)"
         )

@@ -5,8 +5,9 @@ Plain data; read from the `Plan` alone, so the launcher, the ranks and the estim
     precision = precision_of(plan)
     kept_as = info.dtype if precision is None else precision.master_dtype(info.dtype)
 
-Who does what. The strategy with the power `ChoosesPrecision` prepares the model in its `partition`, which comes before
-that of the others (`Strategy.partition_order`):
+Who does what. The strategy with the power `ChoosesPrecision` prepares the model before any strategy partitions it
+(`prepared_model`); what it decides is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
+`update.options.precision`, for the half of a strategy that shards updates.
 
 - Without a strategy that shards updates the parameters stay float32 and forward computes in `compute`
   (`parameters` is FLOAT32): gradients are float32, and nobody else has to know.
@@ -24,13 +25,14 @@ scale among it, is `GradientExchange.pending_factor`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import DType
 from unidist.errors import ConfigurationError
 from unidist.strategy import ChoosesPrecision
 
 if TYPE_CHECKING:
+    from unidist.context import Context
     from unidist.strategy import Plan
 
 
@@ -94,3 +96,13 @@ def precision_of(plan: Plan) -> Precision | None:
     """Return what the plan's strategy of precision decides; None where there is none: everything in its own type."""
     found = next((item for item in plan.strategies if isinstance(item, ChoosesPrecision)), None)
     return None if found is None else found.precision(plan)
+
+
+def prepared_model(model: Any, plan: Plan, context: Context) -> Any:
+    """Return the model as this rank shall hold it: its types first, then what each strategy makes of it."""
+    for item in plan.strategies:
+        if isinstance(item, ChoosesPrecision):
+            model = item.prepare(model, plan, context)
+    for item in plan.strategies:
+        model = item.partition(model, context)
+    return model

@@ -43,11 +43,6 @@ class Plan:
         """Number of ranks."""
         return self.mesh.world_size
 
-    @property
-    def by_partition_order(self) -> tuple[Strategy, ...]:
-        """The strategies in the order in which they `partition` a model."""
-        return tuple(sorted(self.strategies, key=lambda strategy: strategy.partition_order))
-
 
 class Strategy(ABC):
     """One way of spreading training. A trivial implementation is `unidist.strategies.identity.Identity`.
@@ -57,14 +52,11 @@ class Strategy(ABC):
         axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
         axis_order: where the axis lies; smaller is further out (pipeline 0, data 50, tensor 100).
             Innermost axes get ranks of one host.
-        partition_order: when `partition` is called; smaller is earlier, equal ones as given. Types of parameters
-            change (10) before parameters are divided (50).
     """
 
     name: ClassVar[str]
     axis: ClassVar[str | None] = None
     axis_order: ClassVar[int] = 75
-    partition_order: ClassVar[int] = 50
 
     @property
     def axis_size(self) -> int | None:
@@ -79,7 +71,7 @@ class Strategy(ABC):
         """
 
     def partition(self, model: Any, context: Context) -> Any:
-        """Return the model as this rank shall hold it. Called once by `distribute`, by `partition_order`.
+        """Return the model as this rank shall hold it. Called once by `distribute`, in the order of the strategies.
 
         Every rank calls it alike. The default returns the model unchanged.
         """
@@ -162,6 +154,16 @@ class ChoosesPrecision(ABC):
     @abstractmethod
     def precision(self, plan: Plan) -> Precision:
         """Return the types of a run with this plan. Pure."""
+
+    @abstractmethod
+    def prepare(self, model: Any, plan: Plan, context: Context) -> Any:
+        """Return the model with its parameters and layers in these types.
+
+        Called once by `distribute`, on every rank alike, before any strategy may `partition` the model.
+
+        Raises:
+            UsageError: nothing in the model has a type that this changes.
+        """
 
 
 class ActsOnGradients(ABC):

@@ -82,6 +82,12 @@ class Binding:
         if closure is not None:
             return self._step_with_closure(closure)
         accumulation = self._update.accumulation
+        if grad_scaler is not None and self._update.rules is not None:
+            raise UsageError(
+                "torch's GradScaler and a strategy that clips or scales gradients (clip_norm, clip_value, "
+                "precision=fp16): the strategy acts when the backward pass ends, before the scaler has unscaled. Leave "
+                "the scaler out and use --strategy precision=fp16, or clip after scaler.unscale_(optimizer)"
+            )
         if grad_scaler is not None and accumulation.stepwise and accumulation.passes > 1:
             raise UsageError(
                 f"GradScaler with accumulate={accumulation.passes}: the scaler would change its scale inside a window, "
@@ -125,7 +131,7 @@ class Binding:
         self._complete(scale=scale)
         self._inner_step(None)
         self._applied()
-        return True
+        return not self._update.overflowed
 
     def settle(self) -> None:
         """Complete the exchange that is under way, if there is one."""
@@ -160,6 +166,11 @@ class Binding:
     def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
         if self._update.accumulation.passes > 1:
             raise UsageError("step(closure) and accumulation of several passes do not go together; use one of them")
+        if self._update.scaler is not None:
+            raise UsageError(
+                "step(closure) and a scaled loss do not go together: an overflow shows when the step has begun. Call "
+                "the closure before step(), or use precision=bf16, which needs no scaling"
+            )
 
         def reduced() -> Any:
             loss = closure()
@@ -193,7 +204,10 @@ class Binding:
     def _applied(self) -> None:
         self._callback_queued = False
         self._sparse.clear()
-        self._update.applied()
+        if self._update.overflowed:
+            self._update.skipped()
+        else:
+            self._update.applied()
 
     # What this rank does for the others after it has joined
 
@@ -287,8 +301,9 @@ class Binding:
             self._agree()
             if len(self._parameters) > known:
                 self._finish_from(known, scale)
-        self._sparse.exchange(self._parameters, scale=self._update.scale if scale is None else scale)
-        self._update.conclude()
+        self._sparse.exchange(self._parameters, scale=self._update.whole_scale(scale))
+        self._update.conclude(self._sparse.reduced(self._parameters))
+        self._sparse.make_sparse(self._parameters)
         if self._tuner is not None and self._tuner.due():
             self._retune(self._tuner)
 

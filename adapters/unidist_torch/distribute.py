@@ -9,7 +9,8 @@ import torch
 from unidist import context
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes, exchange_options
-from unidist.planned_update import check_counts_alone, planned_update
+from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update
+from unidist.precision import prepared_model
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation
@@ -46,12 +47,14 @@ def distribute(
     """
     runtime = context.current()
     plan = runtime.plan_for(strategy)
-    for item in plan.strategies:
-        model = item.partition(model, runtime)
+    model = prepared_model(model, plan, runtime)
     framework = TorchFramework()
     names = framework.parameters(model)
     _check_owned(optimizer, names)
-    framework.bind_update(optimizer, planned_update(runtime, plan, framework, in_backward=True), names=names)
+    update = planned_update(runtime, plan, framework, in_backward=True)
+    framework.bind_update(optimizer, update, names=names)
+    for item in plan.strategies:
+        item.attach(model, update, framework)
     broadcast_parameters(framework.model_state(model), root_rank=0)
     if runtime.topology.world_size > 1:
         broadcast_optimizer_state(optimizer, root_rank=0)
@@ -127,6 +130,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compressor = tensor_compressor(compression)
         return bind_adasum(optimizer, runtime, names=names, compression=compressor, passes=backward_passes_per_step)
     check_counts_alone(runtime, backward_passes_per_step)
+    check_leaves_model(runtime.plan, "DistributedOptimizer")
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(passes=backward_passes_per_step, average=False, stepwise=False)

@@ -90,6 +90,11 @@ class WholeStep(InnerStep):
         """See `InnerStep.step`. The gradients are reduced, so every rank's scaler finds the same overflows."""
         return scaled_step(self._plain, self._optimizer, grad_scaler)
 
+    def skip(self) -> None:
+        """See `InnerStep.skip`: a script that never zeroes gradients must not add to infinities."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
 
 def refuse_scaler(grad_scaler: Any, strategy: str) -> None:
     """Raise UsageError if the script uses torch's GradScaler, which looks for whole gradients, with `strategy`."""

@@ -9,6 +9,7 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
+from unidist.gradients import ReducedGradients
 from unidist.objects import gather_objects
 from unidist_torch.memory import buffer_of
 
@@ -67,7 +68,6 @@ class SparseGradients:
         The new gradient is sparse and coalesced. Collective.
         """
         if self.as_dense:
-            self._make_sparse(parameters)
             return
         for index in self._agreed:
             parameter = parameters[index]
@@ -75,8 +75,24 @@ class SparseGradients:
             parameter.grad = total if total._nnz() or self._pending.get(index) else None
         self._pending.clear()  # the next backward pass adds to `parameter.grad`, which holds all of this one
 
-    def _make_sparse(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Give every agreed parameter its dense gradient as a sparse one: of the rows that are not zero."""
+    def reduced(self, parameters: Sequence[torch.Tensor]) -> list[ReducedGradients]:
+        """Return the values of what `exchange` has left, each row once, to be changed in place."""
+        if self.as_dense:
+            return []  # they are in the buckets
+        values = [
+            buffer_of(gradient._values().view(-1))
+            for gradient in (parameters[index].grad for index in self._agreed)
+            if gradient is not None and gradient._nnz()
+        ]
+        return [ReducedGradients(tuple(values))] if values else []
+
+    def make_sparse(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Give every agreed parameter a sparse gradient, of the rows that are not zero, where dense ones travelled.
+
+        After `Update.conclude`, which changes what the buckets hold.
+        """
+        if not self.as_dense:
+            return
         for index in self._agreed:
             gradient = parameters[index].grad
             if gradient is not None and gradient.layout is torch.strided:

@@ -1,0 +1,155 @@
+"""Models of PyTorch: autocast around forward, and the loss scaled behind the script's back.
+
+The script computes its loss from what the model returns, and calls `backward` on it. What flows back into the model is
+multiplied by the loss scale where it enters, at the outputs, while it is still float32; so the script's loop stays as
+it is. What flows on, out of the model's inputs, is divided by it again. A term of the loss that does not come from the
+model's outputs (a penalty computed from parameters) is not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unidist.buffer import DType
+from unidist.errors import UsageError
+from unidist.loss_scaling import LossScaler
+from unidist.precision import Precision, is_narrow
+from unidist_precision._structure import map_tensors
+
+_TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+
+def prepare(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+    """See `Binding.prepare`.
+
+    The parameters of a module that keeps floating-point buffers (running statistics of a batch normalisation) stay
+    float32: its arithmetic wants both of one type.
+    """
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if torch.float32 not in dtypes:
+        found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
+        raise UsageError(
+            f"strategy 'precision' computes in 16 bits what is float32, but the model's parameters are: {found}. Leave "
+            "the strategy out, or make the model float32"
+        )
+    if "forward" in vars(model):
+        raise UsageError(
+            f"{type(model).__name__} has a forward of its own on the object (torch.compile does so), around which "
+            "autocast cannot be put. Call distribute() first, then torch.compile(model)"
+        )
+    if is_narrow(precision.parameters):
+        for module in model.modules():
+            if not any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+                _narrow(module, _TORCH[precision.parameters])
+    return model
+
+
+def attach(model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
+    """See `Binding.attach`. The model stays the object it is, of a subclass of its class."""
+    plain = type(model)
+    model.__class__ = type(plain.__name__, (PrecisionMixin, plain), {"__doc__": plain.__doc__})
+    model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
+
+
+class PrecisionMixin:
+    """What a model can do beyond its own class. Never instantiated; see `attach`."""
+
+    _unidist_precision: _Around
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute in 16 bits; outputs are float32, and what flows back into them is scaled."""
+        inner = super().forward  # type: ignore[misc]  # of a module
+        return self._unidist_precision.call(self, inner, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy as the plain model: a copy computes in the types of its parameters."""
+        plain = type(self).__mro__[2]
+        state = {name: value for name, value in self.__dict__.items() if name != "_unidist_precision"}
+        return plain.__new__, (plain,), state
+
+
+class _Around:
+    """What is done around forward.
+
+    Args:
+        compute: operations that may compute in it do.
+        scaler: of the loss, or None.
+    """
+
+    def __init__(self, compute: torch.dtype, scaler: LossScaler | None) -> None:
+        self._compute = compute
+        self._scaler = scaler
+
+    def call(self, model: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what forward returns, its floating-point tensors in at least 32 bits."""
+        scaler = self._scaler if torch.is_grad_enabled() else None
+        if scaler is not None and not scaler.on_outputs:
+            scaler = None
+        if scaler is not None:
+            args, kwargs = map_tensors(lambda tensor: _unscaled(tensor, scaler), torch.is_tensor, (args, kwargs))
+        device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+        with torch.autocast(device, self._compute):
+            outputs = forward(*args, **kwargs)
+        found: list[torch.Tensor] = []
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            if scaler is None or not tensor.requires_grad:
+                return tensor.float() if tensor.dtype == self._compute else tensor
+            found.append(tensor)
+            scaled: torch.Tensor = _ScaleGradient.apply(tensor, scaler)  # type: ignore[no-untyped-call]  # of torch
+            return scaled
+
+        changed = map_tensors(change, torch.is_tensor, outputs)
+        if scaler is not None and not found and model.training and any(p.requires_grad for p in model.parameters()):
+            raise UsageError(
+                f"{type(model).__name__} returned {type(outputs).__name__}, in which precision=fp16 found no tensor to "
+                "train from: the loss cannot be scaled. Return tensors, tuples, dicts or dataclasses of them, or use "
+                "precision=bf16"
+            )
+        return changed
+
+
+def _narrow(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    for parameter in module.parameters(recurse=False):
+        if parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _unscaled(tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
+    if not (tensor.is_floating_point() and tensor.requires_grad):
+        return tensor
+    result: torch.Tensor = _UnscaleGradient.apply(tensor, scaler)  # type: ignore[no-untyped-call]  # of torch
+    return result
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity, in at least 32 bits, whose gradient is multiplied by the loss scale before it is rounded to 16."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
+        ctx.scaler, ctx.dtype = scaler, tensor.dtype
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        return tensor.view_as(tensor) if tensor.dtype == wide else tensor.to(wide)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.scaler.was_applied = True
+        return (gradient * ctx.scaler.scale).to(ctx.dtype), None
+
+
+class _UnscaleGradient(torch.autograd.Function):
+    """Identity whose gradient is divided by the loss scale."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
+        ctx.scaler = scaler
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient / ctx.scaler.scale, None

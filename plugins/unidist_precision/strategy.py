@@ -1,0 +1,122 @@
+"""The strategy `precision=bf16|fp16|fp32`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from unidist.buffer import DType
+from unidist.errors import ConfigurationError
+from unidist.estimating.interface import EstimatesMemory
+from unidist.estimating.memory import WorkingMemory
+from unidist.precision import LossScaling, Precision
+from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates, Strategy
+from unidist_precision._bindings import binding_for, framework_of
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.estimating.figures import Workload
+    from unidist.estimating.memory import RankMemory
+    from unidist.framework import Framework
+    from unidist.update import Update
+
+DTYPES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
+
+Name = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True)
+class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
+    """Lets the model compute in 16 bits (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740).
+
+    With plain data parallelism parameters, gradients and optimizer state stay float32. With a strategy that shards
+    updates (zero) the model's parameters and gradients are of 16 bits, and each rank keeps float32 master weights of
+    its share. Parameters that are not float32 are left alone.
+
+    Args:
+        dtype: bf16 (the range of float32, 8 significant bits), fp16 (11 bits, little range: the loss is scaled), or
+            fp32: nothing is computed in 16 bits; parameters that are of 16 bits anyway get master weights where updates
+            are sharded.
+        reduce: 16-bit gradients are added up over the ranks in this type, fp32 or their own; default: their own.
+        loss_scale: fp16: the loss is multiplied by it at first; default 65536.
+        growth_interval: fp16: the scale doubles after so many updates without an overflow, and halves at each one; 0
+            keeps it as it is. Default 2000.
+    """
+
+    name: ClassVar[str] = "precision"
+
+    dtype: Name
+    reduce: Name | None = None
+    loss_scale: float | None = None
+    growth_interval: int | None = None
+
+    def validate(self, plan: Plan) -> None:
+        """Check the options against each other, and `reduce` against what the gradients are."""
+        for option, value in (("dtype", self.dtype), ("reduce", self.reduce or "fp32")):
+            if value not in DTYPES:
+                raise ConfigurationError(f"precision: {option}={value!r}; choices: {', '.join(DTYPES)}")
+        if self.dtype != "fp16" and (self.loss_scale is not None or self.growth_interval is not None):
+            raise ConfigurationError(
+                f"precision={self.dtype} does not scale the loss: only the gradients of fp16 vanish. Leave loss_scale "
+                "and growth_interval out"
+            )
+        if self.growth_interval is not None and self.growth_interval < 0:
+            raise ConfigurationError(
+                f"precision:growth_interval={self.growth_interval}: give a number of updates, or 0 for a fixed scale"
+            )
+        sharded = _shards_updates(plan)
+        if self.reduce not in (None, "fp32") and not (sharded and self.reduce == self.dtype):
+            raise ConfigurationError(
+                f"precision={self.dtype}:reduce={self.reduce}: 16-bit gradients are added up in their own type or in "
+                "fp32, and without zero they are float32; to let those travel in 16 bits use "
+                f"data:compression={self.reduce}"
+            )
+        self.precision(plan)
+
+    def precision(self, plan: Plan) -> Precision:
+        """See `ChoosesPrecision.precision`."""
+        compute = DTYPES[self.dtype]
+        scaling = None
+        if self.dtype == "fp16":
+            scaling = LossScaling()
+            if self.loss_scale is not None:
+                scaling = replace(scaling, initial=self.loss_scale)
+            if self.growth_interval is not None:
+                scaling = replace(scaling, growth_interval=self.growth_interval or None)
+        return Precision(
+            compute,
+            parameters=compute if _shards_updates(plan) else DType.FLOAT32,
+            reduce=None if self.reduce is None else DTYPES[self.reduce],
+            scaling=scaling,
+        )
+
+    def prepare(self, model: Any, plan: Plan, context: Context) -> Any:
+        """See `ChoosesPrecision.prepare`."""
+        if self.dtype == "fp32":
+            return model
+        return binding_for(framework_of(model, context)).prepare(model, self.precision(plan))
+
+    def attach(self, model: Any, update: Update, framework: Framework) -> None:
+        """Let the model compute in its types from now on."""
+        if self.dtype != "fp32":
+            binding_for(framework).attach(model, DTYPES[self.dtype], update.scaler)
+
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        """See `EstimatesMemory.estimate`."""
+        types = self.precision(plan)
+        width = types.parameters.itemsize
+        sized = memory.widths(
+            parameters=width,
+            gradients=width,
+            master=types.master.itemsize if width < types.master.itemsize else 0,
+            optimizer=types.master.itemsize * workload.states_each,
+        )
+        sized = replace(sized, activations=replace(sized.activations, itemsize=types.compute.itemsize))
+        if width == types.compute.itemsize:
+            return sized
+        copied = round(workload.model.parameters * sized.parameters.share * types.compute.itemsize / width)
+        return sized.add(WorkingMemory(f"weights in {self.dtype}", copied))
+
+
+def _shards_updates(plan: Plan) -> bool:
+    return any(isinstance(item, ShardsUpdates) for item in plan.strategies)
