@@ -12,11 +12,13 @@ pytestmark = pytest.mark.parallel
 class TestShmCommunicator(CommunicatorConformance):
     engine = "shm"
     sizes = (1, 2, 3, 4)
+    life_cycles = 40
 
 
 @pytest.mark.soak
 class TestShmCommunicatorOfEight(TestShmCommunicator):
     sizes = (8,)
+    life_cycles = 100
 
 
 @pytest.mark.soak
@@ -33,5 +35,6 @@ class TestShmCommunicatorWithTinyWindows(CommunicatorConformance):
 
     engine = "shm"
     sizes = (3,)
+    moments = ("large allreduce",)
     env = {"UNIDIST_SHM_STAGING_BYTES": "1"}  # noqa: RUF012 - as in the base class
     life_cycles = 10

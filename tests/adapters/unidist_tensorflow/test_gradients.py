@@ -16,7 +16,7 @@ Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
 
 
-@pytest.fixture(params=["shm-2", "shm-3", "single-1"])
+@pytest.fixture(params=[pytest.param("shm-2", marks=pytest.mark.soak), "shm-3", "single-1"])
 def ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
     return pool(int(size), engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,9 +41,20 @@ def each_loop(function: Callable[[str], None]) -> None:
             function(mode)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("mode", [*LOOPS, "fit"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+def sizes_and_ways() -> list[object]:
+    """Return all combinations of size, mode and optimizer; of every pair of two, one combination is not `soak`."""
+    axes = [(1, 2, 3), (*LOOPS, "fit"), tuple(OPTIMIZERS)]
+    combinations = itertools.product(*axes)
+    return [
+        pytest.param(
+            *each,
+            marks=[pytest.mark.soak] * (sum(axis.index(value) for axis, value in zip(axes, each, strict=True)) % 3 > 0),
+        )
+        for each in combinations
+    ]
+
+
+@pytest.mark.parametrize(("size", "mode", "optimizer"), sizes_and_ways())
 def test_same_weights_as_one_process_on_the_whole_batch(pool: Pool, size: int, mode: str, optimizer: str) -> None:
     def on_rank() -> None:
         with runtime():

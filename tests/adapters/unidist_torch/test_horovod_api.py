@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import torch
@@ -22,24 +22,28 @@ has_horovod = pytest.mark.skipif(
 )
 
 
-def on_engines(*names: str) -> list[object]:
-    """Return the parameters "engine-ranks" with their marks."""
-    return [pytest.param(name, marks=[has_horovod] if name.startswith("horovod") else []) for name in names]
+def on_engines(*names: str, soak: Collection[str] = ()) -> list[object]:
+    """Return the parameters "engine-ranks" with their marks; `soak` are those that the others make unlikely to fail."""
+
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        return [has_horovod] * name.startswith("horovod") + [pytest.mark.soak] * (name in soak)
+
+    return [pytest.param(name, marks=marks(name)) for name in (*names, *soak)]
 
 
-@pytest.fixture(params=on_engines("single-1", "shm-2", "shm-3", "shm-4", "gloo-2", "horovod-2", "horovod-3"))
+@pytest.fixture(params=on_engines("single-1", "shm-3", "gloo-2", "horovod-3", soak=("shm-2", "shm-4", "horovod-2")))
 def ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
     return pool(int(size), engine)
 
 
-@pytest.fixture(params=on_engines("shm-4", "gloo-4", "horovod-4"))
+@pytest.fixture(params=on_engines("shm-4", "horovod-4", soak=("gloo-4",)))
 def four_ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
     return pool(int(size), engine)
 
 
-@pytest.fixture(params=on_engines("shm-3", "gloo-3", "horovod-3"))
+@pytest.fixture(params=on_engines("shm-3", "horovod-3", soak=("gloo-3",)))
 def three_ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
     return pool(int(size), engine)

@@ -25,7 +25,13 @@ has_horovod = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["shm-2", "shm-3", "shm-4", "gloo-2", "single-1", pytest.param("horovod-2", marks=has_horovod)])
+ENGINES = [
+    *("single-1", "shm-3", "gloo-2", pytest.param("horovod-2", marks=has_horovod)),
+    *(pytest.param(name, marks=pytest.mark.soak) for name in ("shm-2", "shm-4")),
+]
+
+
+@pytest.fixture(params=ENGINES)
 def ranks(request: pytest.FixtureRequest, pool: Pool) -> RankPool:
     engine, size = request.param.split("-")
     return pool(int(size), engine)
