@@ -188,6 +188,10 @@ class Update:
         exchange, local = self._place[index]
         return exchange.buffer(local)
 
+    def moves(self, index: int) -> bool:
+        """Say whether the place of parameter `index` is another one in every pass: ask `buffer` just before writing."""
+        return self._place[index][0].moves
+
     @property
     def scale(self) -> float:
         """The factor that turns a full window's sum into what the update uses."""
@@ -361,6 +365,11 @@ class Update:
             raise UsageError(
                 f"the strategy accumulate={self.accumulation.passes} counts the passes of this optimizer; leave it out "
                 "to count them in the script"
+            )
+        if passes > 1 and self.reduces_each_pass:
+            raise UsageError(
+                f"{passes} backward passes per step, counted by the script, and a strategy that reduces every pass by "
+                "itself (zero=2, zero=3): use --strategy accumulate=N beside it, or zero=1"
             )
         if self._dirty:
             raise UsageError(

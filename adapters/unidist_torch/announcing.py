@@ -18,6 +18,7 @@ class Announcing:
         take_part: what a joined rank does in an update's exchange.
         take_part_in_flush: the same for `flush`.
         take_part_in_loss: the same for the mean of a closure's loss.
+        take_part_in_pass: the same for a pass that is not the last of its window, where that is exchanged.
     """
 
     def __init__(
@@ -26,11 +27,12 @@ class Announcing:
         take_part: Callable[[], None],
         take_part_in_flush: Callable[[], None],
         take_part_in_loss: Callable[[], None],
+        take_part_in_pass: Callable[[], None],
     ) -> None:
         self._announcements: list[Announcement] = []
         context = update.context
         if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
-            for served in (take_part, take_part_in_flush, take_part_in_loss):
+            for served in (take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass):
                 self._announcements.append(context.announcements.register(served))
 
     def update(self) -> None:
@@ -44,6 +46,10 @@ class Announcing:
     def loss(self) -> None:
         """The mean of a loss comes. Collective."""
         self._announce(2)
+
+    def end_of_pass(self) -> None:
+        """The end of a pass that is exchanged comes. Collective."""
+        self._announce(3)
 
     def _announce(self, number: int) -> None:
         if self._announcements:

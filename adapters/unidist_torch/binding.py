@@ -15,6 +15,7 @@ import torch
 from unidist import autotune
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST
+from unidist.checkpoint.state import HasKeptState, KeepsState
 from unidist.errors import UsageError
 from unidist.parameter_agreement import Description, check_alike, sparse_anywhere, trained_anywhere
 from unidist.update import Update
@@ -22,12 +23,13 @@ from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.announcing import Announcing
 from unidist_torch.framework import TorchFramework
 from unidist_torch.inner_step import InnerStep, WholeStep
-from unidist_torch.memory import CopyInto, buffer_of, dtype_of, memory_kind, tensor_of
-from unidist_torch.parameters import describe, shaped
+from unidist_torch.memory import buffer_of, dtype_of, memory_kind
+from unidist_torch.parameters import describe
+from unidist_torch.places import Place, place_of
 from unidist_torch.sparse import SparseGradients
 
 
-class Binding:
+class Binding(HasKeptState):
     """The state of one bound optimizer.
 
     Args:
@@ -58,8 +60,7 @@ class Binding:
         self._update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._parameters: list[torch.Tensor] = []
-        self._views: list[torch.Tensor] = []
-        self._places: list[CopyInto] = []
+        self._places: list[Place] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
         self._callback_queued = False
@@ -69,9 +70,12 @@ class Binding:
             self._inner: InnerStep = WholeStep(optimizer, plain, update)
         else:
             self._inner = sharding.half_for(TorchFramework())(optimizer, plain, update)
-        options = update.options
+        self._shows = not self._inner.shares
+        options = update.options  # after the inner step was made, which may have changed them
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
-        self._announcing = Announcing(update, self._take_part, self._take_part_in_flush, self._take_part_in_loss)
+        self._announcing = Announcing(
+            update, self._take_part, self._take_part_in_flush, self._take_part_in_loss, update.end_pass
+        )
         self._agree()
         self._tuner = autotune.tuner_for(update)
 
@@ -94,6 +98,8 @@ class Binding:
                 "between gradients that are added up. Use bfloat16, which needs no scaler, or "
                 "backward_passes_per_step."
             )
+        if self._update.reduces_each_pass and not self._update.completes_window:
+            self._announcing.end_of_pass()
         if not self._update.begin_step():
             return None
         self._check_order()
@@ -148,6 +154,18 @@ class Binding:
         """See `DistributedOptimizerMixin.set_backward_passes_per_step`."""
         self._update.set_passes(passes)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `InnerStep.state_dict`."""
+        return self._inner.state_dict()
+
+    def state_loaded(self) -> None:
+        """See `InnerStep.state_loaded`."""
+        self._inner.state_loaded()
+
+    def kept_state(self) -> KeepsState | None:
+        """See `InnerStep.kept_state`."""
+        return self._inner.kept_state()
+
     def _check_order(self) -> None:
         if self.skip and self._update.in_round:
             raise UsageError(
@@ -171,6 +189,15 @@ class Binding:
                 "step(closure) and a scaled loss do not go together: an overflow shows when the step has begun. Call "
                 "the closure before step(), or use precision=bf16, which needs no scaling"
             )
+
+        if self._inner.shares:  # which no closure finds: the step begins when the gradients are there
+            with torch.enable_grad():
+                loss = closure()
+            self._finish()
+            loss = self._mean_loss(loss)
+            self._inner_step(None)
+            self._applied()
+            return loss
 
         def reduced() -> Any:
             loss = closure()
@@ -227,6 +254,10 @@ class Binding:
         for parameter in self._parameters:
             parameter.grad = None
         self._complete(scale=scale)
+        if self._update.overflowed:
+            self._inner.skip()
+        else:
+            self._inner.take_part()
         for parameter in self._parameters:
             parameter.grad = None
         self._update.reset_window()
@@ -254,19 +285,19 @@ class Binding:
             if not self._sparse.agreed(index):
                 self.changed = True
             if not self._sparse.as_dense:
+                if self._inner.shares:
+                    self._refuse_sparse(index)
                 self._take_sparse(index, parameter, gradient)
                 return
             gradient = self._sparse.densify(index, gradient)
-        view = self._views[index]
         place = self._places[index]
         if not place.holds(gradient):
             if update.has_gradient(index):
-                with torch.no_grad():
-                    view.add_(gradient)
+                place.add(gradient)
             else:
                 place.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = view if update.is_last_pass(index) else None
+        parameter.grad = place.view if self._shows and update.is_last_pass(index) else None
         update.gradient_ready(index)
 
     def _finish_after_backward(self) -> None:
@@ -280,6 +311,13 @@ class Binding:
             self._finish()
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _refuse_sparse(self, index: int) -> None:
+        raise UsageError(
+            f"the gradient of {self._update.parameters[index].name!r} is sparse, and strategies that share out updates "
+            "take dense ones. Make the embedding with sparse=False, or bind the optimizer with "
+            "DistributedOptimizer(sparse_as_dense=True)"
+        )
 
     def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._sparse.add(index, gradient)
@@ -344,6 +382,8 @@ class Binding:
             if not self._places[index].holds(gradient):
                 self._places[index].copy(gradient)
             self._update.hold(index)
+            if not self._shows:
+                self._parameters[index].grad = None  # its share will be elsewhere
 
     # Which parameters
 
@@ -391,12 +431,10 @@ class Binding:
 
     def _place_gradients(self, first: int) -> None:
         """Find the places for the gradients of the parameters from number `first` on."""
-        del self._views[first:], self._places[first:]
+        del self._places[first:]
         for index in range(first, len(self._parameters)):
-            view = shaped(tensor_of(self._update.buffer(index)), self._parameters[index])
-            self._views.append(view)
-            self._places.append(CopyInto(view))
-        self._inner.parameters_changed(self._parameters, first, self._views)
+            self._places.append(place_of(self._update, index, self._parameters[index]))
+        self._inner.parameters_changed(self._parameters, first, [place.view for place in self._places])
 
     def _watch(self) -> None:
         """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,22 +16,32 @@ from unidist.errors import UsageError
 from unidist.update import Update
 from unidist_torch.grad_scaler import scaled_step
 
+if TYPE_CHECKING:
+    from unidist.checkpoint.state import KeepsState
+
 
 class InnerStep(ABC):
     """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
 
     The binding calls `parameters_changed` whenever exchanges were made (first when the optimizer is bound), then for
     every update `take`, and `step` or, where a gradient has overflowed, `skip`.
+
+    Attributes:
+        shares: each rank updates a share of the parameters: there is no whole `p.grad`, and gradients are dense.
     """
 
+    shares: bool = False
+
     @abstractmethod
-    def parameters_changed(self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor]) -> None:
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
         """Take note of the parameters from number `first` on, which are new or have new places. Collective.
 
         Args:
             parameters: all that are exchanged, as numbered by the `Update`.
             first: those before are as they were.
-            views: for each parameter the memory that its gradient is written to, in its shape.
+            views: for each parameter the memory that its gradient is written to, in its shape; None where that moves.
         """
 
     @abstractmethod
@@ -51,6 +61,20 @@ class InnerStep(ABC):
         Args:
             grad_scaler: torch's GradScaler, which the script uses, or None.
         """
+
+    def take_part(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Do what this rank, which has joined, owes to those that go on: called in place of `step`."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the optimizer's `state_dict` where its own would not do; None: it does. Collective if it shares."""
+        return None
+
+    def state_loaded(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters."""
+
+    def kept_state(self) -> KeepsState | None:
+        """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer."""
+        return None
 
     def skip(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Forget the gradients: on some rank one has overflowed, and no rank steps."""
@@ -73,9 +97,11 @@ class WholeStep(InnerStep):
         self._plain = plain
         self._update = update
         self._parameters: Sequence[torch.Tensor] = ()
-        self._views: Sequence[torch.Tensor] = ()
+        self._views: Sequence[torch.Tensor | None] = ()
 
-    def parameters_changed(self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor]) -> None:
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
         """See `InnerStep.parameters_changed`."""
         self._parameters = parameters
         self._views = views

@@ -61,6 +61,22 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor, memory_kind(tensor))
 
 
+def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Say whether `copy_plain` brings a tensor to host memory that is dense in this order, and this machine has it."""
+    return (
+        _copy is not None
+        and source.stride() == stride
+        and source.dtype is dtype
+        and source.is_cpu
+        and not (source.is_conj() or source.is_neg())  # whose memory does not hold the values yet
+    )
+
+
+def copy_plain(target: int, source: int, nbytes: int) -> None:
+    """Copy host memory by address, large amounts past the caches. Only where `is_plain_copy` says so."""
+    _copy(target, source, nbytes)
+
+
 class CopyInto:
     """Copies tensors into one and the same target, again and again.
 
@@ -88,14 +104,8 @@ class CopyInto:
 
     def copy(self, source: torch.Tensor) -> None:
         """Copy the values of `source`, of the target's shape."""
-        if (
-            self._nbytes
-            and source.stride() == self._stride
-            and source.dtype is self._dtype
-            and source.is_cpu
-            and not (source.is_conj() or source.is_neg())  # whose memory does not hold the values yet
-        ):
-            _copy(self._address, source.data_ptr(), self._nbytes)
+        if self._nbytes and is_plain_copy(source, self._stride, self._dtype):
+            copy_plain(self._address, source.data_ptr(), self._nbytes)
         else:
             with torch.no_grad():
                 self._target.copy_(source)

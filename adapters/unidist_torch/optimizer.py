@@ -87,6 +87,16 @@ class DistributedOptimizerMixin:
         """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
         self._unidist.settle()
         super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
+        self._unidist.state_loaded()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options as torch does: of all parameters, on every rank.
+
+        Where a strategy shares the state over the ranks (`zero`), it is gathered from them from the first update on:
+        then every rank calls it alike.
+        """
+        state = self._unidist.state_dict()
+        return super().state_dict() if state is None else state  # type: ignore[misc]  # of the torch optimizer
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""

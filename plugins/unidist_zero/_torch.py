@@ -1,0 +1,185 @@
+"""The inner step of a torch optimizer whose updates are shared over the ranks: stages 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.buffer import DType
+from unidist.errors import ConfigurationError
+from unidist.update import Update
+from unidist_torch.elementwise import needs_whole_tensors
+from unidist_torch.inner_step import InnerStep, refuse_scaler
+from unidist_zero._torch_inner import InnerOptimizer
+from unidist_zero._torch_runs import RunTensor
+from unidist_zero._torch_shares import ParameterShare
+from unidist_zero._torch_state import adopt, whole_state_dict
+from unidist_zero.exchange import ReduceScatterExchange
+
+if TYPE_CHECKING:
+    from unidist_zero.strategy import Zero
+
+
+def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Optimizer], Update], InnerStep]:
+    """Return what makes the inner step of one optimizer; see `ShardsUpdates.half_for`."""
+
+    def make(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> InnerStep:
+        return ShardedStep(strategy, optimizer, plain, update)
+
+    return make
+
+
+class ShardedStep(InnerStep):
+    """Each rank steps on its share, and gathers the shares of the others.
+
+    Args:
+        strategy: the options.
+        optimizer: the bound optimizer. Until the first update its own `state`, if it has any, is that of whole
+            parameters; then each rank takes its share of it over, and it is empty.
+        plain: its class before it was bound.
+        update: the framework-free side. Its options are changed, before its first exchange is made.
+    """
+
+    shares = True
+
+    def __init__(
+        self, strategy: Zero, optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update
+    ) -> None:
+        passes = update.accumulation
+        if strategy.stage > 1 and passes.passes > 1 and not passes.stepwise:
+            raise ConfigurationError(
+                f"backward_passes_per_step={passes.passes} and zero={strategy.stage}, which reduces every pass by "
+                f"itself: use --strategy zero={strategy.stage},accumulate={passes.passes}, or zero=1"
+            )
+        detected = needs_whole_tensors(optimizer, plain)  # refuses what cannot be shared at all
+        update.options = replace(
+            update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
+        )
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._inner = InnerOptimizer(optimizer, plain)
+        self._shares: list[ParameterShare] = []
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._present: list[bool] = []
+        self._is_fresh = True  # no update has been made
+
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
+        """See `InnerStep.parameters_changed`: new parameters move to flat memory."""
+        self._parameters = list(parameters)
+        self._present += [False] * (len(parameters) - len(self._present))
+        begin = 0
+        for number, exchange in enumerate(self._update.exchanges):
+            end = begin + len(exchange.parameters)
+            if number >= len(self._shares):
+                assert isinstance(exchange, ReduceScatterExchange)
+                self._shares.append(self._share(exchange, self._parameters[begin:end]))
+            begin = end
+        self._inner.hold(self._runs())
+
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """See `InnerStep.take`: the gradients are where this rank's runs look for them."""
+        for index, is_present in enumerate(present, start=first):
+            self._present[index] = bool(is_present)
+            self._parameters[index].grad = None
+
+    def step(self, grad_scaler: Any) -> Any:
+        """See `InnerStep.step`."""
+        refuse_scaler(grad_scaler, self._strategy.name)
+        self._prepare()
+        begin = 0
+        for share in self._shares:
+            present = self._present[begin : begin + len(share.parameters)]
+            if self._split_by_presence(share, present):
+                self._inner.hold(self._runs())
+            if share.changed_by_others():
+                for run in share.runs:
+                    run.read_again()
+            for run in share.runs:
+                if present[run.pieces[0].parameter]:
+                    run.take_gradient(share.exchange.pending_factor)
+            begin += len(share.parameters)
+        result = self._inner.step()
+        with torch.no_grad():
+            for run in self._runs():
+                run.leaf.grad = None
+                run.write_back()
+        # All shares are on their way before the first is waited for: engines with threads of their own move several.
+        for share in self._shares:
+            share.start_gathering()
+        for share in self._shares:
+            share.gather()
+        return result
+
+    def take_part(self) -> None:
+        """See `InnerStep.take_part`: the others need this rank's share, updated with the options that it has."""
+        self.step(None)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `InnerStep.state_dict`."""
+        if self._is_fresh:
+            return None
+        return whole_state_dict(self._optimizer, self._plain, self._shares, self._inner)
+
+    def state_loaded(self) -> None:
+        """See `InnerStep.state_loaded`: take the share of it; before the first update that can wait."""
+        if not self._is_fresh:
+            self._adopt()
+
+    def _prepare(self) -> None:
+        """Before the first update: the parameters have got their values, the optimizer what state it shall have."""
+        if self._is_fresh:
+            self._adopt()
+            for run in self._runs():
+                run.read_again()
+            self._is_fresh = False
+
+    def _adopt(self) -> None:
+        for share in self._shares:
+            share.runs = adopt(self._optimizer, share, self._inner)
+        self._inner.hold(self._runs())
+
+    def _share(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> ParameterShare:
+        groups = {
+            id(parameter): number
+            for number, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        return ParameterShare(
+            exchange,
+            parameters,
+            lambda index: groups[id(parameters[index])],
+            self._master_dtype,
+            self._update.context.recorder,
+        )
+
+    def _master_dtype(self, dtype: DType) -> DType:
+        precision = self._update.options.precision
+        return dtype if precision is None else precision.master_dtype(dtype)
+
+    def _runs(self) -> list[RunTensor]:
+        return [run for share in self._shares for run in share.runs]
+
+    def _split_by_presence(self, share: ParameterShare, present: Sequence[bool]) -> bool:
+        """Split runs of which some parameters have a gradient and others have none: those are not to be updated.
+
+        Once split they stay so, because their counts of steps differ from then on.
+        """
+        runs: list[RunTensor] = []
+        for run in share.runs:
+            keys = [present[piece.parameter] for piece in run.pieces]
+            if all(key == keys[0] for key in keys):
+                runs.append(run)
+                continue
+            for part, state in run.split(keys, self._inner.forget(run)):
+                self._inner.set_state(part, state)
+                runs.append(part)
+        is_split = len(runs) != len(share.runs)
+        share.runs = runs
+        return is_split

@@ -1,0 +1,69 @@
+"""An optimizer of the script's own class that steps on runs; the script's own stays the one that is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from unidist_torch.optimizer_clone import clone_for, options_of
+from unidist_zero._torch_runs import RunTensor, State
+
+
+class InnerOptimizer:
+    """Steps as the script's optimizer would.
+
+    Options of the parameter groups, learning rates above all, are taken from the script's optimizer before each step,
+    and what a step changes in them is given back.
+
+    Args:
+        outer: the script's optimizer.
+        plain: its class before it was bound.
+    """
+
+    def __init__(self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer]) -> None:
+        self._outer = outer
+        self._plain = plain
+        self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
+
+    def hold(self, runs: Iterable[RunTensor]) -> None:
+        """Step on these runs from now on."""
+        groups = self._inner.param_groups
+        for group in self._outer.param_groups[len(groups) :]:
+            groups.append({**options_of(group), "params": []})
+        for group in groups:
+            group["params"] = []
+        for run in runs:
+            groups[run.group]["params"].append(run.leaf)
+
+    def state(self, run: RunTensor) -> State:
+        """Return the state of a run; empty before its first update."""
+        found: State = self._inner.state.get(run.leaf, {})
+        return found
+
+    def set_state(self, run: RunTensor, state: State) -> None:
+        """Replace the state of a run."""
+        if state:
+            self._inner.state[run.leaf] = state
+        else:
+            self._inner.state.pop(run.leaf, None)
+
+    def forget(self, run: RunTensor) -> State:
+        """Take the state of a run away, and return it."""
+        found: State = self._inner.state.pop(run.leaf, {})
+        return found
+
+    def step(self) -> Any:
+        """Update every run that has a gradient; returns what the optimizer's class returns."""
+        outer, inner = self._outer, self._inner
+        for hook in list(outer._optimizer_step_pre_hooks.values()):
+            hook(outer, (), {})
+        for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
+            group.update(options_of(options))
+        result = self._plain.step(inner)
+        for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
+            options.update(options_of(group))
+        for hook in list(outer._optimizer_step_post_hooks.values()):
+            hook(outer, (), {})
+        return result
