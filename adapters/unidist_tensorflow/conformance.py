@@ -70,7 +70,7 @@ class Model(keras.Model):
 
 def train(training: Training, *, distributed: bool, rank: int, size: int) -> dict[str, Array]:
     """Train on this rank's share of every batch; see `FrameworkTraining.train`."""
-    with _computing_in_float64():
+    with computing_in_float64():
         model: Any = Model(training.loss_factor)
         model.build((None, _WIDTH))
         optimizer: Any = _optimizer(training.optimizer)
@@ -125,7 +125,7 @@ def _optimizer(name: str) -> Any:
 
 
 @contextmanager
-def _computing_in_float64() -> Iterator[None]:
+def computing_in_float64() -> Iterator[None]:
     """Let Keras compute in float64, as far as nothing else is said; and say nothing of `unused`, which is meant."""
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")

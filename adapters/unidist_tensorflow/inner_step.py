@@ -47,11 +47,11 @@ class InnerStep(ABC):
         """True when `build` has nothing to do any more."""
 
     @abstractmethod
-    def build(self, variables: Sequence[Any], exchange: Callable[[], FusedExchange]) -> None:
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
         """Build the optimizer for these variables of the model, local ones included, before its first step.
 
         Args:
-            variables: all that the optimizer is for.
+            entries: all variables that the optimizer is for, without gradients.
             exchange: gives the exchange, prepared; collective when first called. Variables are equal on every rank
                 from then on, where the script wants that.
         """
@@ -103,9 +103,9 @@ class WholeStep(InnerStep):
         """See `InnerStep.is_built`."""
         return bool(self._optimizer.built)
 
-    def build(self, variables: Sequence[Any], exchange: Callable[[], FusedExchange]) -> None:
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
         """See `InnerStep.build`."""
-        self._plain.build(self._optimizer, list(variables))
+        self._plain.build(self._optimizer, [entry.variable for entry in entries])
 
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
         """See `InnerStep.step_eagerly`."""
@@ -144,6 +144,35 @@ class WholeStep(InnerStep):
     def finalize(self, variables: Sequence[Any]) -> None:
         """See `InnerStep.finalize`."""
         self._plain.finalize_variable_values(self._optimizer, variables)
+
+
+def belongings(optimizer: Any, variable: Any) -> list[Any]:
+    """Return a variable, and what an optimizer of Keras 3 keeps for it: momentum and the like.
+
+    Moving averages are left out: they are of the variable, whether it has a gradient or not.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    index = optimizer._get_variable_index(variable)
+    lists = [kept for name, kept in kept_lists(optimizer).items() if name != "_model_variables_moving_average"]
+    return [variable, *(kept[index] for kept in lists if kept[index] is not None)]
+
+
+def kept_lists(optimizer: Any) -> dict[str, list[Any]]:
+    """Return what an optimizer of Keras 3 keeps for each of its variables, in their order, by attribute.
+
+    An element is None for a variable for which nothing is kept.
+    """
+    count = len(optimizer._trainable_variables)
+    own = {id(each) for each in optimizer.variables}
+    return {
+        name: kept
+        for name, kept in vars(optimizer).items()
+        if isinstance(kept, list)
+        and len(kept) == count
+        and any(id(each) in own for each in kept)
+        and all(each is None or id(each) in own for each in kept)
+        and name not in ("_variables", "_trainable_variables")
+    }
 
 
 def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:

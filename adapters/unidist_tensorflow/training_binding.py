@@ -21,11 +21,13 @@ from unidist.update import Update
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
-from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep
+from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep, belongings
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph
+from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, host_node
+
+_SCALE = tf.TensorSpec([], tf.float64)
 
 
 class Binding:
@@ -84,7 +86,9 @@ class Binding:
     def build(self, variables: Sequence[Any]) -> None:
         """Build the optimizer for these variables of the model. Collective where each rank keeps a share of it."""
         self._built_for = list(variables)
-        self.inner.build(self._built_for, self.exchange)
+        self._variables = [variable for variable in self._built_for if self._key(variable) not in self._local]
+        self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
+        self.inner.build(self._entries(self._built_for, [None] * len(self._built_for)), self.exchange)
 
     def build_early(self, variables: Sequence[Any]) -> None:
         """Build the optimizer before its first update, if there is a reason to. Collective.
@@ -121,7 +125,8 @@ class Binding:
         self.settle()
         self._started = True
         update = self._update
-        if update.num_ranks == 1 and update.accumulation.passes == 1 and update.sharding is None:
+        whole = update.sharding is None and update.rules is None
+        if whole and update.num_ranks == 1 and update.accumulation.passes == 1:
             self._plain.apply(self._optimizer, gradients, variables)
             self._count([])
             return
@@ -144,7 +149,7 @@ class Binding:
         assert self._exchange is not None
         with as_op_errors():
             result = self._exchange.flush()
-        if result is None:
+        if result is None or not result.complete:
             return False
         self._step_eagerly(self._variables, [None] * len(self._variables), result)
         return True
@@ -179,6 +184,8 @@ class Binding:
     def _set_up(self) -> None:
         if self._exchange is not None:
             return
+        if self._update.rules is not None:
+            self._check_rules()
         self._variables = [v for v in self._trained if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
@@ -191,6 +198,29 @@ class Binding:
             gathers=not self._update.options.sparse_as_dense and not shares,
             step_on_joined=self._step_on_joined if shares else None,
         )
+
+    def _check_rules(self) -> None:
+        """Refuse what leaves gradients scaled, or out of what is clipped."""
+        for optimizer in (self._optimizer, getattr(self._optimizer, "inner_optimizer", self._optimizer)):
+            if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None) is not None:
+                raise UsageError(
+                    f"{type(self._optimizer).__name__} scales the loss by itself, and a strategy clips or scales "
+                    "gradients too: it would see them scaled. Give the plain optimizer, and --strategy precision=fp16"
+                )
+        if self._local:
+            raise UsageError(
+                "local variables and a strategy that clips or scales gradients do not go together: the norm would "
+                "differ between the ranks. Leave register_local_var out"
+            )
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss multiplied by the scale, where a strategy says so; else None."""
+        scaler = self._update.scaler
+        if scaler is None:
+            return None
+        scaler.was_applied = True
+        [scale] = host_node(lambda: [np.asarray(scaler.scale)], [], [_SCALE], name="unidist_loss_scale")
+        return loss * tf.cast(scale, loss.dtype)
 
     def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
         """Add the variables that were not given: another rank may have a gradient for them."""
@@ -254,7 +284,7 @@ class Binding:
         entries = self._entries(variables, gradients)
         taken = self.inner.taken(exchange, entries)
         complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken)
-        if self._update.accumulation.passes == 1:
+        if self._update.accumulation.passes == 1 and self._update.scaler is None:
             self._step_in_graph(exchange, entries, outputs)
         else:
             tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
@@ -270,14 +300,7 @@ class Binding:
 
     def _belongings(self, variable: Any) -> list[Any]:
         """Return the variable, and what the optimizer keeps for it: momentum and the like."""
-        optimizer = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        index = optimizer._get_variable_index(variable)
-        count = len(optimizer._trainable_variables)
-        own = {id(each) for each in optimizer.variables}
-        # Moving averages are of the variable, whether it has a gradient or not.
-        average = getattr(optimizer, "_model_variables_moving_average", None)
-        lists = [kept for kept in vars(optimizer).values() if isinstance(kept, list) and len(kept) == count]
-        return [variable, *(kept[index] for kept in lists if kept is not average and id(kept[index]) in own)]
+        return belongings(self._optimizer, variable)
 
     def _count(self, gradients: Sequence[tf.Tensor]) -> None:
         """Say that the update is done, after everything before; the gradients live until then."""

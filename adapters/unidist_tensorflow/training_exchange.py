@@ -14,10 +14,11 @@ import numpy as np
 from unidist.announcements import Announcement
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
+from unidist.gradients import ReducedGradients
 from unidist.objects import gather_objects
 from unidist.parameter_agreement import Described, Description, check_alike, sparse_anywhere
 from unidist.update import Update
-from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, empty_array
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
 from unidist_tensorflow.training_slices import GatheredSlices, Slices
 
 try:
@@ -31,7 +32,8 @@ class Result:
     """What came out of a step.
 
     Args:
-        complete: the gradients are reduced; False inside a window of several passes, where nothing was sent.
+        complete: the gradients are reduced; False inside a window of several passes, where nothing was sent, and where
+            a gradient has overflowed and no rank updates.
         gradients: by place; None where no rank had one, and everywhere while the step is not complete or where each
             rank takes its share of them (`Update.reduced`).
         present: by place, whether any rank had a gradient.
@@ -79,7 +81,7 @@ class FusedExchange:
                 "Leave it out."
             )
         if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
-            for served in (self._take_part, self._take_part_in_flush):
+            for served in (self._take_part, self._take_part_in_flush, update.end_pass):
                 self._announcements.append(context.announcements.register(served))
 
     def run(self, own: Mapping[int, Array | Slices]) -> Result:
@@ -101,6 +103,8 @@ class FusedExchange:
                 slices.add(place, own[place])
             else:
                 self._take(place, own[place])
+        if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
+            self._announcements[2].announce()
         if not self.update.begin_step():
             return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._announcements:
@@ -117,7 +121,11 @@ class FusedExchange:
 
     def _take(self, place: int, gradient: Array | Slices) -> None:
         """Bring a dense gradient into its place, or add it to what earlier passes left there."""
-        view, index = self._views[place], self._indices[place]
+        index = self._indices[place]
+        if self.update.moves(index):
+            view = array_of_buffer(self.update.buffer(index), self.variables[place].shape)
+        else:
+            view = self._views[place]
         if isinstance(gradient, Slices):
             gradient = gradient.dense(view.shape)
         if gradient.shape != view.shape:
@@ -135,8 +143,11 @@ class FusedExchange:
         update = self.update
         assert self._slices is not None
         present, _ = update.finish(scale=scale)
-        gathered = self._slices.exchange(update.scale if scale is None else scale)
+        gathered = self._slices.exchange(update.whole_scale(scale))
+        self._conclude(gathered)
         update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
+        if update.overflowed:
+            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._step_on_joined is not None:
             return Result(True, (None,) * len(self.variables), tuple(present))
         gradients: list[Array | Slices | None] = []
@@ -146,10 +157,20 @@ class FusedExchange:
             elif not present[self._indices[place]]:
                 gradients.append(None)
             else:
-                gradients.append(self._given(self._views[place]))
+                gradients.append(self.given(self._views[place]))
         return Result(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
 
-    def _given(self, view: Array) -> Array:
+    def _conclude(self, gathered: dict[int, Slices]) -> None:
+        """Let the rules change what was reduced; they want each row of a sparse gradient once."""
+        if self.update.rules is None:
+            return
+        for place, slices in gathered.items():
+            gathered[place] = slices.coalesced()
+        rows = [buffer_of_array(slices.values.reshape(-1)) for slices in gathered.values() if slices.values.size]
+        self.update.conclude([ReducedGradients(tuple(rows))] if rows else [])
+
+    def given(self, view: Array) -> Array:
+        """Return what a caller may have of an exchange's memory: a view, or a copy where it keeps results."""
         if not self._keeps_results:
             return view
         kept = empty_array(view.shape, view.dtype)
@@ -186,7 +207,8 @@ class FusedExchange:
         )
         for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
             self._indices[place] = index
-            self._views[place] = array_of_buffer(update.buffer(index), info.shape)
+            if not update.moves(index):
+                self._views[place] = array_of_buffer(update.buffer(index), info.shape)
         self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
         return self._slices
 
@@ -194,7 +216,7 @@ class FusedExchange:
         """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
         self._prepare({})
         result = self._complete(None)
-        if self._step_on_joined is not None:
+        if self._step_on_joined is not None and result.complete:
             self._step_on_joined(result)
 
     def _take_part_in_flush(self) -> None:
@@ -202,7 +224,7 @@ class FusedExchange:
         scale = self.update.short_window_scale()
         if scale is not None:
             result = self._complete(scale)
-            if self._step_on_joined is not None:
+            if self._step_on_joined is not None and result.complete:
                 self._step_on_joined(result)
 
 

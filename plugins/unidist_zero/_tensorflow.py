@@ -1,0 +1,236 @@
+"""ZeRO for optimizers of Keras 3, stages 1 and 2: the optimizer is built for this rank's share of the variables.
+
+It stays the script's own object, so learning rates, schedules, `iterations`, moving averages and loss scales are what
+they are; only the variables that it knows are shards. A step takes the shards of the gradients out of the exchange,
+lets the optimizer's own class update the shards of the variables, and gathers them into the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from unidist.buffer import HOST, DType
+from unidist.communicator import ReduceOp
+from unidist.errors import UsageError
+from unidist.update import Update
+from unidist_tensorflow.elementwise import needs_whole_variables
+from unidist_tensorflow.inner_step import Entry, InnerStep, belongings
+from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
+from unidist_tensorflow.training_exchange import FusedExchange, Result
+from unidist_tensorflow.training_tensors import Taken
+from unidist_zero._tensorflow_adoption import Kept, keep, restore
+from unidist_zero._tensorflow_clipping import SharedClipping, exchanged
+from unidist_zero._tensorflow_gather import VariableGather
+from unidist_zero._tensorflow_shards import Shard, make_shards
+from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero.strategy import Zero
+
+
+def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
+    """Return what makes the half of one optimizer, see `ShardsUpdates.half_for`."""
+
+    def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        kind = plain if inner is optimizer else type(inner)
+        whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
+        update.options = replace(update.options, whole_tensors=whole)
+        return ShardedStep(optimizer, plain, update)
+
+    return make
+
+
+class ShardedStep(InnerStep):
+    """See the module's text.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound.
+        update: the framework-free side.
+    """
+
+    takes_shares = True
+
+    def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._is_built = False
+        self._shards: list[Shard] = []
+        self._variables: list[Any] = []  # of the model, by place
+        self._nothing: Any = None
+        self._clipping: SharedClipping | None = None
+        self._gather: VariableGather | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """See `InnerStep.is_built`."""
+        return self._is_built
+
+    # Building
+
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`: for the shards, for local variables, and for one without elements.
+
+        The last one takes part where no other has a gradient on this rank: Keras refuses a step with nothing to do.
+        """
+        self._variables = [entry.variable for entry in entries if entry.place is not None]
+        local = [entry.variable for entry in entries if entry.place is None]
+        if any(getattr(variable, "overwrite_with_gradient", False) for variable in self._variables):
+            raise UsageError("variables that are overwritten with their gradients (float8) cannot be shared out")
+        exchange()
+        with tf.init_scope():
+            kept = keep(self._inner, self._variables, local) if self._optimizer.built else None
+            outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
+            self._make_shards()
+            shards = [shard.variable for shard in self._shards]
+            self._nothing = keras.Variable(np.zeros(0, "float32"), dtype="float32", name="nothing")
+            self._exclude_from_decay()
+            self._plain.build(self._optimizer, [*shards, *local, self._nothing])
+            self._restore(kept, outer, len(local))
+        self._override()
+        self._is_built = True
+
+    def _make_shards(self) -> None:
+        exchange = self._exchange
+        precision = self._update.options.precision
+        dtypes = [dtype_of(variable) for variable in self._variables]
+        masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
+        decays = [self._decays(variable) for variable in self._variables]
+        rank = exchange.lanes[HOST].shard.rank
+        self._shards = make_shards(exchange.partition, rank, self._variables, masters, decays)
+        self._gather = VariableGather(exchange, self._shards, self._update.context.recorder)
+
+    @property
+    def _exchange(self) -> ReduceScatterExchange:
+        exchange = self._update.exchanges[0]
+        assert isinstance(exchange, ReduceScatterExchange)
+        return exchange
+
+    def _decays(self, variable: Any) -> bool:
+        value = variable.value if isinstance(variable, keras.Variable) else variable  # as Keras asks
+        return bool(self._inner._use_weight_decay(value))
+
+    def _exclude_from_decay(self) -> None:
+        excluded = [shard.variable for shard in self._shards if not self._decays(self._variables[shard.places[0]])]
+        if excluded:
+            self._inner.exclude_from_weight_decay(var_list=excluded)
+
+    def _restore(self, kept: Kept | None, outer: Kept | None, num_local: int) -> None:
+        if kept is not None:
+            restore(self._inner, kept, self._shards, num_local)
+        if outer is not None:
+            restore(self._optimizer, outer, [], 0)
+
+    def _override(self) -> None:
+        exchange, inner = self._exchange, self._inner
+        communicator = exchange.lanes[HOST].shard
+        whole = exchange.partition.whole
+        clipping = SharedClipping(inner, inner._clip_gradients, communicator, len(self._variables), whole=whole)
+        self._clipping = clipping
+        inner.__dict__["_clip_gradients"] = clipping
+        if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
+            self._optimizer.__dict__["check_finite"] = self._check_finite
+
+    def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
+        """Say whether the gradients of all ranks are finite; all say the same."""
+        finite = self._plain.check_finite(self._optimizer, gradients)
+        flags = tf.cast(tf.reshape(finite, [1]), tf.uint8)
+        return exchanged(self._exchange.everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
+
+    # Steps
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
+        self._step(entries, outputs, result.present)
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`: who has a gradient, and the gradients of the shards."""
+        specs = [tf.TensorSpec([len(self._variables)], tf.bool)]
+        specs += [tf.TensorSpec(shard.variable.shape, shard.variable.dtype) for shard in self._shards]
+        return Taken(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        self._step(entries, outputs, None)
+        return outputs[1:]
+
+    def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
+        scatter = self._exchange
+        arrays = []
+        for shard in self._shards:
+            run = shard.run
+            begin = scatter.partition.buckets[run.bucket].begin(scatter.lanes[HOST].shard.rank)
+            memory = scatter.shard(run.bucket).slice(run.offset - begin, run.count)
+            view = array_of_buffer(memory, tuple(shard.variable.shape))
+            if shard.is_widened():
+                wide = empty_array(view.shape, np.dtype(shard.variable.dtype))
+                np.multiply(view, wide.dtype.type(scatter.pending_factor), out=wide, dtype=wide.dtype)
+                arrays.append(wide)
+            else:
+                arrays.append(exchange.given(view))
+        return arrays
+
+    def _step(self, entries: Sequence[Entry], outputs: Sequence[tf.Tensor], known: Sequence[bool] | None) -> None:
+        """Update the shards, and gather them.
+
+        Args:
+            entries: of the call.
+            outputs: what `taken` takes.
+            known: for each place whether any rank has a gradient; None: not before the graph runs.
+        """
+        assert self._gather is not None
+        present, *gradients = outputs
+        certain = {entry.place for entry in entries if entry.place is not None and entry.gradient is not None}
+        if known is not None:
+            certain = {place for place, is_present in enumerate(known) if is_present}
+        local = [entry for entry in entries if entry.place is None and entry.gradient is not None]
+        stepped: list[tuple[Shard, Any]] = []
+        kept: list[tuple[Shard, Any, tf.Tensor]] = []
+        for shard, gradient in zip(self._shards, gradients, strict=True):
+            shard.fill(self._variables)
+            if known is not None and not certain.intersection(shard.places):
+                continue
+            stepped.append((shard, gradient))
+            if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient
+                kept += [(shard, each, tf.identity(each)) for each in belongings(self._optimizer, shard.variable)]
+        self._apply(stepped, local, nobody=known is not None and not any(known))
+        for shard, each, before in kept:
+            flags = tf.gather(present, shard.places)
+            mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
+            each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
+        self._gather.run(self._variables)
+        for place, variable in enumerate(self._variables):
+            if getattr(variable, "constraint", None) is not None:
+                value = tf.convert_to_tensor(variable)
+                variable.assign(tf.where(present[place], variable.constraint(value), value))
+
+    def _apply(self, stepped: Sequence[tuple[Shard, Any]], local: Sequence[Entry], *, nobody: bool) -> None:
+        shards: list[Shard | None] = [shard for shard, _ in stepped]
+        gradients = [gradient for _, gradient in stepped] + [entry.gradient for entry in local]
+        variables = [shard.variable for shard, _ in stepped] + [entry.variable for entry in local]
+        shards += [None] * len(local)
+        if not gradients:
+            shards.append(None)
+            gradients.append(None if nobody else tf.zeros([0], tf.float32))
+            variables.append(self._nothing)
+        assert self._clipping is not None
+        self._clipping.shards = shards
+        self._plain.apply(self._optimizer, gradients, variables)
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        if not self._is_built or not self._inner.use_ema:
+            return
+        assert self._gather is not None
+        self._plain.finalize_variable_values(self._optimizer, self._optimizer._trainable_variables)
+        self._gather.run(self._variables)
