@@ -38,6 +38,7 @@ def test_it_is_listed_like_any_other(manager: PluginManager) -> None:
     assert sample["engines"] == ["sample-sockets"]
     assert sample["strategies"] == ["sample-compress"]
     assert sample["compressors"] == ["sample-signs"]
+    assert sample["schedules"] == ["sample-eager"]
     assert sample["problems"] == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import CompressorSpec, EngineSpec, Registry, StrategyType
+from unidist.registry import CompressorSpec, EngineSpec, Registry, ScheduleSpec, StrategyType
 
 
 @hookimpl
@@ -36,4 +36,16 @@ def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
     """Register `sample-signs`."""
     registry.add(
         CompressorSpec("sample-signs", "unidist_sample.signs:Signs", "a sample: signs and one magnitude travel")
+    )
+
+
+@hookimpl
+def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
+    """Register `sample-eager`."""
+    registry.add(
+        ScheduleSpec(
+            "sample-eager",
+            "unidist_sample.eager:eager",
+            "a sample: 1f1b for slow messages, with twice as many micro-batches",
+        )
     )
