@@ -66,7 +66,13 @@ def test_digits_learns_to_read() -> None:
 
 
 @needs_horovod
-@pytest.mark.parametrize(("option", "tolerance"), [((), 1e-5), (("--fp16-allreduce",), 1e-3)], ids=["float32", "fp16"])
+@pytest.mark.parametrize(
+    ("option", "tolerance"),
+    [
+        pytest.param((), 1e-5, id="float32"),
+        pytest.param(("--fp16-allreduce",), 1e-3, marks=pytest.mark.soak, id="fp16"),
+    ],
+)
 def test_digits_prints_the_losses_that_it_prints_under_horovodrun(
     tmp_path: Path, option: tuple[str, ...], tolerance: float
 ) -> None:

@@ -277,12 +277,12 @@ def test_workers_die_with_a_killed_parent() -> None:
             time.sleep(0.01)
 
 
-def test_fifty_runs_leave_no_descriptor_process_or_thread() -> None:
+def test_many_runs_leave_no_descriptor_process_or_thread() -> None:
     unidist.run(rank)
     descriptors = sorted(os.listdir("/proc/self/fd"))
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = threading.active_count()
-    for _ in range(50):
+    for _ in range(12):
         assert unidist.run(rank) == [0, 1]
     assert sorted(os.listdir("/proc/self/fd")) == descriptors
     assert {child.pid for child in psutil.Process().children(recursive=True)} == children

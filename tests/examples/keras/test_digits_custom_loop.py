@@ -30,6 +30,7 @@ def test_two_processes_read_over_95_percent(run_example: Run) -> None:
     assert losses(output)[-1] < losses(output)[0] / 5
 
 
+@pytest.mark.soak
 def test_it_runs_alone_and_draws_its_curves(run_example: Run, tmp_path: Path) -> None:
     picture = tmp_path / "loop.svg"
     output = run_example("digits_custom_loop.py", "--epochs", "4", "--plot", str(picture))

@@ -34,6 +34,7 @@ def test_it_runs_alone_and_draws_its_curves(run_example: Run, tmp_path: Path) ->
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 def test_accumulation_is_chosen_without_touching_it(run_example: Run) -> None:
     output = run_example("digits_fit.py", "--batch-size", "16", num_proc=2, launch=("--strategy", "accumulate=2"))
     assert accuracy(output, num_proc=2) > 95

@@ -25,8 +25,11 @@ def validation_losses(output: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("num_proc", "steps", "launch"),
-    [(None, "64", ()), (2, "64", ()), (2, "128", ("--strategy", "accumulate=2"))],
-    ids=["alone", "two processes", "accumulate=2"],
+    [
+        pytest.param(None, "64", (), marks=pytest.mark.soak, id="alone"),
+        pytest.param(2, "64", (), id="two processes"),
+        pytest.param(2, "128", ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
+    ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
     run_example: Run, tmp_path: Path, num_proc: int | None, steps: str, launch: tuple[str, ...]

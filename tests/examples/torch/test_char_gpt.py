@@ -19,8 +19,12 @@ def validation_losses(output: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("num_proc", "launch"),
-    [(None, ()), (2, ()), (2, ("--strategy", "accumulate=2")), (2, ("--engine", "gloo"))],
-    ids=["alone", "two processes", "accumulate=2", "gloo"],
+    [
+        pytest.param(None, (), id="alone"),
+        pytest.param(2, (), id="two processes"),
+        pytest.param(2, ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
+        pytest.param(2, ("--engine", "gloo"), marks=pytest.mark.soak, id="gloo"),
+    ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
     run_example: Run, num_proc: int | None, launch: tuple[str, ...]

@@ -90,8 +90,10 @@ def reduce_all(
 @pytest.mark.parametrize("size", range(1, 10))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_equals_numpy_for_every_dtype_reduction_and_count(algorithm: str, size: int) -> None:
+    # How elements are added up is the same for every number of ranks; what goes where depends on that alone.
+    dtypes = DType if size in (2, 3) else (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
     with ThreadWorld(size) as world:
-        for dtype in DType:
+        for dtype in dtypes:
             for op in ReduceOp:
                 if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
                     continue
