@@ -57,14 +57,15 @@ def test_the_oldest_idle_pools_end_when_their_ranks_hold_too_much_memory() -> No
 
         sys.ballast = bytearray(b"x") * nbytes  # type: ignore[attr-defined]  # something that outlives the call
 
-    total, room, ballast = psutil.virtual_memory().total, 400 << 20, 150 << 20
-    with PoolCache(max_idle_memory=room / total) as cache:
+    ballast = 100 << 20
+    with PoolCache(max_idle_memory=1) as cache:
         pools = []
         for name in "abc":
             pools.append(cache.get(1, env={"POOL": name}))
             pools[-1].run(fill, (ballast,))
         first, second, third = pools
         assert resident_bytes(second.pids) > ballast
+        cache._max_idle_bytes = resident_bytes(second.pids) * 5 // 2
         fourth = cache.get(1, env={"POOL": "d"})
         assert not psutil.pid_exists(first.pids[0])
         assert all(psutil.pid_exists(pool.pids[0]) for pool in (second, third, fourth))
