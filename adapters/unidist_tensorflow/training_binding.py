@@ -220,6 +220,7 @@ class Binding:
             return None
         scaler.was_applied = True
         [scale] = host_node(lambda: [np.asarray(scaler.scale)], [], [_SCALE], name="unidist_loss_scale")
+        loss = tf.cast(loss, tf.float64 if loss.dtype == tf.float64 else tf.float32)  # float16 does not reach so far
         return loss * tf.cast(scale, loss.dtype)
 
     def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:

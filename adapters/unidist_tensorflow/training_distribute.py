@@ -10,7 +10,8 @@ import keras
 from unidist import context
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes
-from unidist.planned_update import check_counts_alone, planned_update
+from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update
+from unidist.precision import prepared_model
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
 from unidist.strategy_spec import StrategyLike
@@ -61,11 +62,14 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
     check_plain(chosen)
     plan = runtime.plan_for(strategy)
-    for item in plan.strategies:
-        model = item.partition(model, runtime)
-    if model.dtype_policy.name == "mixed_float16" and not scales_loss(chosen):
+    model = prepared_model(model, plan, runtime)
+    framework = TensorFlowFramework()
+    update = planned_update(runtime, plan, framework)
+    if model.dtype_policy.name == "mixed_float16" and not scales_loss(chosen) and update.scaler is None:
         chosen = keras.optimizers.LossScaleOptimizer(chosen, name="loss_scale_optimizer")
-    bound = bind(chosen, planned_update(runtime, plan, TensorFlowFramework()))
+    bound = bind(chosen, update)
+    for item in plan.strategies:
+        item.attach(model, update, framework)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     _prepare_fit(model, bound)
@@ -145,6 +149,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
     )
     check_counts_alone(runtime, backward_passes_per_step)
+    check_leaves_model(runtime.plan, "DistributedOptimizer")
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)

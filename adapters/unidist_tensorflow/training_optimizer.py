@@ -68,6 +68,11 @@ class DistributedOptimizerMixin(BoundMixin):
         """Give variables their moving averages, where the optimizer keeps them; `fit` calls it at its end."""
         self._unidist.inner.finalize(var_list)
 
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss as gradients are to be taken of it: `fit` calls it, and loops of one's own shall."""
+        scaled = self._unidist.scale_loss(loss)
+        return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
 

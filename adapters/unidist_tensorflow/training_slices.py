@@ -34,6 +34,14 @@ class Slices:
         np.add.at(result, self.indices, self.values)
         return result
 
+    def coalesced(self) -> Slices:
+        """Return the same gradient with each row once, rows that come several times added up."""
+        rows, where = np.unique(self.indices, return_inverse=True)
+        values = empty_array((len(rows), *self.values.shape[1:]), self.values.dtype)
+        values.fill(0)
+        np.add.at(values, where, self.values)
+        return Slices(values, rows)
+
     @classmethod
     def of(cls, gradient: Array | Slices) -> Slices:
         """Return all rows of a dense gradient; slices as they are."""

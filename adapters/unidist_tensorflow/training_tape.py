@@ -13,9 +13,10 @@ from unidist.buckets import ParameterInfo
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.horovod_arguments import Groups
-from unidist.planned_update import planned_update
+from unidist.planned_update import check_leaves_model, planned_update
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
+from unidist.strategy import ActsOnGradients
 from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
@@ -97,7 +98,8 @@ class _Reducer:
         """Return the reduced gradients."""
         runtime = context.current()
         size = self._options.num_ranks(runtime)
-        if size == 1:
+        exchanges = size > 1 or any(isinstance(item, ActsOnGradients) for item in runtime.plan.strategies)
+        if not exchanges:
             return gradients
         shared = [index for index, source in enumerate(sources) if id(source) not in self.local]
         exchange = self._exchange(runtime, [sources[index] for index in shared])
@@ -188,6 +190,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             f"--strategy {runtime.settings.strategy} accumulates gradients, which a tape cannot do; use "
             "distribute(model, optimizer) or DistributedOptimizer"
         )
+    check_leaves_model(runtime.plan, "a tape")
     if isinstance(gradtape, DistributedTapeMixin):
         raise UsageError("this tape is distributed already")
     options = exchange_options(

@@ -1,0 +1,52 @@
+"""Models of Keras 3: dtype policies of their layers, and the loss scaled by the optimizer's `scale_loss`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from unidist.buffer import DType
+from unidist.errors import UsageError
+from unidist.loss_scaling import LossScaler
+from unidist.precision import Precision, is_narrow
+
+
+def prepare(model: Any, precision: Precision) -> Any:
+    """See `Binding.prepare`. Layers of the policy float32 get another one, whether they are built or not.
+
+    Layers of other policies are left alone, and so are layers that the model makes while it is being built and that
+    do not take over its policy. Batch normalisation keeps float32 variables.
+    """
+    layers = [layer for layer in model._flatten_layers() if layer.dtype_policy.name == "float32"]
+    if not layers:
+        found = ", ".join(sorted({layer.dtype_policy.name for layer in model._flatten_layers()}))
+        raise UsageError(
+            f"strategy 'precision' computes in 16 bits what is float32, but the model's layers have the policies: "
+            f"{found}. Leave the strategy out, or make the model float32"
+        )
+    name = precision.compute.value
+    for layer in layers:
+        is_whole = is_narrow(precision.parameters) and not isinstance(layer, keras.layers.BatchNormalization)
+        layer.dtype_policy = keras.DTypePolicy(name if is_whole else f"mixed_{name}")
+        if is_whole:
+            for variable in layer._trainable_variables:
+                _narrow(variable, precision.parameters)
+    return model
+
+
+def attach(model: Any, compute: DType, scaler: LossScaler | None) -> None:
+    """See `Binding.attach`. The scaler is the bound optimizer's; Keras' own shall not come on top of it."""
+    del compute
+    if scaler is not None:
+        model.compile = functools.partial(model.compile, auto_scale_loss=False)
+
+
+def _narrow(variable: Any, dtype: DType) -> None:
+    """Give a variable that is float32 a value, and memory, of another type; it stays the object it is."""
+    if keras.backend.standardize_dtype(variable.dtype) == "float32":
+        value = tf.cast(variable.value, dtype.value)
+        variable._dtype = dtype.value
+        variable._initialize(value)
