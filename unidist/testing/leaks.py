@@ -11,11 +11,14 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 _IGNORED_VARIABLES = frozenset(("PYTEST_CURRENT_TEST", "COLUMNS", "LINES"))
 _POLL_SEC = 0.01
@@ -57,9 +60,9 @@ class Resources:
             },
         )
 
-    def beyond(self, earlier: Resources) -> dict[object, str]:
+    def beyond(self, earlier: Resources) -> dict[tuple[str, Any], str]:
         """Return what is held here and was not held `earlier`: in words, by a key that stays the same."""
-        found: dict[object, str] = {}
+        found: dict[tuple[str, Any], str] = {}
         for kind in ("threads", "descriptors", "children", "mappings", "shared_memory", "environment"):
             now, then = getattr(self, kind), getattr(earlier, kind)
             found |= {(kind, key): text for key, text in now.items() if key not in then}
@@ -80,14 +83,18 @@ def leaked_since(
 
     Args:
         before: an earlier `Resources.held()`.
-        allowed: keys of `Resources.beyond` that may be there.
+        allowed: keys of `Resources.beyond` that may be there. So may files in /dev/shm that only processes use which
+            are neither this one nor descend from it: the folder is the whole machine's.
         grace: things on their way out (an ended thread, an object in a reference cycle) get this long.
     """
     deadline = time.monotonic() + grace.total_seconds()
     while True:
-        found = [text for key, text in Resources.held().beyond(before).items() if key not in allowed]
-        if not found or time.monotonic() > deadline:
-            return found
+        found = {key: text for key, text in Resources.held().beyond(before).items() if key not in allowed}
+        if not found:
+            return []
+        if time.monotonic() > deadline:
+            strangers = _used_by_strangers([key[1] for key in found if key[0] == "shared_memory"])
+            return [text for key, text in found.items() if key not in strangers]
         gc.collect()
         time.sleep(_POLL_SEC)
 
@@ -116,6 +123,23 @@ def _children() -> dict[object, str]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found[pid] = f"process {pid} ({command.strip()[:80] or 'ended, not waited for'})"
     return found
+
+
+def _used_by_strangers(names: Collection[str]) -> set[tuple[str, str]]:
+    """Return the keys of those files in /dev/shm that other jobs of this machine use, and this process's do not."""
+    if not names:
+        return set()
+    own: set[str] = set()
+    strangers: set[str] = set()
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended, or is another user's
+            used = Path(f"/proc/{pid}/maps").read_text()
+            for descriptor in _listed(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    used += os.readlink(f"/proc/{pid}/fd/{descriptor}") + "\n"
+            (own if pid in family else strangers).update(name for name in names if f"/dev/shm/{name}" in used)
+    return {("shared_memory", name) for name in strangers - own}
 
 
 def _mappings() -> dict[object, str]:

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from unidist.testing import Resources, leaked_since
@@ -60,6 +62,25 @@ def test_a_file_in_shared_memory_is_seen() -> None:
     before, path = Resources.held(), Path(f"/dev/shm/unidist-test-{os.getpid()}")
     path.write_text("x")
     check(before, str(path), path.unlink)
+
+
+def test_a_file_in_shared_memory_that_only_other_jobs_use_is_none() -> None:
+    before, path = Resources.held(), Path(f"/dev/shm/unidist-test-{os.getpid()}")
+    # In the background of a shell that has ended, a process is nobody's child here.
+    line = f"{sys.executable} -c 'import sys, time; file = open(sys.argv[1], \"w\"); print(1); time.sleep(300)' {path}"
+    started = subprocess.run(["sh", "-c", f"{line} >&2 & echo $!"], stdout=subprocess.PIPE, text=True, check=True)
+    stranger = psutil.Process(int(started.stdout))
+    try:
+        deadline = time.monotonic() + 30
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert leaked_since(before, grace=SHORT) == []
+        with path.open():
+            assert any(str(path) in text for text in leaked_since(before, grace=SHORT))
+    finally:
+        stranger.kill()
+        path.unlink(missing_ok=True)
 
 
 def test_new_changed_and_missing_variables_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
