@@ -76,9 +76,9 @@ class ShardedStep(InnerStep):
     # Building
 
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
-        """See `InnerStep.build`: for the shards, for local variables, and for one without elements.
+        """See `InnerStep.build`: for the shards, for local variables, and for a zero.
 
-        The last one takes part where no other has a gradient on this rank: Keras refuses a step with nothing to do.
+        The zero is stepped on where nothing else has a gradient on this rank: Keras refuses a step with nothing to do.
         """
         self._variables = [entry.variable for entry in entries if entry.place is not None]
         local = [entry.variable for entry in entries if entry.place is None]
@@ -90,7 +90,7 @@ class ShardedStep(InnerStep):
             outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
             self._make_shards()
             shards = [shard.variable for shard in self._shards]
-            self._nothing = keras.Variable(np.zeros(0, "float32"), dtype="float32", name="nothing")
+            self._nothing = keras.Variable(np.zeros(1, "float32"), dtype="float32", name="nothing")
             self._exclude_from_decay()
             self._plain.build(self._optimizer, [*shards, *local, self._nothing])
             self._restore(kept, outer, len(local))
@@ -198,7 +198,7 @@ class ShardedStep(InnerStep):
         kept: list[tuple[Shard, Any, tf.Tensor]] = []
         for shard, gradient in zip(self._shards, gradients, strict=True):
             shard.fill(self._variables)
-            if known is not None and not certain.intersection(shard.places):
+            if not shard.run.count or (known is not None and not certain.intersection(shard.places)):
                 continue
             stepped.append((shard, gradient))
             if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient
@@ -221,7 +221,7 @@ class ShardedStep(InnerStep):
         shards += [None] * len(local)
         if not gradients:
             shards.append(None)
-            gradients.append(None if nobody else tf.zeros([0], tf.float32))
+            gradients.append(None if nobody else tf.zeros([1], tf.float32))
             variables.append(self._nothing)
         assert self._clipping is not None
         self._clipping.shards = shards
