@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from unidist.testing import StrategyConformance
+from unidist.plugins import PluginManager
+from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _torch_zero import Case, errors_of  # noqa: E402
+
 pytestmark = pytest.mark.parallel
 
+# Pairs of everything that may matter to each other, not all combinations: each call starts its pool once.
+CASES = {
+    1: [
+        Case("zero=1", "sgd", passes=2),
+        Case("zero=2", "adamw"),
+        Case("zero=2", "adafactor"),
+    ],
+    2: [
+        Case("zero=1", "adamw"),
+        Case("zero=2", "sgd", passes=3),
+        Case("zero=1:bucket_mb=0.0002", "adafactor", passes=2),
+        Case("zero=2:bucket_mb=0.0002", "adamw", unfreezes=True),
+        Case("zero=1", "sgd", calls_closure=True),
+        Case("zero=2", "adagrad"),
+        Case("zero=1:whole=true", "nadam", unfreezes=True),
+        Case("zero=2", "adamw", engine="gloo"),
+    ],
+    3: [
+        Case("zero=2:bucket_mb=0.0002", "sgd"),
+        Case("zero=1", "adafactor", unfreezes=True),
+        Case("zero=1", "adamw", max_norm=0.3),
+        Case("zero=2", "adafactor", max_norm=0.3, passes=2),
+        Case("zero=1:bucket_mb=0.0002", "adamw", passes=2, engine="gloo"),
+    ],
+    4: [
+        Case("zero=2", "adamw", max_norm=0.3),
+        Case("zero=1:shard=2", "adamw", passes=2),
+        Case("zero=2:shard=2:bucket_mb=0.0002", "sgd", passes=2, max_norm=0.3),
+        Case("zero=2:shard=1", "adafactor"),
+        Case("zero=2:whole=true", "adagrad"),
+        Case("zero=2:shard=2", "adafactor", engine="gloo"),
+    ],
+}
+NARROW = 1e-5
 
-class TestStage1(StrategyConformance):
-    strategy = "zero=1"
+
+def line(case: Case) -> Case:
+    """Return the case with everything in its strategy line."""
+    from dataclasses import replace
+
+    extra = [f"accumulate={case.passes}"] if case.passes > 1 else []
+    extra += [f"clip_norm={case.max_norm}"] if case.max_norm is not None else []
+    return replace(case, strategy=",".join([case.strategy, *extra]))
 
 
-class TestStage2(StrategyConformance):
-    strategy = "zero=2"
+def check(case: Case, errors: dict[str, float]) -> None:
+    alone = errors.pop("alone", None)
+    assert alone is None or alone > 1e-6, "without the exchange it would be the same"
+    for name, error in errors.items():
+        limit = NARROW if name == "narrow" else 1e-12
+        assert error <= limit, f"{case}: {name} differs by {error:.2e} from one process"
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_training_in_pytorch_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
+    usable = {name: PluginManager().load().engines.get(name).load().availability() for name in ("shm", "gloo")}
+    cases = [line(case) for case in CASES[size] if usable[case.engine].usable]
+    for errors in rank_pool(size).run(errors_of, (cases,)):
+        for case, found in zip(cases, errors, strict=True):
+            check(case, found)

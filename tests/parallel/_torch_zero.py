@@ -1,0 +1,157 @@
+"""Trainings in PyTorch under ZeRO that run on the ranks of a pool, many in one call, each beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import unidist.torch as ud
+from unidist import context
+from unidist.environment import set_variables
+from unidist.testing._training import largest_error
+from unidist.testing.recording import Record, RecordingCommunicator
+from unidist_torch import conformance
+
+BATCH = 12
+Parameters = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Args:
+        strategy: the strategy line.
+        optimizer: name of `OPTIMIZERS`.
+        passes: calls of a step that make an update.
+        steps: updates.
+        max_norm: what the line's clip_norm says.
+        engine: carries the gradients.
+        calls_closure: step with a closure.
+        unfreezes: a parameter is trained from the third update on, in a group that is added then.
+    """
+
+    strategy: str = "zero=2"
+    optimizer: str = "adamw"
+    passes: int = 1
+    steps: int = 10
+    max_norm: float | None = None
+    engine: str = "shm"
+    calls_closure: bool = False
+    unfreezes: bool = False
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.02, weight_decay=0.1),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05),
+    "nadam": lambda groups: torch.optim.NAdam(groups, lr=0.01, weight_decay=0.1),
+}
+
+
+class Model(conformance.Model):
+    """The conformance suite's network, with more that gets in the way: a scalar, a tensor in another memory order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.tensor(1.1, dtype=torch.float64))
+        wide = torch.linspace(-1, 1, 2 * 3 * 4 * 5, dtype=torch.float64).reshape(2, 3, 4, 5)
+        self.image = torch.nn.Parameter(wide.to(memory_format=torch.channels_last))
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss."""
+        kernel = torch.tanh(self.image).mean(dim=(2, 3)).sum(0)
+        logits = self(inputs) * self.gain + kernel
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        return loss + self.narrow_loss(inputs) if self.narrow.requires_grad else loss
+
+
+def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Parameters:
+    """Train on a rank's share of every batch; returns the parameters by name."""
+    torch.manual_seed(0)
+    model: Any = Model()
+    if case.max_norm is not None:
+        model.narrow.requires_grad = False  # PyTorch would take the norm of all in float32
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = OPTIMIZERS[case.optimizer]([{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}])
+    if distributed:
+        model, optimizer = ud.distribute(model, optimizer)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    rng = np.random.default_rng(7)
+    for step in range(case.steps):
+        if case.unfreezes and step == 2:
+            model.frozen.requires_grad = True
+            optimizer.add_param_group({"params": [model.frozen], "lr": 0.03})
+        for _ in range(case.passes):
+            inputs, targets = rng.standard_normal((BATCH, 6)), rng.integers(0, 3, BATCH)
+            each = BATCH // size
+            mine = slice(rank * each, (rank + 1) * each)
+            share = torch.from_numpy(inputs[mine]), torch.from_numpy(targets[mine])
+
+            def closure(share: Any = share) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = model.loss(*share) * (1 if distributed else 1 / case.passes)
+                loss.backward()
+                return loss
+
+            if distributed and case.calls_closure:
+                optimizer.step(closure)
+                continue
+            if distributed or case.passes == 1:
+                closure()
+            else:
+                (model.loss(*share) / case.passes).backward()
+            if distributed:
+                optimizer.step()
+        if not distributed:
+            if case.max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(trained, case.max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        schedule.step()
+    return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
+
+
+def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
+    """Train each case on the ranks and in one process; returns the largest difference of each parameter.
+
+    Every rank calls it; the outcome is of the rank's own parameters. Under "alone" is the smallest difference of
+    trained parameters when the exchange is left out.
+    """
+    references: dict[Case, Parameters] = {}
+    found = []
+    for case in cases:
+        key = replace(case, strategy="", engine="", calls_closure=False)
+        if key not in references:
+            references[key] = train(case, distributed=False)
+        expected = references[key]
+        with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": case.engine}):
+            ud.init()
+            try:
+                rank, size = ud.rank(), ud.size()
+                outcome = train(case, distributed=True, rank=rank, size=size)
+            finally:
+                ud.shutdown()
+        errors = {name: largest_error(outcome[name], value) for name, value in expected.items()}
+        if size > 1 and not found:
+            apart = train(case, distributed=False, rank=rank, size=size)
+            errors["alone"] = min(largest_error(apart[name], expected[name]) for name in ("inner", "head", "gain"))
+        found.append(errors)
+    return found
+
+
+def record(runtime: context.Context) -> list[Record]:
+    """Let every communicator that strategies ask for from now on write down what it is used for."""
+    records: list[Record] = []
+    make = runtime.new_communicator
+
+    def recording(axis: str, *, memory: str = "host") -> RecordingCommunicator:
+        return RecordingCommunicator(make(axis, memory=memory), records)
+
+    runtime.new_communicator = recording  # type: ignore[method-assign]  # this run only
+    return records
