@@ -34,6 +34,7 @@ class RankExit:
         round: number of the look at all ranks in which the end was seen; ends of one round have no known order.
         stderr_tail: its last lines on standard error.
         signalled: the launcher had already told it to end.
+        host_lost: that its host was given up and why, if that is what happened; nothing else is known then.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class RankExit:
     round: int
     stderr_tail: tuple[str, ...] = ()
     signalled: bool = False
+    host_lost: str = ""
 
     @property
     def traceback(self) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ class RankExit:
     def is_victim(self) -> bool:
         """True when it ended because of another rank."""
         name = self.exception_line.partition(":")[0].rpartition(".")[2]
-        return self.returncode > 0 and name in _VICTIMS_ERRORS
+        return not self.host_lost and self.returncode > 0 and name in _VICTIMS_ERRORS
 
     @property
     def exit_code(self) -> int:
@@ -89,6 +91,26 @@ def settle_seconds(exits: Sequence[RankExit]) -> float:
 
 def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
     """Return the text that ends a failed job: the cause first, then what became of the other ranks."""
+    others = [end for end in exits if end is not culprit]
+    if culprit.host_lost:
+        with_it = [end.rank for end in exits if end.host_lost == culprit.host_lost]
+        text = [f"unidist: {culprit.host_lost} ({_ranks(with_it)} ran there)"]
+        others = [end for end in others if end.rank not in with_it]
+    else:
+        text = _cause(culprit, host)
+    ended = [end.rank for end in others if end.signalled]
+    if ended:
+        text.append(f"unidist: ended by the launcher: {_ranks(ended)}")
+    text += [
+        f"unidist: also failed: rank {end.rank}: {end.host_lost or end.exception_line or describe_exit(end.returncode)}"
+        for end in others
+        if end.returncode and not end.signalled
+    ]
+    text.append(f"unidist: exit code {culprit.exit_code}")
+    return "\n".join(text)
+
+
+def _cause(culprit: RankExit, host: str) -> list[str]:
     cause = describe_exit(culprit.returncode)
     if culprit.returncode > 0 and culprit.exception_line:
         cause = f"{culprit.exception_line} ({cause})"
@@ -98,17 +120,7 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
             "  SIGKILL comes from outside: an operator, a scheduler, or the kernel, out of memory (`dmesg` tells)."
         )
     text += [f"  {line}" for line in _excerpt(culprit)]
-    others = [end for end in exits if end is not culprit]
-    ended = [end.rank for end in others if end.signalled]
-    if ended:
-        text.append(f"unidist: ended by the launcher: {_ranks(ended)}")
-    text += [
-        f"unidist: also failed: rank {end.rank}: {end.exception_line or describe_exit(end.returncode)}"
-        for end in others
-        if end.returncode and not end.signalled
-    ]
-    text.append(f"unidist: exit code {culprit.exit_code}")
-    return "\n".join(text)
+    return text
 
 
 def _excerpt(end: RankExit) -> list[str]:

@@ -15,7 +15,6 @@ import click
 
 from unidist.errors import ConfigurationError
 
-_SEVERAL_HOSTS = "not yet: all ranks run on this host. Leave it out, or start `init()`'s processes with mpirun or srun."
 _ELASTIC = "not yet: elastic training comes with a later release. Leave it out; a lost rank ends the job."
 _AUTOTUNE = (
     "the search of --autotune has no such knob: it leaves 3 updates out after each change and measures the next 12. "
@@ -25,9 +24,6 @@ _ALGORITHM = "there is no such switch here. Use --allreduce-algorithm NAME, or l
 _MPI = "MPI does not start the ranks here. Use mpirun itself: `mpirun ... python train.py`; init() works under it."
 
 REFUSED: dict[tuple[str, ...], str] = {
-    ("--ssh-port",): _SEVERAL_HOSTS,
-    ("-i", "--ssh-identity-file"): _SEVERAL_HOSTS,
-    ("-hostfile", "--hostfile"): _SEVERAL_HOSTS,
     ("--hierarchical-allreduce",): _ALGORITHM,
     (
         "--hierarchical-allgather",
@@ -98,7 +94,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "HOROVOD_NUM_NCCL_STREAMS": "NCCL's own choice is kept.",
     "HOROVOD_THREAD_AFFINITY": "bind the rank itself, with `taskset`.",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "use --timeout.",
-    "HOROVOD_GLOO_IFACE": "the ranks of one host use no network.",
+    "HOROVOD_GLOO_IFACE": "use --network-interfaces.",
     "HOROVOD_CONTROLLER": "unidist has no controller to choose.",
     "HOROVOD_CPU_OPERATIONS": "use --engine.",
     "HOROVOD_MPI_THREADS_DISABLE": "no MPI is used.",

@@ -35,10 +35,10 @@ _SWITCHES = {
 }
 
 
-def variables(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, str]:
+def variables(ctx: click.Context, options: Mapping[str, Any], *, here: bool = True) -> dict[str, str]:
     """Return the variables for every rank: the file's, then --env, then what options stand for.
 
-    Options that Horovod has too also set its variables, for `--engine horovod`.
+    Options that Horovod has too also set its variables, for `--engine horovod`. `here`: all ranks run on this host.
 
     Raises:
         ConfigurationError: options contradict each other, or one cannot be carried out.
@@ -57,7 +57,7 @@ def variables(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, str]:
         if equals:
             env[name] = value
     chosen = _chosen(ctx, options)
-    env |= chosen | horovodrun.horovod_variables(chosen) | _network(options)
+    env |= chosen | horovodrun.horovod_variables(chosen) | _network(options, here)
     if options["verbose"] and not {"UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & {**os.environ, **env}.keys():
         env["UNIDIST_LOG_LEVEL"] = "info"
     return env
@@ -102,18 +102,24 @@ def _stall_check(ctx: click.Context, options: Mapping[str, Any]) -> float | None
     return 0.0
 
 
-def _network(options: Mapping[str, Any]) -> dict[str, str]:
+def network_interfaces(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that --network-interfaces gives, each once."""
+    names = (name.strip() for item in options["network_interfaces"] for name in item.split(","))
+    return tuple(dict.fromkeys(names))
+
+
+def _network(options: Mapping[str, Any], here: bool) -> dict[str, str]:
     """Return the variables by which NCCL and Horovod take their network interfaces."""
     found = {}
     if options["tcp"]:
         found["NCCL_IB_DISABLE"] = "1"
-    names = [name.strip() for item in options["network_interfaces"] for name in item.split(",")]
+    names = network_interfaces(options)
     if names:
         present = [name for _, name in socket.if_nameindex()]
-        for name in names:
+        for name in names if here else ():  # other hosts say themselves what they have
             if name not in present:
                 raise ConfigurationError(f"--network-interfaces: there is no {name!r} here, only {', '.join(present)}.")
-        found["NCCL_SOCKET_IFNAME"] = ",".join(dict.fromkeys(names))
+        found["NCCL_SOCKET_IFNAME"] = ",".join(names)
         found["HOROVOD_GLOO_IFACE"] = names[0]
     return found
 
@@ -121,7 +127,7 @@ def _network(options: Mapping[str, Any]) -> dict[str, str]:
 def _disabled_plugin(item: str) -> str:
     prefix, colon, name = item.partition(":")
     if prefix != "no" or not colon or not name or "," in name:
-        hint = " (-p is not horovodrun's --ssh-port: all ranks run on this host.)" if item.isdigit() else ""
+        hint = f" (-p is not horovodrun's --ssh-port: write --ssh-port {item}.)" if item.isdigit() else ""
         raise ConfigurationError(f"-p {item!r}: write no:NAME, with a name that `unidist plugins` lists.{hint}")
     return name
 

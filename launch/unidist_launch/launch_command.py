@@ -15,12 +15,15 @@ import click
 from unidist import preflight
 from unidist.environment import VARIABLES, Settings
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job
+from unidist.launcher import Host, Job, RemoteShell
 from unidist.plugins import PluginManager
 from unidist_launch import command_line, horovodrun, job_environment
+from unidist_launch import hosts as host_list
 from unidist_launch.grouped_help import GroupedCommand
-from unidist_launch.hosts import check_hosts
 from unidist_launch.launch_options import add_options
+
+_HERE, _ELSEWHERE = "local", "ssh"
+"""The launchers that are taken unless one is asked for: for this host alone, and for others."""
 
 
 @click.command(
@@ -31,7 +34,7 @@ from unidist_launch.launch_options import add_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> int:
-    """Run COMMAND on N processes of this machine.
+    """Run COMMAND on N processes of this machine, or of several.
 
     COMMAND is a Python script (a path ending in .py), a module after -m, or any program, with its
     arguments. Options of `unidist launch` stand before it.
@@ -40,28 +43,30 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
       unidist launch -np 4 train.py --lr 0.1
       unidist launch -np 4 -m package.train
       unidist launch -np 4 bash -c 'echo $RANK'
+      unidist launch -np 8 -H node1:4,node2:4 train.py
 
     The exit code is that of the process that failed first (128 + n for signal n), or 2 when the command
     itself is wrong. Ctrl-C ends all ranks; a second one kills them at once. The flags of horovodrun work
     too, or are refused with what to use instead.
     """
-    env = job_environment.variables(ctx, options)
+    num_proc: int = options["num_proc"]
+    hosts = _hosts(options, num_proc)
+    here = all(map(host_list.is_local, hosts))
+    env = job_environment.variables(ctx, options, here=here)
     merged = {**os.environ, **env}
     settings = Settings.read(merged)
-    num_proc: int = options["num_proc"]
-    if options["hosts"] is not None:
-        check_hosts(options["hosts"], num_proc)
     job_environment.check_timeline(options, settings)
     _warn_of_variables(merged, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
     output_dir: Path | None = options["output_dir"]
     _check_descriptors(num_proc, output_dir)
     manager = PluginManager(settings.disabled_plugins).load()
-    preflight.check(settings, num_proc, manager)
-    launcher = manager.launchers.get(options["launcher"]).load()
+    preflight.check(settings, num_proc, manager, topology=host_list.places(hosts)[0][0] if hosts else None)
+    launcher_name = options["launcher"] or (_HERE if here else _ELSEWHERE)
+    launcher = manager.launchers.get(launcher_name).load()
     usable = launcher.availability()
     if not usable.usable:
-        raise ConfigurationError(f"launcher {options['launcher']!r} cannot be used on this machine: {usable.reason}")
+        raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")
     if options["verbose"]:
         click.echo(f"unidist: {num_proc} x {' '.join(full_command)}", err=True)
         for name in sorted(env):
@@ -75,8 +80,38 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         verbose=options["verbose"],
         quiet=options["quiet"],
         timestamps=options["prefix_output_with_timestamp"],
+        hosts=hosts,
+        remote_shell=_remote_shell(options, here),
+        network_interfaces=job_environment.network_interfaces(options),
+        start_timeout=settings.start_timeout,
+        heartbeat=settings.heartbeat,
     )
     return launcher.run(job)
+
+
+def _hosts(options: Mapping[str, Any], num_proc: int) -> tuple[Host, ...]:
+    """Return the hosts that get ranks, with their numbers; none: this host."""
+    if options["hosts"] is not None and options["hostfile"] is not None:
+        raise ConfigurationError("-H and --hostfile exclude each other; give one of them.")
+    if options["hosts"] is not None:
+        return host_list.used(host_list.parse(options["hosts"]), num_proc)
+    if options["hostfile"] is not None:
+        return host_list.used(host_list.read_hostfile(options["hostfile"]), num_proc)
+    return ()
+
+
+def _remote_shell(options: Mapping[str, Any], here: bool) -> RemoteShell:
+    given = [name for name in ("ssh_port", "ssh_identity_file", "ssh_command") if options[name] is not None]
+    if given and here:
+        raise ConfigurationError(
+            f"--{given[0].replace('_', '-')} says how to reach other hosts, but all ranks run on this one; name the "
+            "others by -H or --hostfile, or leave it out."
+        )
+    return RemoteShell(
+        command=options["ssh_command"] or "ssh",
+        port=options["ssh_port"],
+        identity_file=options["ssh_identity_file"],
+    )
 
 
 def _warn_of_variables(environ: Mapping[str, str], settings: Settings) -> None:

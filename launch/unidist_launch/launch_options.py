@@ -22,6 +22,7 @@ _SECONDS_OR_ZERO = click.FloatRange(min=0)
 _NOT_IN_FILE = frozenset({"config", "module", "help", "check_build", "version"})
 
 _JOB = "The job"
+_HOSTS = "Hosts"
 _SPREAD = "How training is spread"
 _LIMITS = "Time limits"
 _OUTPUT = "What is shown and kept"
@@ -77,7 +78,38 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="N",
         help="Number of processes.",
     ),
-    _option(_JOB, "-H", "--hosts", metavar="HOST:SLOTS", help="Only this host: localhost:N with N >= -np."),
+    _option(
+        _HOSTS,
+        *("-H", "--hosts"),
+        metavar="HOST:SLOTS,...",
+        help="Where ranks run, and how many at most; filled in this order (default: this host).",
+    ),
+    _option(
+        _HOSTS,
+        "--hostfile",
+        "hostfile",
+        aliases=("-hostfile",),
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="The same from a file, a line for each: HOST slots=N.",
+    ),
+    _option(
+        _HOSTS,
+        "--ssh-port",
+        type=click.IntRange(min=1, max=65535),
+        metavar="PORT",
+        help="Port of the hosts' ssh servers (default: ssh's own choice).",
+    ),
+    _option(
+        _HOSTS,
+        "--ssh-identity-file",
+        "ssh_identity_file",
+        aliases=("-i",),
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Private key to log in with (default: ssh's own choice).",
+    ),
+    _option(_HOSTS, "--ssh-command", metavar="COMMAND", help="What to use for ssh, with arguments (default: ssh)."),
     _option(
         _JOB,
         "--env",
@@ -85,7 +117,9 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="KEY=VALUE",
         help="Variable for every rank. KEY alone: must be set already.",
     ),
-    _option(_JOB, "--launcher", default="local", metavar="NAME", help="What starts the processes (default: local)."),
+    _option(
+        _JOB, "--launcher", metavar="NAME", help="What starts the processes (default: local, or ssh for other hosts)."
+    ),
     _option(_JOB, "-p", "--plugin", multiple=True, metavar="no:NAME", help="Do not load plugin NAME. Repeatable."),
     _option(
         _JOB,
@@ -119,7 +153,7 @@ OPTIONS: tuple[Decorator, ...] = (
         aliases=("--network-interface",),
         multiple=True,
         metavar="NAMES",
-        help="Interfaces for engines that use a network (nccl, horovod), with commas or repeated.",
+        help="Network interfaces to use, between hosts and by engines, with commas or repeated.",
     ),
     _option(_SPREAD, "--tcp", is_flag=True, help="NCCL uses TCP, not InfiniBand."),
     _option(_LIMITS, "--timeout", type=_SECONDS, metavar="SECONDS", help="Longest wait for a peer (default: 1800)."),

@@ -13,10 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 from unidist.engine import Availability
+from unidist.errors import ConfigurationError
 from unidist.launcher import Job, Launcher
 from unidist.local_processes import LocalProcesses, describe_exit, watch_exit
 from unidist_launch.ending import Ending
 from unidist_launch.failure import RankExit
+from unidist_launch.hosts import is_local, own_names
 from unidist_launch.lines import Stream
 from unidist_launch.output import Output
 from unidist_launch.signals import ForwardedSignals
@@ -41,6 +43,12 @@ class LocalLauncher(Launcher):
         Output files are `rank.R/stdout` and `rank.R/stderr` in `job.output_dir`, byte for byte. Rank 0
         reads this process's standard input, the others nothing.
         """
+        other = next((host.name for host in job.hosts if not is_local(host)), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"host {other!r} is not this one ({', '.join(own_names())}), and the launcher `local` starts ranks on "
+                "this one only. Leave --launcher out, or use --launcher ssh."
+            )
         with ExitStack() as stack:
             return _Run(job, stack).run()
 

@@ -8,5 +8,6 @@ from unidist.registry import LauncherSpec, Registry
 
 @hookimpl
 def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
-    """Register `local`."""
+    """Register `local` and `ssh`."""
     registry.add(LauncherSpec("local", "unidist_launch.local:LocalLauncher", "all ranks on this host (the default)"))
+    registry.add(LauncherSpec("ssh", "unidist_launch.ssh:SshLauncher", "ranks on the hosts of -H, by ssh"))

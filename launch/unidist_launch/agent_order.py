@@ -1,0 +1,84 @@
+"""What the launcher tells the agent of a host before anything else: one line of JSON on its standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from unidist._version import __version__
+from unidist.errors import ConfigurationError
+
+_OF_THE_HOST = re.compile(
+    r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|TMPDIR|TMP|TEMP|DISPLAY|WINDOWID|TERM|COLUMNS|LINES"
+    r"|LS_COLORS|(SSH|XDG|DBUS|BASH_FUNC|TMUX|TERM)_.*|UNIDIST_(JOB_ID|SECRET_FD|LAUNCHER_PID)"
+)
+"""Variables that belong to a host, a login or an outer job, and do not travel."""
+
+
+@dataclass(frozen=True)
+class AgentOrder:
+    """An agent's orders. They hold the job's secret: they travel through a pipe or ssh only.
+
+    Args:
+        version: of unidist in the launcher.
+        host: index of the host in the job.
+        job_id: random name of the job on this host.
+        secret: the job's secret, in hexadecimal.
+        port: of the control server.
+        launcher_addresses: where the control server may be reached; empty: where the ssh connection came from.
+        network_interfaces: see `Job.network_interfaces`.
+        command: what each rank runs.
+        env: variables that win over those of the host and of `exported`.
+        exported: the launcher's own variables.
+        folder: where ranks run; the same path as in the launcher.
+        heartbeat_sec: the launcher is lost when nothing came from it for longer.
+        connect_sec: longest time for connecting to the control server.
+    """
+
+    version: str
+    host: int
+    job_id: str
+    secret: str
+    port: int
+    launcher_addresses: tuple[str, ...]
+    network_interfaces: tuple[str, ...]
+    command: tuple[str, ...]
+    env: dict[str, str]
+    exported: dict[str, str]
+    folder: str
+    heartbeat_sec: float
+    connect_sec: float
+
+    def to_line(self) -> bytes:
+        """Return the order as a line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> AgentOrder:
+        """Read an order.
+
+        Raises:
+            ConfigurationError: it is from another version of unidist, or no order.
+        """
+        try:
+            fields = json.loads(line)
+            version = fields["version"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigurationError(
+                "an agent is started by `unidist launch`, which tells it what to do; nothing readable came"
+            ) from None
+        if version != __version__:
+            raise ConfigurationError(
+                f"unidist {__version__} is installed here, but the launcher is {version}; install the same everywhere"
+            )
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **lists})
+
+
+def exported_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of this process that the ranks on other hosts get: all but those of a host or a login."""
+    env = os.environ if environ is None else environ
+    return {name: value for name, value in env.items() if not _OF_THE_HOST.fullmatch(name)}

@@ -1,0 +1,160 @@
+"""The agents of a job's hosts: started, awaited, and gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unidist.launcher import Host
+from unidist.local_processes import parent_death_signal
+from unidist_launch.agent import ERROR_MARK
+from unidist_launch.agent_order import AgentOrder
+
+_LEAVE_SEC = 3.0
+_MAX_TEXT_BYTES = 64 << 10
+
+
+class AgentStarter(ABC):
+    """How the agent of a host is started."""
+
+    @abstractmethod
+    def command(self, host: Host) -> Sequence[str]:
+        """Return the command that runs the agent on `host` and carries standard input and error to and from it."""
+
+    @abstractmethod
+    def explain(self, host: Host, returncode: int, text: str) -> str:
+        """Say why an agent did not come, in words that tell the user what to do.
+
+        Args:
+            host: where it should have come from.
+            returncode: of the command.
+            text: what the command wrote.
+        """
+
+
+class LocalAgents(AgentStarter):
+    """The agent of this host needs nobody in between."""
+
+    def command(self, host: Host) -> Sequence[str]:
+        """See `AgentStarter.command`."""
+        return agent_command()
+
+    def explain(self, host: Host, returncode: int, text: str) -> str:
+        """See `AgentStarter.explain`."""
+        return agent_error(text) or f"its agent ended with exit code {returncode}: {last_line(text)}"
+
+
+@dataclass(eq=False)
+class AgentProcess:
+    """A host, the process here that leads to its agent, and what is known of it.
+
+    Args:
+        index: of the host in the job.
+        host: the host.
+        starter: how its agent is started.
+    """
+
+    index: int
+    host: Host
+    starter: AgentStarter
+    process: subprocess.Popen[bytes] | None = None
+    text: bytearray = field(default_factory=bytearray)
+
+    def start(self, order: AgentOrder) -> None:
+        """Start the agent and give it its orders.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        self.process = subprocess.Popen(
+            [*self.starter.command(self.host)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's signals are the launcher's
+            preexec_fn=parent_death_signal(),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        os.set_blocking(self.process.stdin.fileno(), False)
+        self._order = order.to_line()
+
+    @property
+    def wants_input(self) -> bool:
+        """Say whether a part of its orders has yet to be written."""
+        return bool(self._order)
+
+    def write(self) -> None:
+        """Write more of its orders, as far as the pipe takes them."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            self._order = self._order[os.write(self.process.stdin.fileno(), self._order) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._order = b""  # it has ended; its exit code tells
+
+    def read(self) -> bytes | None:
+        """Return what the command wrote since the last call, None at its end; the last part is kept in `text`."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        try:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return b""
+        self.text += data
+        del self.text[:-_MAX_TEXT_BYTES]
+        return data or None
+
+    def why(self) -> str:
+        """Say why the agent did not come."""
+        assert self.process is not None
+        text = self.text.decode(errors="replace")
+        return self.starter.explain(self.host, self.process.returncode, text)
+
+
+def end_all(agents: Sequence[AgentProcess], *, patient_with: Sequence[AgentProcess]) -> None:
+    """End the commands and close their pipes; those in `patient_with` have seconds to end with their agents."""
+    deadline = time.monotonic() + _LEAVE_SEC
+    for agent in agents:
+        process = agent.process
+        if process is None:
+            continue
+        if agent in patient_with:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def agent_command() -> tuple[str, ...]:
+    """Return the command of the agent: this interpreter, at the same path on every host."""
+    return (sys.executable, "-m", "unidist_launch.agent")
+
+
+def agent_error(text: str) -> str:
+    """Return what an agent itself said went wrong, or what Python said of a missing unidist; "" if neither did."""
+    for line in text.splitlines():
+        if line.startswith(ERROR_MARK):
+            return line.removeprefix(ERROR_MARK)
+    if "No module named" in text and "unidist" in text:
+        return f"unidist is not installed for {sys.executable} there; every host needs the same environment"
+    return ""
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it wrote nothing"

@@ -1,0 +1,306 @@
+"""One run of a job over agents: the same output, report, signals and exit codes as on one host."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
+from functools import partial
+
+from unidist._version import __version__
+from unidist.control.coordinator import Coordinator, HostCame, HostLost, HostSaid
+from unidist.control.server import ControlServer
+from unidist.control.wire import Message
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host, Job
+from unidist.local_processes import describe_exit
+from unidist_launch import hosts as host_list
+from unidist_launch.agent import interface_address
+from unidist_launch.agent_order import AgentOrder, exported_variables
+from unidist_launch.ending import Ending
+from unidist_launch.failure import RankExit
+from unidist_launch.lines import Stream
+from unidist_launch.output import Output
+from unidist_launch.remote_hosts import AgentProcess, AgentStarter, end_all
+from unidist_launch.signals import ForwardedSignals
+
+_TURN_SEC = 0.05
+_MORE_REASONS_SEC = 1.0
+_LOOPBACK = "127.0.0.1"
+
+
+class RemoteRun:
+    """Runs a job by agents. To be used once, from the main thread.
+
+    Args:
+        job: the job.
+        hosts: the hosts that get ranks, with their numbers.
+        starter_of: how the agent of a host is started.
+        stack: takes what has to be given back.
+
+    Raises:
+        ConfigurationError: this host has none of the network interfaces that were asked for, or no free port.
+    """
+
+    def __init__(
+        self, job: Job, hosts: Sequence[Host], starter_of: Callable[[Host], AgentStarter], stack: ExitStack
+    ) -> None:
+        self._job = job
+        self._places = host_list.places(hosts)
+        self._agents = [AgentProcess(i, host, starter_of(host)) for i, host in enumerate(hosts)]
+        self._host_of = {place.rank: i for i, places in enumerate(self._places) for place in places}
+        self._facts: dict[int, Message] = {}
+        self._pids: dict[int, int] = {}
+        self._done: set[int] = set()
+        self._refused: list[str] = []
+        self._round = 0
+        self._is_running = False
+        self._ending = Ending(
+            job.grace_period,
+            signal_ranks=lambda number: self._tell({"type": "signal", "number": number}),
+            host_of=lambda rank: self._name(self._host_of[rank]),
+        )
+        self._output = stack.enter_context(
+            Output(
+                job.num_proc,
+                output_dir=job.output_dir,
+                quiet=job.quiet,
+                timestamps=job.timestamps,
+                give_up=lambda: self._ending.is_overdue,
+            )
+        )
+        self._secret = secrets.token_bytes(32)
+        self._coordinator = Coordinator(num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat)
+        self._server = ControlServer(self._coordinator, self._secret, host=self._own_interface())
+        stack.callback(self._server.close)
+        stack.callback(self._end_agents)
+        stack.callback(self._tell, {"type": "end"})
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
+
+    def run(self) -> int:
+        """Start the agents, then the ranks, and see them through; returns the exit code.
+
+        Raises:
+            ConfigurationError: a host did not come, or cannot run the command; nothing is left running.
+        """
+        self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        self._selector.register(self._server.events_fd, selectors.EVENT_READ, lambda: None)
+        self._start_agents()
+        self._server.start()  # after the agents were forked: no other thread may run then
+        self._await_agents()
+        if not self._ending.has_begun:
+            self._start_ranks()
+        while self._is_running and len(self._done) < len(self._agents) and not self._ending.is_hopeless:
+            self._turn()
+            self._output.show(running=self._job.num_proc - len(self._ending.exits))
+            self._ending.advance(self._output)
+            if self._refused:
+                raise ConfigurationError("; ".join(self._refused))
+        self._output.finish()
+        return self._ending.conclude(self._output)
+
+    def _start_agents(self) -> None:
+        job_id = secrets.token_hex(8)
+        exported = exported_variables()
+        for agent in self._agents:
+            is_here = host_list.is_local(agent.host)
+            order = AgentOrder(
+                version=__version__,
+                host=agent.index,
+                job_id=f"{job_id}.{agent.index}",
+                secret=self._secret.hex(),
+                port=self._server.port,
+                launcher_addresses=(self._own_interface() or _LOOPBACK,) if is_here else self._own_addresses(),
+                network_interfaces=self._job.network_interfaces,
+                command=self._job.command,
+                env=dict(self._job.env),
+                exported=exported,
+                folder=os.getcwd(),
+                heartbeat_sec=self._job.heartbeat.total_seconds(),
+                connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
+            )
+            try:
+                agent.start(order)
+            except OSError as exc:
+                command = agent.starter.command(agent.host)[0]
+                raise ConfigurationError(f"host {agent.host.name}: cannot start {command!r}: {exc}") from exc
+            assert agent.process is not None
+            assert agent.process.stdin is not None
+            assert agent.process.stdout is not None
+            self._selector.register(agent.process.stdin, selectors.EVENT_WRITE, partial(self._give_order, agent))
+            self._selector.register(agent.process.stdout, selectors.EVENT_READ, partial(self._hear, agent))
+            if self._job.verbose:
+                self._output.message(f"unidist: host {agent.host.name}: started its agent")
+
+    def _await_agents(self) -> None:
+        deadline = time.monotonic() + self._job.start_timeout.total_seconds()
+        while len(self._facts) < len(self._agents) and not self._ending.has_begun:
+            self._turn()
+            self._output.show(running=0)
+            failed = [agent for agent in self._missing() if _has_ended(agent)]
+            now = time.monotonic()
+            if failed:
+                # Where one host fails, others may too: all are told at once.
+                deadline = min(deadline, now + _MORE_REASONS_SEC)
+            if now >= deadline or len(failed) == len(self._missing()) > 0:
+                raise ConfigurationError(self._why_missing())
+
+    def _start_ranks(self) -> None:
+        addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
+        if len(addresses) > 1:
+            # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
+            outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
+            addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+        for i, places in enumerate(self._places):
+            message: Message = {
+                "type": "start",
+                "places": [astuple(place) for place in places],
+                "addresses": addresses,
+                "master_port": self._facts[0]["port"],
+                "generation": self._coordinator.generation,
+            }
+            self._tell(message, [i])
+        self._is_running = True
+
+    def _turn(self) -> None:
+        """Wait for the next event and deal with it."""
+        now = time.monotonic()
+        due = [at for at in (self._output.deadline(), *self._ending.deadlines()) if at is not None and at > now]
+        for key, _ in self._selector.select(max(0.0, min([now + _TURN_SEC, *due]) - now)):
+            key.data()
+        self._round += 1
+        for event in self._server.take_events():
+            if isinstance(event, HostCame):
+                self._facts[event.host] = event.facts
+                if self._job.verbose:
+                    facts = event.facts
+                    name = self._agents[event.host].host.name
+                    self._output.message(
+                        f"unidist: host {name} ({facts['name']}) is {facts['address']}, {facts['cores']} cores"
+                    )
+            elif isinstance(event, HostSaid):
+                self._hear_host(event.host, event.message)
+            elif isinstance(event, HostLost):
+                self._lose_host(event.host, event.reason)
+
+    def _hear_host(self, host: int, message: Message) -> None:
+        kind = message["type"]
+        if kind == "output":
+            data = base64.b64decode(message["data"])
+            self._output.feed(int(message["rank"]), Stream(message["stream"]), data)
+            self._tell({"type": "taken", "bytes": len(data)}, [host])
+        elif kind == "exits":
+            for rank, pid, returncode in message["exits"]:
+                self._note_exit(
+                    RankExit(
+                        rank,
+                        pid,
+                        returncode,
+                        self._round,
+                        self._output.stderr_tail(rank),
+                        signalled=self._ending.has_begun,
+                    )
+                )
+        elif kind == "started":
+            self._pids.update(zip((place.rank for place in self._places[host]), message["pids"], strict=True))
+            if self._job.verbose:
+                for place in self._places[host]:
+                    name = self._name(host)
+                    self._output.message(f"unidist: rank {place.rank} is process {self._pids[place.rank]} on {name}")
+        elif kind == "done":
+            self._done.add(host)
+        elif kind == "refused":
+            self._refused.append(f"host {self._name(host)}: {message['text']}")
+
+    def _lose_host(self, host: int, reason: str) -> None:
+        name = self._agents[host].host.name
+        said = self._agents[host].text.decode(errors="replace").strip()
+        if not self._is_running:
+            raise ConfigurationError(f"host {name} was lost before its ranks started: {reason} {said}")
+        self._done.add(host)
+        ended = {end.rank for end in self._ending.exits}
+        for place in self._places[host]:
+            if place.rank not in ended:
+                self._note_exit(
+                    RankExit(
+                        place.rank,
+                        self._pids.get(place.rank, 0),
+                        1,
+                        self._round,
+                        signalled=self._ending.has_begun,
+                        host_lost=f"host {name} was lost: {reason}{'; ' + said.splitlines()[-1] if said else ''}",
+                    )
+                )
+
+    def _note_exit(self, end: RankExit) -> None:
+        self._ending.exits.append(end)
+        if self._job.verbose:
+            self._output.message(f"unidist: rank {end.rank} ended: {end.host_lost or describe_exit(end.returncode)}")
+
+    def _give_order(self, agent: AgentProcess) -> None:
+        agent.write()
+        if not agent.wants_input:
+            assert agent.process is not None
+            assert agent.process.stdin is not None
+            self._selector.unregister(agent.process.stdin)
+
+    def _hear(self, agent: AgentProcess) -> None:
+        """Read what ssh or the agent itself wrote: nothing unless there is a problem, or a banner."""
+        data = agent.read()
+        if data is None:
+            assert agent.process is not None
+            assert agent.process.stdout is not None
+            self._selector.unregister(agent.process.stdout)
+        elif self._job.verbose:
+            for line in data.decode(errors="replace").splitlines():
+                self._output.message(f"unidist: host {agent.host.name}: {line}")
+
+    def _end_agents(self) -> None:
+        end_all(self._agents, patient_with=[agent for agent in self._agents if agent.index in self._facts])
+
+    def _missing(self) -> list[AgentProcess]:
+        return [agent for agent in self._agents if agent.index not in self._facts]
+
+    def _why_missing(self) -> str:
+        reasons = []
+        for agent in self._missing():
+            if _has_ended(agent):
+                while agent.read():
+                    pass
+                reasons.append(f"host {agent.host.name}: {agent.why()}")
+        if not reasons:
+            names = ", ".join(agent.host.name for agent in self._missing())
+            seconds = self._job.start_timeout.total_seconds()
+            reasons.append(f"no answer from {names} in {seconds:g} seconds (--start-timeout)")
+        return "not all hosts can take part.\n  " + "\n  ".join(reasons)
+
+    def _name(self, host: int) -> str:
+        return self._agents[host].host.name
+
+    def _tell(self, message: Message, hosts: Sequence[int] | None = None) -> None:
+        self._server.call(lambda: self._coordinator.tell(message, hosts))
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        own = self._own_interface()
+        return (own,) if own else ()
+
+    def _own_interface(self) -> str:
+        """Return this host's address on the interface that was asked for; "" if none was, or it has none of them."""
+        try:
+            return interface_address(self._job.network_interfaces) if self._job.network_interfaces else ""
+        except ConfigurationError:
+            return ""  # interfaces have other names here; where ssh came from will do
+
+
+def _has_ended(agent: AgentProcess) -> bool:
+    return agent.process is not None and agent.process.poll() is not None
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

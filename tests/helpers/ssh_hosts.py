@@ -1,0 +1,208 @@
+"""Hosts for tests, on this machine: network namespaces with an address, a process tree and an sshd of their own.
+
+They need root, the tools `ip` and `unshare`, and OpenSSH's server; `why_not` says what is missing. All that is made
+carries a random name, and is removed by that name.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+_SSHD = "/usr/sbin/sshd"
+_PORT = 2222
+_START_SEC = 20.0
+_SSHD_CONFIG = """
+Port {port}
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile {folder}/sshd.{name}.pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+MaxSessions 100
+UseDNS no
+LogLevel ERROR
+"""
+_SSH_CONFIG = """
+Host *
+  Port {port}
+  User root
+  IdentityFile {folder}/id
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile {folder}/known_hosts
+  LogLevel ERROR
+  KexAlgorithms curve25519-sha256
+"""
+
+
+def why_not() -> str:
+    """Return why such hosts cannot be made here; "" if they can."""
+    if os.geteuid() != 0:
+        return "making hosts needs root, for network namespaces"
+    missing = [tool for tool in ("ip", "unshare", "ssh", "ssh-keygen", _SSHD) if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed (Debian: openssh-server, openssh-client, iproute2)"
+    probe = f"udprobe{secrets.token_hex(2)}"
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, timeout=10).returncode:
+        return "network namespaces cannot be made here"
+    subprocess.run(["ip", "netns", "delete", probe], check=True, timeout=10)
+    return ""
+
+
+class SshHosts:
+    """Hosts `h1`, `h2`, ... A context manager; leaving it removes them and every process on them.
+
+    Args:
+        count: number of hosts.
+
+    Attributes:
+        names: of the hosts, as `-H` takes them.
+        addresses: their IP addresses.
+        ssh_command: an ssh that knows them all.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._mark = secrets.token_hex(2)
+        self._bridge = f"ud{self._mark}b"
+        self._net = _free_network()
+        self._folder = Path(tempfile.mkdtemp(prefix="unidist-hosts-"))
+        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = tuple(f"h{i + 1}" for i in range(count))
+        self.addresses = tuple(f"{self._net}.{i + 1}" for i in range(count))
+        self.gateway = f"{self._net}.254"
+        self.port = _PORT
+        self.ssh_command = f"ssh -F {self._folder}/ssh_config"
+        self.identity_file = self._folder / "id"
+
+    def link(self, name: str, state: str) -> None:
+        """Take the network cable of a host out ("down") or put it in ("up"): no connection is told."""
+        _run("ip", "link", "set", self._outer(name), state)
+
+    def crash(self, name: str) -> None:
+        """Kill every process of a host at once."""
+        unshare = psutil.Process(self._hosts[name].pid)
+        for child in unshare.children():
+            child.kill()  # the first process of its namespace: the kernel kills the rest
+        self._hosts.pop(name).wait(10)
+
+    def restart(self, name: str) -> None:
+        """Start a crashed host again."""
+        self._boot(name)
+        self._await(name)
+
+    def __enter__(self) -> Self:
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _build(self) -> None:
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd demands it
+        for key in ("id", "host_key"):
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / key))
+        shutil.copy(self._folder / "id.pub", self._folder / "authorized_keys")
+        aliases = "".join(
+            f"Host {name}\n  HostName {address}\n" for name, address in zip(self.names, self.addresses, strict=True)
+        )
+        (self._folder / "ssh_config").write_text(aliases + _SSH_CONFIG.format(port=_PORT, folder=self._folder))
+        known = "".join(f"{address} {name}\n" for name, address in zip(self.names, self.addresses, strict=True))
+        (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+        for name, address in zip(self.names, self.addresses, strict=True):
+            space, outer = self._space(name), self._outer(name)
+            _run("ip", "netns", "add", space)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _run("ip", "link", "set", outer, "master", self._bridge, "up")
+            _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", space, "link", "set", "eth0", "up")
+            _run("ip", "-n", space, "link", "set", "lo", "up")
+            config = _SSHD_CONFIG.format(port=_PORT, address=address, folder=self._folder, name=name)
+            (self._folder / f"sshd.{name}.conf").write_text(config)
+            self._boot(name)
+        for name in self.names:
+            self._await(name)
+
+    def _boot(self, name: str) -> None:
+        inside = (
+            f"hostname {name}; mount --bind {self._folder}/hosts /etc/hosts; mount -t tmpfs tmpfs /dev/shm; "
+            f"exec {_SSHD} -D -e -f {self._folder}/sshd.{name}.conf"
+        )
+        spaces = ("--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child")
+        with (self._folder / f"sshd.{name}.log").open("ab") as log:
+            self._hosts[name] = subprocess.Popen(
+                ["ip", "netns", "exec", self._space(name), "unshare", *spaces, "sh", "-c", inside],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _await(self, name: str) -> None:
+        address = self.addresses[self.names.index(name)]
+        deadline = time.monotonic() + _START_SEC
+        while True:
+            try:
+                with socket.create_connection((address, _PORT), timeout=1):
+                    return
+            except OSError:
+                log = (self._folder / f"sshd.{name}.log").read_text()
+                assert time.monotonic() < deadline, f"sshd of {name} does not listen: {log}"
+                time.sleep(0.02)
+
+    def _remove(self) -> None:
+        for process in self._hosts.values():
+            os.killpg(process.pid, signal.SIGKILL)  # --kill-child takes all of the host along
+            process.wait(10)
+        self._hosts.clear()
+        for name in self.names:
+            for command in (("link", "delete", self._outer(name)), ("netns", "delete", self._space(name))):
+                subprocess.run(["ip", *command], capture_output=True, timeout=10)
+        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, timeout=10)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _space(self, name: str) -> str:
+        return f"ud{self._mark}{name}"
+
+    def _outer(self, name: str) -> str:
+        return f"ud{self._mark}{name}"
+
+
+def _free_network() -> str:
+    """Return the first three numbers of a /24 network that this machine does not use."""
+    used = {str(item.address) for items in psutil.net_if_addrs().values() for item in items}
+    for _ in range(100):
+        net = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
+        if not any(address.startswith(f"{net}.") for address in used):
+            return net
+    raise AssertionError("no free network")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
