@@ -1,0 +1,99 @@
+"""What the strategy decides, and what it refuses, before any process starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from unidist.buffer import DType
+from unidist.errors import ConfigurationError
+from unidist.estimating.estimate import estimate
+from unidist.estimating.figures import ModelFigures, Workload
+from unidist.plugins import PluginManager
+from unidist.precision import LossScaling, Precision, precision_of
+from unidist.strategy import Plan
+from unidist.strategy_spec import build, make_plan
+
+
+def plan_of(line: str, world_size: int = 4) -> Plan:
+    registry = PluginManager().load().strategies
+    return make_plan(build(line, registry), world_size, registry)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("precision=bf16", Precision(DType.BFLOAT16)),
+        ("precision=fp32", Precision(DType.FLOAT32)),
+        ("precision=fp16", Precision(DType.FLOAT16, scaling=LossScaling(65536.0, 2000))),
+        (
+            "precision=fp16:loss_scale=1024:growth_interval=0",
+            Precision(DType.FLOAT16, scaling=LossScaling(1024.0, None)),
+        ),
+        ("zero=1,precision=bf16", Precision(DType.BFLOAT16, parameters=DType.BFLOAT16)),
+        (
+            "precision=bf16:reduce=fp32,zero=2",
+            Precision(DType.BFLOAT16, parameters=DType.BFLOAT16, reduce=DType.FLOAT32),
+        ),
+    ],
+)
+def test_the_types_follow_from_the_plan(line: str, expected: Precision) -> None:
+    assert precision_of(plan_of(line)) == expected
+
+
+def test_without_the_strategy_there_is_no_precision() -> None:
+    assert precision_of(plan_of("clip_norm=1")) is None
+
+
+def test_only_narrow_parameters_have_masters_and_are_reduced_otherwise() -> None:
+    types = Precision(DType.BFLOAT16, parameters=DType.BFLOAT16, reduce=DType.FLOAT32)
+    assert [types.parameter_dtype(dtype) for dtype in (DType.FLOAT32, DType.FLOAT64)] == ["bfloat16", "float64"]
+    assert [types.master_dtype(dtype) for dtype in (DType.BFLOAT16, DType.FLOAT64)] == ["float32", "float64"]
+    assert [types.reduce_dtype(dtype) for dtype in (DType.FLOAT16, DType.FLOAT64)] == ["float32", "float64"]
+    assert Precision(DType.FLOAT16).reduce_dtype(DType.FLOAT16) == "float16"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("precision=fp8", "bf16"),
+        ("precision", "needs a value"),
+        ("precision=bf16:reduce=int8", "reduce"),
+        ("precision=bf16:reduce=bf16", "data:compression=bf16"),
+        ("zero=1,precision=bf16:reduce=fp16", "own type"),
+        ("precision=bf16:loss_scale=8", "does not scale the loss"),
+        ("precision=fp32:growth_interval=8", "does not scale the loss"),
+        ("precision=fp16:loss_scale=0", "above 0"),
+        ("precision=fp16:loss_scale=inf", "above 0"),
+        ("precision=fp16:loss_scale=nan", "above 0"),
+        ("precision=fp16:growth_interval=-1", "growth_interval=-1"),
+        ("precision=fp16,precision=bf16", "given 2 times"),
+        ("clip_norm", "needs a value"),
+        ("clip_norm=0", "clip_norm=0: give a limit above 0"),
+        ("clip_norm=inf", "above 0"),
+        ("clip_norm=1:p=0", "order of a norm"),
+        ("clip_norm=1:p=nan", "order of a norm"),
+        ("clip_norm=1:q=2", "'q'"),
+        ("clip_value=-1", "clip_value=-1: give a limit above 0"),
+        ("clip_value=high", "number"),
+    ],
+)
+def test_bad_options_are_errors_in_the_launcher(line: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        plan_of(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # Bytes of each parameter with Adam: parameters, gradients, master copies, optimizer, copies that forward makes.
+        ("precision=fp32", (4, 4, 0, 8, 0)),
+        ("precision=bf16", (4, 4, 0, 8, 2)),
+        ("zero=1,precision=bf16", (2, 2, 4, 8, 0)),
+        ("precision=fp16,zero=1", (2, 2, 4, 8, 0)),
+    ],
+)
+def test_the_estimate_has_the_bytes_of_each_parameter(line: str, expected: tuple[float, ...]) -> None:
+    model = ModelFigures(parameters=1_000_000, trained=1_000_000, largest_unit=1)
+    found = estimate(Workload(model), plan_of(line, 1))
+    names = ("parameters", "gradients", "master copies", "optimizer", "weights in bf16")
+    assert tuple(found.bytes_of(name) / 1e6 for name in names) == pytest.approx(expected)
