@@ -38,7 +38,7 @@ class OptimizerState(KeepsState):
         for _, parameter in self._parameters():
             placement = self._placements[id(parameter)]
             for slot, value in self._optimizer.state.get(parameter, {}).items():
-                if _is_slot(slot, value, parameter):
+                if is_slot(slot, value, parameter):
                     found.append(self._piece(placement, self._speech.neutral(slot), value, parameter))
         return found
 
@@ -53,7 +53,7 @@ class OptimizerState(KeepsState):
             scalars = {
                 slot: value if isinstance(value, int) else float(value)
                 for slot, value in self._optimizer.state.get(parameter, {}).items()
-                if value is not None and not _is_slot(slot, value, parameter)
+                if value is not None and not is_slot(slot, value, parameter)
             }
             if scalars:
                 record.scalars[path] = scalars
@@ -86,7 +86,7 @@ class OptimizerState(KeepsState):
             placement = self._placements[id(parameter)]
             entry: dict[str, Any] = {}
             for slot, number in self._scalars(record, placement.name).items():
-                entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=_scalar_dtype())
+                entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
             for slot in slots.get(placement.name, ()):
                 entry[self._speech.native(slot)] = self._slot(section, record, placement, slot, parameter)
             if entry:
@@ -206,7 +206,7 @@ def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_slot(slot: str, value: Any, parameter: torch.Tensor) -> bool:
+def is_slot(slot: str, value: Any, parameter: torch.Tensor) -> bool:
     """Say whether state is a tensor of its parameter, and no count of steps or the like."""
     if not isinstance(value, torch.Tensor):
         return False
@@ -233,6 +233,6 @@ def _taken_options(record: OptimizerRecord, saved: Mapping[str, Any], own: Mappi
     return taken
 
 
-def _scalar_dtype() -> torch.dtype:
+def scalar_dtype() -> torch.dtype:
     """Return the type in which torch's optimizers count steps."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

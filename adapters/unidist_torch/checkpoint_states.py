@@ -32,9 +32,12 @@ class TorchStates(StatesOf):
         """See `StatesOf.optimizer`."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer: {type(optimizer).__name__} is no optimizer of PyTorch")
-        return OptimizerState(optimizer, parameter_placements(optimizer, models))
+        placements = parameter_placements(optimizer, models)
+        binding = getattr(optimizer, "_unidist", None)
+        shared = None if binding is None else binding.kept_state(placements)
+        return OptimizerState(optimizer, placements) if shared is None else shared
 
-    def random(self, rank: int) -> KeepsState:
+    def random(self, rank: int, models: Mapping[str, torch.nn.Module]) -> KeepsState:
         """See `StatesOf.random`."""
         return TorchRandom(rank)
 

@@ -25,6 +25,7 @@ from unidist.basics import (
 from unidist.keras import callbacks, elastic
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
+from unidist_tensorflow.checkpoint import load, save
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.data import shard
 from unidist_tensorflow.keras_functions import (
@@ -44,8 +45,8 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
     "SyncBatchNormalization", "add_process_set", "allgather", "allreduce", "broadcast",
     "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized",
+    "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load",
     "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "reducescatter", "remove_process_set", "rocm_built", "shard", "shutdown", "size", "start_timeline",
-    "stop_timeline",
+    "rank", "reducescatter", "remove_process_set", "rocm_built", "save", "shard", "shutdown", "size",
+    "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -42,6 +42,7 @@ from unidist_tensorflow.basics import (
     rocm_built,
     size_op,
 )
+from unidist_tensorflow.checkpoint import load, save
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.data import shard
 from unidist_tensorflow.functions import (
@@ -89,8 +90,8 @@ __all__ = [
     "ccl_built", "check_num_rank_power_of_2", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute",
     "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather",
     "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init",
-    "is_homogeneous", "is_initialized", "join", "keras", "local_rank", "local_rank_op", "local_size",
+    "is_homogeneous", "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size",
     "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op",
-    "rank", "rank_op", "recv", "reducescatter", "remove_process_set", "rocm_built", "send", "shard", "shutdown",
-    "size", "size_op", "start_timeline", "stop_timeline", "world",
+    "rank", "rank_op", "recv", "reducescatter", "remove_process_set", "rocm_built", "save", "send", "shard",
+    "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "world",
 ]  # fmt: skip
