@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def figures(*arguments: str) -> dict[str, Any]:
     return found
 
 
+ROOT = Path(__file__).resolve().parents[3]
 SIZE = ("--stages", "4", "--microbatches", "8")
 
 
@@ -80,6 +82,23 @@ def test_schedules_are_listed_with_their_plugin() -> None:
     assert found["1f1b"]["plugin"] == "'pipeline' (unidist-train)"
     assert (found["1f1b"]["stages_per_rank"], found["zbv"]["stages_per_rank"]) == (1, 2)
     assert "zb-h1" in run("list")
+
+
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    for option in pipeline.commands["show"].params:
+        for name in option.opts:
+            assert f"`{name}" in text, name
+
+
+def test_the_table_of_schedules_in_the_documentation_is_true() -> None:
+    text = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([\d.]+ % \| [\d.]+) \|$", text, re.MULTILINE))
+    for row in json.loads(run("list", "--json")):
+        if row["plugin"].startswith("'pipeline'"):
+            found = figures("--schedule", row["name"], "--stages", "8", "--microbatches", "32")
+            held = max(found["peak_activations"]) / row["stages_per_rank"]
+            assert rows[row["name"]] == f"{100 * found['bubble_fraction']:.1f} % | {held:g}"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def simulated(function: object, p: int, m: int) -> Simulation:
     return simulate(function(PipelineSize(p, m, 2)))
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 7])
 def test_zbv_never_waits_and_holds_as_much_as_1f1b(p: int) -> None:
     simulation = simulated(zbv, p, 2 * p)
     assert simulation.longest_bubble == 0
@@ -23,17 +23,17 @@ def test_zbv_never_waits_and_holds_as_much_as_1f1b(p: int) -> None:
     assert set(simulation.peak_activations) == {2 * p}
 
 
-@pytest.mark.parametrize("p", [4, 5, 8, 11, 16])
+@pytest.mark.parametrize("p", [4, 5, 8, 11])
 def test_v_half_has_half_of_both(p: int) -> None:
-    for m in (2 * p, 5 * p):  # idle time does not grow with the micro-batches
+    for m in (2 * p, 3 * p):  # idle time does not grow with the micro-batches
         simulation = simulated(v_half, p, m)
         assert simulation.makespan - 6 * m == simulation.longest_bubble == 3 * p - 4 + p % 2
         assert max(simulation.peak_activations) == p + 3
 
 
-@pytest.mark.parametrize("p", [2, 3, 4, 6, 8, 13, 16])
+@pytest.mark.parametrize("p", [2, 3, 4, 6, 8, 10])
 def test_v_min_has_two_thirds_of_the_idle_time_and_a_third_of_the_memory(p: int) -> None:
-    for m in (2 * p, 5 * p):
+    for m in (2 * p, 3 * p):
         simulation = simulated(v_min, p, m)
         assert simulation.makespan - 6 * m == simulation.longest_bubble == 4 * p - 5 + (p % 3 == 0)
         assert max(simulation.peak_activations) == 2 * ((p + 4) // 3)
