@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from unidist.buckets import plan_buckets
 from unidist.buffer import HOST
 from unidist.errors import ConfigurationError
+from unidist.estimating.interface import EstimatesMemory
+from unidist.estimating.sharding import sharded
 from unidist.gradients import GradientExchange
 from unidist.mesh import DATA_AXIS
 from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy
@@ -17,6 +19,8 @@ from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy
 if TYPE_CHECKING:
     from unidist.buckets import ParameterInfo
     from unidist.context import Context
+    from unidist.estimating.figures import Workload
+    from unidist.estimating.memory import RankMemory
     from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
 
@@ -25,7 +29,7 @@ HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflo
 
 
 @dataclass(frozen=True)
-class Zero(Strategy, GradientOwner, ShardsUpdates):
+class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
     """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
 
     Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
@@ -63,6 +67,16 @@ class Zero(Strategy, GradientOwner, ShardsUpdates):
                 f"zero:shard={self.shard} does not divide the data axis of {size} ranks; choices: "
                 + ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             )
+
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        """See `EstimatesMemory.estimate`."""
+        num_ranks = self.shard or plan.mesh.size(DATA_AXIS)
+        return sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model)
+
+    @classmethod
+    def alternatives(cls) -> Sequence[str]:
+        """See `EstimatesMemory.alternatives`."""
+        return ("zero=1", "zero=2")
 
     @property
     def completes_in_backward(self) -> bool:
