@@ -107,6 +107,20 @@ class SshHosts:
         self._boot(name)
         self._await(name)
 
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return what runs on a host, apart from its sshd."""
+        (first,) = psutil.Process(self._hosts[name].pid).children()
+        space = os.readlink(f"/proc/{first.pid}/ns/pid")
+        found = []
+        for process in psutil.process_iter():
+            try:
+                is_there = os.readlink(f"/proc/{process.pid}/ns/pid") == space and "sshd" not in process.name()
+                if is_there and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
     def __enter__(self) -> Self:
         try:
             self._build()
