@@ -50,20 +50,21 @@ class Chart:
             if rank != previous + 1:
                 lines.append(Text(f"... {rank - previous - 1} more ranks", style="dim"))
             line = Text(f"rank {rank} ".ljust(width), no_wrap=True, overflow="crop")
-            lines.append(line + self._bar(rank, max(1, options.max_width - width)))
+            idle = "." if options.ascii_only else "·"
+            lines.append(line + self._bar(rank, max(1, options.max_width - width), idle))
         yield Group(*lines, _legend(self.simulation), self._figures(shown))
 
-    def _bar(self, rank: int, columns: int) -> Text:
+    def _bar(self, rank: int, columns: int, idle: str) -> Text:
         simulation = self.simulation
         scale = columns / simulation.makespan if simulation.makespan else 0.0
         stages = simulation.schedule.stages[rank]
         bar = Text()
         for action, start, end in simulation.computing(rank):
             first, last = round(start * scale), round(end * scale)
-            bar.append("·" * (first - len(bar)), style="dim")
+            bar.append(idle * (first - len(bar)), style="dim")
             place = stages.index(action.stage)
             bar.append(_label(action, place, last - first), style=_STYLES[action.kind][place % 2])
-        bar.append("·" * (columns - len(bar)), style="dim")
+        bar.append(idle * (columns - len(bar)), style="dim")
         return bar
 
     def _figures(self, shown: list[int]) -> Table:
@@ -74,9 +75,9 @@ class Chart:
             table.add_row(
                 str(rank),
                 " ".join(map(str, simulation.schedule.stages[rank])),
-                f"{busy:g}",
-                f"{simulation.makespan - busy:g}",
-                f"{simulation.spans[rank] - busy:g}",
+                _time(busy),
+                _time(simulation.makespan - busy),
+                _time(simulation.spans[rank] - busy),
                 f"{simulation.peak_activations[rank]:g}",
             )
         return table
@@ -113,6 +114,11 @@ def shown_ranks(num_ranks: int) -> list[int]:
     if num_ranks <= MAX_ROWS:
         return list(range(num_ranks))
     return [*range(MAX_ROWS // 2), *range(num_ranks - MAX_ROWS // 2, num_ranks)]
+
+
+def _time(value: float) -> str:
+    """Return a time without what sums of floating point leave behind a zero."""
+    return f"{round(value, 9):g}"
 
 
 def _label(action: Action, place: int, width: int) -> str:

@@ -66,6 +66,11 @@ def test_the_headline_has_the_main_figures() -> None:
     )
 
 
+def test_what_rounding_leaves_is_not_shown() -> None:
+    lines = drawn(simulate(one_forward_one_backward(PipelineSize(3, 7)), Costs(0.1, 0.3, 0.1)), width=80)
+    assert [line.split()[-2] for line in lines[-3:]] == ["0.8", "0.4", "0"]
+
+
 def test_a_step_that_takes_no_time_can_be_drawn() -> None:
     lines = drawn(simulate(one_forward_one_backward(PipelineSize(1, 1)), Costs(0, 0)), width=20)
     assert lines[0].startswith("rank 0 ·")
