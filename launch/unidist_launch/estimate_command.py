@@ -89,7 +89,7 @@ def estimate(
     registry = manager.strategies
     chosen = estimate_line(workload, strategy, num_ranks=ranks, registry=registry)
     others = compare(workload, strategy, num_ranks=ranks, registry=registry)
-    candidates = [chosen, *(item for item in others if item.line != chosen.line)]
+    candidates = [chosen, *(item for item in others if not item.is_same_line(chosen))]
     if as_json:
         click.echo(estimate_output.as_json(workload, candidates, num_ranks=ranks, limit=memory))
     else:

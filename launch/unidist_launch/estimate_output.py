@@ -20,7 +20,7 @@ PLAIN = "(none)"
 _GIGA = 1e9
 _MARKS = "█▓▒░◼▪"
 _COLORS = ("blue", "green", "magenta", "cyan", "yellow", "red")
-_BAR_WIDTH = 48
+_LONGEST_BAR, _SHORTEST_BAR = 48, 12
 
 
 def as_json(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int, limit: float | None) -> str:
@@ -63,7 +63,7 @@ def show(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int,
         highlight=False,
     )
     console.print(_categories(chosen))
-    console.print(_bars(candidates, limit))
+    console.print(_bars(candidates, limit, console.width))
     names = _names(candidates)
     console.print(Text("  ").join(Text(f"{_mark(names, name)} {name}", style=_color(names, name)) for name in names))
     if chosen.estimate.unknown:
@@ -84,14 +84,19 @@ def _categories(chosen: Candidate) -> Table:
     return table
 
 
-def _bars(candidates: Sequence[Candidate], limit: float | None) -> Table:
+def _bars(candidates: Sequence[Candidate], limit: float | None, width: int) -> Table:
     names = _names(candidates)
-    scale = _BAR_WIDTH / max(item.estimate.total() for item in candidates)
-    table = Table("strategy", title="strategies, on the device", title_justify="left")
-    table.add_column("GB", justify="right")
+    fits = "" if limit is None else f"fits {_gb(limit)} GB"
+    longest = max(len(item.line or PLAIN) for item in candidates)
+    # The bars get what the other columns leave over; of four columns each has a border and two spaces.
+    bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, width - longest - len("0.00123") - len(fits) - 13))
+    scale = bar_width / max(item.estimate.total() for item in candidates)
+    table = Table(title="strategies, on the device", title_justify="left")
+    table.add_column("strategy", overflow="fold")
+    table.add_column("GB", justify="right", no_wrap=True)
     if limit is not None:
-        table.add_column(f"fits {_gb(limit)} GB")
-    table.add_column("", no_wrap=True)
+        table.add_column(fits, no_wrap=True)
+    table.add_column("", no_wrap=True, min_width=bar_width)
     for item in candidates:
         row: list[str | Text] = [escape(item.line or PLAIN), _gb(item.estimate.total())]
         if limit is not None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
 
+import psutil
+
 from unidist.errors import ConfigurationError
+
+_log = logging.getLogger("unidist")
+_IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 
 class FileMemory:
@@ -24,6 +30,9 @@ class FileMemory:
         self._folder = os.path.abspath(folder)
         self._rank = rank
         self.allocate(mmap.PAGESIZE)
+        kind = _file_system(self._folder)
+        if kind in _IN_MEMORY:
+            _log.warning("activations=offload:path=%s: that is memory (%s), so nothing is saved", folder, kind)
 
     def allocate(self, num_bytes: int) -> mmap.mmap:
         """Return zeroed memory; it goes when nothing refers to it any more.
@@ -45,3 +54,14 @@ class FileMemory:
     def let_go(memory: mmap.mmap) -> None:
         """Take the pages out of this process; their content stays, and comes back when it is read."""
         memory.madvise(mmap.MADV_DONTNEED)
+
+
+def _file_system(folder: str) -> str:
+    """Return the kind of file system that a folder is in."""
+    real = os.path.realpath(folder)
+    mounts = [item for item in psutil.disk_partitions(all=True) if _contains(item.mountpoint, real)]
+    return max(mounts, key=lambda item: len(item.mountpoint)).fstype if mounts else ""
+
+
+def _contains(mount: str, path: str) -> bool:
+    return os.path.commonpath((mount, path)) == mount

@@ -23,6 +23,10 @@ class Candidate:
     line: str
     estimate: Estimate
 
+    def is_same_line(self, other: Candidate) -> bool:
+        """Say whether the other line has the same items, in any order."""
+        return set(_items(self.line)) == set(_items(other.line))
+
 
 def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategyType]) -> Candidate:
     """Return the estimate for a strategy line.
@@ -39,7 +43,8 @@ def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry
     Args:
         workload: model, batch and optimizer.
         line: what of it proposes nothing stays in every combination (`accumulate=4`); the rest takes turns.
-        num_ranks: number of ranks. Combinations that do not fit it, or each other, are left out.
+        num_ranks: number of ranks. Combinations that do not fit it, or each other, are left out, and those that
+            hold exactly what an earlier one holds (sharding over one rank).
         registry: of strategies. One that cannot be loaded is left out, with a warning.
     """
     choices: dict[str, tuple[str, ...]] = {}
@@ -51,13 +56,18 @@ def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry
             continue
         if issubclass(cls, EstimatesMemory) and cls.alternatives():
             choices[spec.name] = ("", *cls.alternatives())
-    items = [item.strip() for item in line.split(",") if item.strip()]
-    fixed = [item for item in items if parse(item)[0].name not in choices]
-    found = []
+    fixed = [item for item in _items(line) if parse(item)[0].name not in choices]
+    found: list[Candidate] = []
     for combination in itertools.product(*choices.values()):
         tried = ",".join([*filter(None, combination), *fixed])
         try:
-            found.append(estimate_line(workload, tried, num_ranks=num_ranks, registry=registry))
+            candidate = estimate_line(workload, tried, num_ranks=num_ranks, registry=registry)
         except ConfigurationError:
             continue
+        if candidate.estimate not in [item.estimate for item in found]:
+            found.append(candidate)
     return found
+
+
+def _items(line: str) -> list[str]:
+    return [item.strip() for item in line.split(",") if item.strip()]

@@ -74,8 +74,22 @@ def test_the_table_shows_sizes_and_bars() -> None:
     assert ["│", "master", "copies", "│", "30", "│", "device", "│"] in rows
     assert ["│", "total", "│", "120", "│", "device", "│"] in rows
     (bar,) = [row[-2] for row in rows if row[:4] == ["│", "(none)", "│", "120"]]
-    # 15, 15, 30 and 60 of 120
-    assert bar == "█" * 6 + "▓" * 6 + "▒" * 12 + "░" * 24
+    parts = [bar.count(mark) for mark in "█▓▒░"]
+    assert bar == "".join(mark * count for mark, count in zip("█▓▒░", parts, strict=True))
+    for part, share in zip(parts, (15, 15, 30, 60), strict=True):
+        assert abs(part - len(bar) * share / 120) <= 1
+
+
+@pytest.mark.parametrize(("line", "gigabytes"), [("zero=1", 31.4), ("zero=2", 16.6), ("zero=2,precision=bf16", 16.6)])
+def test_the_table_of_the_zero_paper(line: str, gigabytes: float) -> None:
+    described = found(f"--parameters 7.5e9 --ranks 64 --precision fp16 --strategy {line}")
+    assert round(described["strategies"][0]["device"] / 1e9, 1) == gigabytes
+
+
+def test_long_strategy_lines_are_shown_whole() -> None:
+    done = run("--parameters 1e9 --ranks 4 --strategy accumulate=4,zero=2,identity")
+    assert "accumulate=4,zero=2,identity" in done.stdout
+    assert "…" not in done.stdout
 
 
 @pytest.mark.parametrize(

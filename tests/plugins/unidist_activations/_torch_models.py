@@ -55,31 +55,40 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(features), torch.from_numpy(rng.integers(0, CLASSES, STEPS * BATCH))
 
 
-def train_by_rank(strategy: str, *, passes: int, dropout: float, frozen_norm: bool) -> dict[str, Any]:
-    """Train on this rank's samples with a strategy, from `init` to `shutdown`; returns state and gradients.
-
-    A batch norm sees the samples of its rank only. With `frozen_norm` it uses its statistics, so that the number of
-    ranks makes no difference.
-    """
+def train_on_rank(strategy: str, *, passes: int, exact: bool) -> dict[str, Any]:
+    """Train on this rank's samples with a strategy, from `init` to `shutdown`; see `train`."""
     ud.init()
     try:
-        model: Any = make(dropout=dropout)
-        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        model, optimizer = ud.distribute(model, optimizer, strategy)
-        rank, size = ud.rank(), ud.size()
-        features, labels = data()
-        each = BATCH // (size * passes)
-        torch.manual_seed(17 + rank)
-        if frozen_norm:
-            for block in model.blocks:
-                block.norm.eval()
-        for step in range(STEPS):
-            for part in range(passes):
-                start = step * BATCH + (part * size + rank) * each
-                share = slice(start, start + each)
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(features[share]), labels[share]).backward()
-                optimizer.step()
-        return {name: np.array(value) for name, value in model.state_dict().items()}
+        return train(strategy, passes=passes, exact=exact, rank=ud.rank(), size=ud.size())
     finally:
         ud.shutdown()
+
+
+def train(strategy: str | None, *, passes: int, exact: bool, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """Return the state of the model after training.
+
+    Args:
+        strategy: for `distribute`; None: without unidist.
+        passes: backward passes that make one update.
+        exact: no dropout, and batch norms use their statistics: the number of ranks makes no difference.
+        rank: whose samples.
+        size: number of ranks.
+    """
+    model: Any = make(dropout=0.0 if exact else 0.5)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if strategy is not None:
+        model, optimizer = ud.distribute(model, optimizer, strategy)
+    if exact:
+        for block in model.blocks:
+            block.norm.eval()
+    features, labels = data()
+    each = BATCH // (size * passes)
+    torch.manual_seed(17 + rank)
+    for step in range(STEPS):
+        for part in range(passes):
+            start = step * BATCH + (part * size + rank) * each
+            share = slice(start, start + each)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(features[share]), labels[share]).backward()
+            optimizer.step()
+    return {name: value.detach().clone().numpy() for name, value in model.state_dict().items()}

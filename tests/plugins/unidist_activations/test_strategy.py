@@ -100,6 +100,12 @@ def test_a_folder_that_is_missing_or_full_is_an_error_that_says_so(tmp_path: Pat
         memory.allocate(1 << 60)
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a file system in memory")
+def test_a_folder_in_memory_gets_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FileMemory("/dev/shm", rank=0)
+    assert "that is memory (tmpfs), so nothing is saved" in caplog.text
+
+
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     memory = FileMemory(str(tmp_path), rank=0)
     before = len(os.listdir("/proc/self/fd"))

@@ -225,7 +225,7 @@ def test_a_second_distribute_replaces_the_first(policies: dict[str, Activations]
         calls.append(1)
         return own(*args, **kwargs)
 
-    model.blocks[1].forward = counting  # type: ignore[method-assign]
+    model.blocks[1].forward = counting
     for policy in ("recompute", "offload", "recompute"):
         policies[policy].partition(model, CONTEXT)
     check_equal(outcome(model, steps=1), outcome(make(), steps=1), limit=1e-12)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist.estimating.comparison import compare, estimate_line
+from unidist.estimating.comparison import Candidate, compare, estimate_line
 from unidist.estimating.estimate import Estimate, estimate, plain_memory
 from unidist.estimating.figures import ModelFigures, Workload
 from unidist.estimating.interface import EstimatesMemory
@@ -156,6 +156,18 @@ def test_every_combination_that_fits_is_compared(
     registry.add(StrategyType("shards", f"{__name__}:Shards", ""))
     registry.add(StrategyType("alone", f"{__name__}:OneRankOnly", ""))
     assert [item.line for item in compare(PAPER, line, num_ranks=ranks, registry=registry)] == lines
+
+
+def test_what_changes_nothing_is_not_compared(registry: Registry[StrategyType]) -> None:
+    registry.add(StrategyType("shards", f"{__name__}:Shards", ""))
+    assert [item.line for item in compare(PAPER, "", num_ranks=1, registry=registry)] == [""]
+
+
+def test_lines_of_the_same_items_are_the_same() -> None:
+    estimates = estimated()
+    one, other = Candidate("a=1, b", estimates), Candidate("b,a=1", estimates)
+    assert one.is_same_line(other)
+    assert not one.is_same_line(Candidate("b,a=2", estimates))
 
 
 def test_what_is_moved_away_does_not_count_for_the_device(registry: Registry[StrategyType]) -> None:
