@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -52,6 +52,8 @@ class FrameworkSpec:
         requires: the package that must be installed, by import name.
         summary: one line for lists.
         conformance: module with the adapter's half of `unidist.testing.StrategyConformance`; "" if it has none.
+        exports: what checkpoints can be turned into: `(suffix, "module:function")`, see `unidist.checkpoint.convert`.
+        imports: what can be turned into one: `(file in the folder, "module:function")`, see there.
     """
 
     name: str
@@ -59,6 +61,8 @@ class FrameworkSpec:
     requires: str
     summary: str
     conformance: str = ""
+    exports: tuple[tuple[str, str], ...] = ()
+    imports: tuple[tuple[str, str], ...] = ()
 
     def load(self) -> Framework:
         """Import the class and return a new adapter."""
@@ -201,6 +205,11 @@ class Registry(Generic[S]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._specs
+
+
+def load_function(path: str, what: str) -> Callable[..., object]:
+    """Import "module:function", of `what` in messages, and return the function."""
+    return _load(path, what)
 
 
 def _load(path: str, what: str) -> type:

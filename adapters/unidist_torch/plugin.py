@@ -39,5 +39,10 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "torch",
             "PyTorch",
             conformance="unidist_torch.conformance",
+            exports=(
+                (".pt", "unidist_torch.checkpoint_convert:to_torch_file"),
+                (".dcp", "unidist_torch.checkpoint_convert:to_distributed_checkpoint"),
+            ),
+            imports=((".metadata", "unidist_torch.checkpoint_convert:from_distributed_checkpoint"),),
         )
     )

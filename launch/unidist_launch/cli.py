@@ -19,6 +19,7 @@ _OWN = {
     "doctor": "unidist_launch.doctor_command:doctor",
     "plugins": "unidist_launch.plugins_command:plugins",
     "estimate": "unidist_launch.estimate_command:estimate",
+    "checkpoint": "unidist_launch.checkpoint_command:checkpoint",
     "build": "unidist_launch.build_command:build",
 }
 _EXIT_CONFIGURATION = 2

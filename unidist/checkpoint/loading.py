@@ -10,7 +10,7 @@ from typing import Any
 
 from unidist.checkpoint import directory
 from unidist.checkpoint.agreement import agree
-from unidist.checkpoint.mapping import MappedSection, NameMapping
+from unidist.checkpoint.mapping import NameMapping, mapped_section
 from unidist.checkpoint.reader import Checkpoint, Convert
 from unidist.checkpoint.state import KeepsState, SavedSection
 from unidist.communicator import Communicator
@@ -97,7 +97,7 @@ def load(
         try:
             checkpoint = stack.enter_context(Checkpoint(folder, convert=convert, report=report))
             for name, state in states(checkpoint).items():
-                parts[name] = (state, _mapped(checkpoint, name, options.mapping))
+                parts[name] = (state, mapped_section(checkpoint, name, options.mapping, convert))
             names = {name: frozenset(state.names()) for name, (state, _) in parts.items()}
         except Exception as exc:
             error, names = exc, {}
@@ -117,11 +117,3 @@ def load(
         agree(communicator, None, error, what)
     assert checkpoint is not None
     return checkpoint
-
-
-def _mapped(checkpoint: Checkpoint, name: str, mapping: NameMapping) -> SavedSection:
-    section = checkpoint.section(name)
-    if not mapping.sources:
-        return section
-    what = f"section {name!r} of {checkpoint.folder}, mapped,"
-    return MappedSection(section, mapping, convert=checkpoint.convert, what=what, report=checkpoint.report)

@@ -22,7 +22,7 @@ from typing import Any
 from unidist.buffer import Buffer, copy
 from unidist.checkpoint.parts import Box, Part, runs
 from unidist.checkpoint.pieces import SLOT, TensorInfo, slot_name, split_slot
-from unidist.checkpoint.reader import Convert, match, read_as
+from unidist.checkpoint.reader import Checkpoint, Convert, match, read_as
 from unidist.checkpoint.state import SavedSection
 from unidist.errors import CheckpointError, ConfigurationError
 
@@ -223,6 +223,17 @@ class MappedSection(SavedSection):
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
         """See `SavedSection.match`."""
         return match(self._what, self._tensors, wanted, strict=strict, report=self._report, elsewhere=self.elsewhere)
+
+
+def mapped_section(
+    checkpoint: Checkpoint, section: str, mapping: NameMapping, convert: Convert | None = None
+) -> SavedSection:
+    """Return a section under the names that a mapping gives it."""
+    found = checkpoint.section(section)
+    if not mapping.sources:
+        return found
+    what = f"section {section!r} of {checkpoint.folder}, mapped,"
+    return MappedSection(found, mapping, convert=convert, what=what, report=checkpoint.report)
 
 
 def _renamed(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:

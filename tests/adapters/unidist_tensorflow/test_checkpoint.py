@@ -172,6 +172,7 @@ class TestBetweenFrameworks:
     def make_torch(self, seed: int) -> Any:
         import torch
 
+        torch.set_num_threads(1)  # the machine may be busy
         torch.manual_seed(seed)
         return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).double()
 
