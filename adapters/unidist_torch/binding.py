@@ -15,7 +15,8 @@ import torch
 from unidist import autotune
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST
-from unidist.checkpoint.state import HasKeptState, KeepsState
+from unidist.checkpoint.pieces import Placement
+from unidist.checkpoint.state import KeepsState
 from unidist.errors import UsageError
 from unidist.parameter_agreement import Description, check_alike, sparse_anywhere, trained_anywhere
 from unidist.update import Update
@@ -29,7 +30,7 @@ from unidist_torch.places import Place, place_of
 from unidist_torch.sparse import SparseGradients
 
 
-class Binding(HasKeptState):
+class Binding:
     """The state of one bound optimizer.
 
     Args:
@@ -162,9 +163,9 @@ class Binding(HasKeptState):
         """See `InnerStep.state_loaded`."""
         self._inner.state_loaded()
 
-    def kept_state(self) -> KeepsState | None:
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
         """See `InnerStep.kept_state`."""
-        return self._inner.kept_state()
+        return self._inner.kept_state(placements)
 
     def _check_order(self) -> None:
         if self.skip and self._update.in_round:

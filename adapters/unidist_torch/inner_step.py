@@ -7,7 +7,7 @@ A strategy with the power `ShardsUpdates` brings another one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from unidist.update import Update
 from unidist_torch.grad_scaler import scaled_step
 
 if TYPE_CHECKING:
+    from unidist.checkpoint.pieces import Placement
     from unidist.checkpoint.state import KeepsState
 
 
@@ -72,8 +73,12 @@ class InnerStep(ABC):
     def state_loaded(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters."""
 
-    def kept_state(self) -> KeepsState | None:
-        """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer."""
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
+        """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer.
+
+        Args:
+            placements: of its parameters, by their identity.
+        """
         return None
 
     def skip(self) -> None:  # noqa: B027 - nothing to do is a valid answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from unidist.errors import ConfigurationError
 from unidist.update import Update
 from unidist_torch.elementwise import needs_whole_tensors
 from unidist_torch.inner_step import InnerStep, refuse_scaler
+from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
@@ -20,6 +21,8 @@ from unidist_zero._torch_state import adopt, whole_state_dict
 from unidist_zero.exchange import ReduceScatterExchange
 
 if TYPE_CHECKING:
+    from unidist.checkpoint.pieces import Placement
+    from unidist.checkpoint.state import KeepsState
     from unidist_zero.strategy import Zero
 
 
@@ -98,10 +101,8 @@ class ShardedStep(InnerStep):
             present = self._present[begin : begin + len(share.parameters)]
             if self._split_by_presence(share, present):
                 self._inner.hold(self._runs())
-            if share.changed_by_others():
-                for run in share.runs:
-                    run.read_again()
             for run in share.runs:
+                run.follow_parameters()
                 if present[run.pieces[0].parameter]:
                     run.take_gradient(share.exchange.pending_factor)
             begin += len(share.parameters)
@@ -132,12 +133,19 @@ class ShardedStep(InnerStep):
         if not self._is_fresh:
             self._adopt()
 
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState:
+        """See `InnerStep.kept_state`."""
+        self._prepare()
+        return SharedOptimizerState(self._optimizer, placements, self._shares, self._inner, self._loaded)
+
+    def _loaded(self) -> None:
+        """The runs have their state from a checkpoint."""
+        self._inner.hold(self._runs())
+
     def _prepare(self) -> None:
-        """Before the first update: the parameters have got their values, the optimizer what state it shall have."""
+        """Before the first update, or checkpoint: take the share of what state the optimizer was given."""
         if self._is_fresh:
             self._adopt()
-            for run in self._runs():
-                run.read_again()
             self._is_fresh = False
 
     def _adopt(self) -> None:

@@ -71,10 +71,14 @@ class RunTensor:
         if self.master is not None:
             self._formed(self.flat).copy_(self.leaf.detach())
 
-    def read_again(self) -> None:
-        """Make the master copy anew, from parameters that somebody has changed."""
-        if self.master is not None:
-            self.leaf.detach().copy_(self._formed(self.flat))
+    def follow_parameters(self) -> None:
+        """Bring to the master copy what somebody has written to the parameters: a checkpoint, `load_state_dict`."""
+        if self.master is None:
+            return
+        leaf, current = self.leaf.detach(), self._formed(self.flat)
+        changed = leaf.to(current.dtype) != current
+        if changed.any():
+            leaf[changed] = current[changed].to(leaf.dtype)
 
     def is_slot(self, value: Any) -> bool:
         """Say whether a part of the optimizer's state has an element for each of the leaf's."""

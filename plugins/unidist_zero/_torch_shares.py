@@ -43,7 +43,6 @@ class ParameterShare:
         for index, (number, slot) in partition.places().items():
             _move(parameters[index], tensor_of(memory[number].slice(slot.offset, slot.count)))
         self._gather = ShardGather(partition, memory, exchange.lanes, recorder)
-        self._versions = [parameter._version for parameter in parameters]
         self.runs: list[RunTensor] = []
         for number, cut in enumerate(partition.buckets):
             rank = exchange.lanes[cut.memory].shard.rank
@@ -67,12 +66,6 @@ class ParameterShare:
     def all_pieces(self) -> list[Piece]:
         """Return the pieces of every rank that shares."""
         return self.exchange.partition.all_pieces()
-
-    def changed_by_others(self) -> bool:
-        """Say whether somebody has written to parameters since this was asked before: `load_state_dict`, say."""
-        versions = [parameter._version for parameter in self.parameters]
-        changed, self._versions = versions != self._versions, versions
-        return changed
 
     def start_gathering(self) -> None:
         """Start to bring every rank's share to all."""

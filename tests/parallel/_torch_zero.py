@@ -29,6 +29,10 @@ class Case:
         optimizer: name of `OPTIMIZERS`.
         passes: calls of a step that make an update.
         steps: updates.
+        first: number of the first of them.
+        loads: folder of a checkpoint to begin with.
+        saves: folder for one at the end.
+        contiguous: leave out the tensor in another memory order.
         max_norm: what the line's clip_norm says.
         engine: carries the gradients.
         calls_closure: step with a closure.
@@ -39,6 +43,10 @@ class Case:
     optimizer: str = "adamw"
     passes: int = 1
     steps: int = 10
+    first: int = 0
+    loads: str = ""
+    saves: str = ""
+    contiguous: bool = False
     max_norm: float | None = None
     engine: str = "shm"
     calls_closure: bool = False
@@ -77,17 +85,21 @@ def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Par
     model: Any = Model()
     if case.max_norm is not None:
         model.narrow.requires_grad = False  # PyTorch would take the norm of all in float32
+    if case.contiguous:
+        model.image.data = model.image.data.contiguous()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: Any = OPTIMIZERS[case.optimizer]([{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}])
     if distributed:
         model, optimizer = ud.distribute(model, optimizer)
+    if case.loads:
+        ud.load(case.loads, model, optimizer)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    rng = np.random.default_rng(7)
-    for step in range(case.steps):
+    for step in range(case.first, case.first + case.steps):
         if case.unfreezes and step == 2:
             model.frozen.requires_grad = True
             optimizer.add_param_group({"params": [model.frozen], "lr": 0.03})
-        for _ in range(case.passes):
+        for turn in range(case.passes):
+            rng = np.random.default_rng((7, step, turn))
             inputs, targets = rng.standard_normal((BATCH, 6)), rng.integers(0, 3, BATCH)
             each = BATCH // size
             mine = slice(rank * each, (rank + 1) * each)
@@ -114,6 +126,8 @@ def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Par
             optimizer.step()
             optimizer.zero_grad()
         schedule.step()
+    if case.saves:
+        ud.save(case.saves, model, optimizer)
     return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
 
 
@@ -126,9 +140,10 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
     references: dict[Case, Parameters] = {}
     found = []
     for case in cases:
-        key = replace(case, strategy="", engine="", calls_closure=False)
+        steps = case.first + case.steps  # all of them in one go
+        key = replace(case, strategy="", engine="", calls_closure=False, loads="", saves="", first=0, steps=steps)
         if key not in references:
-            references[key] = train(case, distributed=False)
+            references[key] = train(key, distributed=False)
         expected = references[key]
         with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": case.engine}):
             ud.init()
@@ -139,7 +154,7 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
                 ud.shutdown()
         errors = {name: largest_error(outcome[name], value) for name, value in expected.items()}
         if size > 1 and not found:
-            apart = train(case, distributed=False, rank=rank, size=size)
+            apart = train(key, distributed=False, rank=rank, size=size)
             errors["alone"] = min(largest_error(apart[name], expected[name]) for name in ("inner", "head", "gain"))
         found.append(errors)
     return found

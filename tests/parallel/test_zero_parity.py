@@ -13,7 +13,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _torch_zero import Case, errors_of  # noqa: E402
+from _torch_zero import Case, errors_of
 
 pytestmark = pytest.mark.parallel
 
