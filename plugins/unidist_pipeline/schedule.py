@@ -12,8 +12,8 @@ What an executor does with a list, action by action:
 - *receiving* begins to receive and does not wait.
 - *sending* begins to send what the stage's action before it has made, and does not wait; all sends are waited for at
   the end.
-- A message carries all that a stage passes on for one micro-batch. Messages between two ranks come in the order of their
-  sends, and the receives stand in the same order, so they need no other mark.
+- A message carries all that a stage passes on for one micro-batch. Messages between two ranks come in the order of
+  their sends, and the receives stand in the same order, so they need no other mark.
 
 A list is also free of deadlock for an executor that waits at every message for the other side: see `validation.py`.
 What skips stages (a skip connection) travels through the stages between.
