@@ -82,17 +82,24 @@ class _Around:
     def __init__(self, compute: torch.dtype, scaler: LossScaler | None) -> None:
         self._compute = compute
         self._scaler = scaler
+        self._inside = False
 
     def call(self, model: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what forward returns, its floating-point tensors in at least 32 bits."""
+        if self._inside:
+            return forward(*args, **kwargs)  # the model calls itself: what flows back in there is scaled already
         scaler = self._scaler if torch.is_grad_enabled() else None
         if scaler is not None and not scaler.on_outputs:
             scaler = None
         if scaler is not None:
             args, kwargs = map_tensors(lambda tensor: _unscaled(tensor, scaler), torch.is_tensor, (args, kwargs))
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-        with torch.autocast(device, self._compute):
-            outputs = forward(*args, **kwargs)
+        self._inside = True
+        try:
+            with torch.autocast(device, self._compute):
+                outputs = forward(*args, **kwargs)
+        finally:
+            self._inside = False
         found: list[torch.Tensor] = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,190 @@
+"""Trainings in PyTorch in 16 bits: digits, gradients that vanish, infinities on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import unidist.torch as ud
+from unidist.environment import set_variables
+
+
+class Started:
+    """A `with` statement from `init` to `shutdown`, with a strategy."""
+
+    def __init__(self, strategy: str) -> None:
+        self._variables = set_variables({"UNIDIST_STRATEGY": strategy})
+
+    def __enter__(self) -> None:
+        self._variables.__enter__()
+        ud.init()
+
+    def __exit__(self, *error: Any) -> None:
+        ud.shutdown()
+        self._variables.__exit__(None, None, None)
+
+
+def digits(strategy: str) -> dict[str, Any]:
+    """Train a small network on digits; return its accuracy, types and checksum."""
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
+    images = images.float() / 16
+    with Started(strategy):
+        torch.manual_seed(0)
+        seen: list[torch.dtype] = []
+        model: Any = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer = ud.distribute(model, optimizer)
+        for _ in range(8):
+            for start in range(0, 1400, 100):
+                mine = slice(start + ud.rank(), start + 100, ud.size())
+                optimizer.zero_grad()
+                logits = model(images[mine])
+                torch.nn.functional.cross_entropy(logits, labels[mine]).backward()
+                optimizer.step()
+        with torch.no_grad():
+            accuracy = float((model(images[1400:]).argmax(1) == labels[1400:]).double().mean())
+        scaler = optimizer._unidist._update.scaler
+        return {
+            "accuracy": accuracy,
+            "computed": str(seen[0]),
+            "returned": str(logits.dtype),
+            "kept": str(model[0].weight.dtype),
+            "skipped": None if scaler is None else scaler.num_skipped,
+            "sum": float(sum(parameter.detach().double().abs().sum() for parameter in model.parameters())),
+        }
+
+
+def small_gradients(strategy: str) -> float:
+    """Train where gradients are too small for float16, with a rate to match; return what is left of the loss."""
+    with Started(strategy):
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.2 * 2.0**30)
+        model, optimizer = ud.distribute(model, optimizer)
+        inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(ud.rank()))
+        targets = inputs[:, :1] - inputs[:, 1:2]
+        losses = []
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = ((model(inputs) - targets) ** 2).mean()
+            (loss * 2.0**-30).backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses[-1] / losses[0]
+
+
+def one_overflow(strategy: str, where: int) -> dict[str, Any]:
+    """Do four updates, the second with a gradient on rank `where` that is too large for float16."""
+    with Started(strategy):
+        model: Any = torch.nn.Linear(3, 2, bias=False)
+        model.weight.data.fill_(0.5)
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = ud.distribute(model, optimizer)
+        found: dict[str, Any] = {"scales": [], "changed": []}
+        update = optimizer._unidist._update
+        for number in range(4):
+            before = model.weight.detach().clone()
+            for _ in range(update.accumulation.passes):
+                optimizer.zero_grad()
+                factor = 1e6 if number == 1 and ud.rank() == where else 1.0
+                (model(torch.ones(2, 3)).mean() * factor).backward()
+                optimizer.step()
+            found["scales"].append(update.scaler.scale)
+            found["changed"].append(not torch.equal(before, model.weight))
+            found["gradient"] = None if model.weight.grad is None else float(model.weight.grad.sum())
+        found["steps"] = int(optimizer.state[model.weight]["step"])
+        found["counted"] = update.step
+        found["finite"] = bool(torch.isfinite(model.weight).all())
+        found["weight"] = model.weight.detach().numpy().tolist()
+        return found
+
+
+class Twice(torch.nn.Module):
+    """Calls itself on what it has returned, and returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.other = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor, *, again: bool = False) -> dict[str, Any]:
+        hidden = torch.tanh(self.inner(inputs))
+        outputs = {"hidden": hidden, "sum": (hidden.double() * self.other).sum(), "shape": tuple(hidden.shape)}
+        return self(hidden) if again else outputs
+
+
+def structured(strategy: str) -> dict[str, Any]:
+    """Take gradients through dicts, through outputs that go in again, and to an input; return them."""
+    with Started(strategy):
+        torch.manual_seed(0)
+        model: Any = Twice()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
+        model, optimizer = ud.distribute(model, optimizer)
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        outputs = model(model(inputs)["hidden"])
+        (outputs["sum"] + outputs["hidden"].square().mean() + model(inputs, again=True)["sum"]).backward()
+        optimizer.step()
+        assert inputs.grad is not None
+        return {
+            "input": inputs.grad.numpy(),
+            **{name: parameter.grad.numpy().copy() for name, parameter in model.named_parameters()},
+        }
+
+
+def error_of(strategy: str, kind: str) -> str:
+    """Use the strategy in a way that is refused; return the message."""
+    from unidist.errors import UsageError
+
+    with Started(strategy):
+        model: Any = torch.nn.Linear(2, 2)
+        if kind == "float64":
+            model.double()
+        if kind == "compiled":
+            model.forward = model.forward
+        if kind == "returns":
+            model = _Returns()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            if kind == "optimizer":
+                ud.DistributedOptimizer(optimizer)
+            model, optimizer = ud.distribute(model, optimizer)
+            loss = model.weight.sum() if kind == "penalty" else model(torch.ones(1, 2))
+            if kind == "closure":
+                optimizer.step(lambda: loss)
+            loss.sum().backward()
+            scaler = torch.amp.GradScaler("cpu")
+            optimizer.step(**({"grad_scaler": scaler} if kind == "scaler" else {}))
+        except UsageError as exc:
+            return str(exc)
+        return ""
+
+
+class _Returns(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return object()
+
+
+def copies(strategy: str) -> list[str]:
+    """Copy and pickle a prepared model; return what forward of the copies computes in, and a state's keys."""
+    import copy
+    import pickle
+
+    with Started(strategy):
+        model: Any = torch.nn.Linear(2, 2)
+        model, _ = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        made = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        with torch.no_grad():
+            first = model.weight.detach() * 1.001
+            for each in (model, *made):
+                each.weight.copy_(first)
+            exact = torch.nn.functional.linear(torch.ones(1, 2), first, model.bias)
+            equal = [str(torch.equal(each(torch.ones(1, 2)), exact)) for each in (model, *made)]
+        return [*equal, *(type(each).__name__ for each in made), str(isinstance(model, torch.nn.Linear))]

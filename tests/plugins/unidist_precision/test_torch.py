@@ -1,0 +1,85 @@
+"""Precision in PyTorch: what is computed in 16 bits, that nothing vanishes, and that all ranks skip together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import precision_torch
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytestmark = pytest.mark.parallel
+
+
+def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactory) -> None:
+    pytest.importorskip("sklearn")
+    pool = rank_pool(2)
+    plain = pool.run(precision_torch.digits, ("precision=fp32",))
+    assert plain[0]["accuracy"] > 0.85
+    assert plain[0]["computed"] == "torch.float32"
+    for line, dtype, skipped in (("bf16", "torch.bfloat16", None), ("fp16,clip_norm=5", "torch.float16", 0)):
+        found = pool.run(precision_torch.digits, (f"precision={line}",))
+        assert found[0] == found[1]
+        assert abs(found[0]["accuracy"] - plain[0]["accuracy"]) < 0.02
+        assert (found[0]["computed"], found[0]["returned"], found[0]["kept"]) == (
+            dtype,
+            "torch.float32",
+            "torch.float32",
+        )
+        assert found[0]["skipped"] == skipped
+        assert found[0]["sum"] != plain[0]["sum"]
+
+
+def test_gradients_that_float16_cannot_hold_need_a_scaled_loss(rank_pool: RankPoolFactory) -> None:
+    pool = rank_pool(2)
+    assert pool.run(precision_torch.small_gradients, ("precision=fp16:loss_scale=1:growth_interval=0",))[0] > 0.5
+    assert pool.run(precision_torch.small_gradients, ("precision=fp16:loss_scale=268435456",))[0] < 0.1
+    assert pool.run(precision_torch.small_gradients, ("precision=bf16",))[0] < 0.1
+
+
+@pytest.mark.parametrize("line", ["", ",clip_norm=1", ",accumulate=2,clip_value=1", ",data:overlap=false"])
+def test_an_overflow_on_one_rank_is_skipped_by_all(rank_pool: RankPoolFactory, line: str) -> None:
+    found = rank_pool(2).run(precision_torch.one_overflow, (f"precision=fp16:loss_scale=1024{line}", 1))
+    assert found[0] == found[1]
+    assert found[0]["scales"] == [1024.0, 512.0, 512.0, 512.0]
+    assert found[0]["changed"] == [True, False, True, True]
+    assert found[0]["finite"]
+    assert (found[0]["steps"], found[0]["counted"]) == (3, 3)
+
+
+def test_gradients_flow_through_structures_and_twice_through_the_model_unharmed(rank_pool: RankPoolFactory) -> None:
+    pool = rank_pool(2)
+    expected = pool.run(precision_torch.structured, ("precision=fp32",))[0]
+    found = pool.run(precision_torch.structured, ("precision=fp16:loss_scale=1024",))
+    for name, value in expected.items():
+        for rank in range(2):
+            np.testing.assert_allclose(found[rank][name], value, rtol=0.02, atol=0.02, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        ("precision=bf16", "float64", "torch.float64"),
+        ("precision=bf16", "compiled", "torch.compile"),
+        ("precision=fp16", "returns", "found no tensor"),
+        ("precision=fp16", "penalty", "no loss was multiplied"),
+        ("precision=fp16", "closure", "closure"),
+        ("precision=bf16", "optimizer", "distribute"),
+        ("clip_norm=1", "scaler", "GradScaler"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_all_ranks(
+    rank_pool: RankPoolFactory, line: str, kind: str, message: str
+) -> None:
+    for found in rank_pool(2).run(precision_torch.error_of, (line, kind)):
+        assert message in found
+
+
+def test_copies_of_a_model_are_plain_models(rank_pool: RankPoolFactory) -> None:
+    assert rank_pool(2).run(precision_torch.copies, ("precision=bf16",))[0] == [
+        *("False", "True", "True"),
+        *("Linear", "Linear", "True"),
+    ]
