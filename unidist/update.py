@@ -142,6 +142,13 @@ class Update:
         """Size of the buckets; None if the exchange has none whose size can be chosen."""
         return self._exchanges[0].bucket_bytes if self._exchanges else None
 
+    def make_exchanges_by(
+        self, make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange]
+    ) -> None:
+        """Make exchanges in this way, before there is one: for bindings in which gradients travel on their own way."""
+        assert not self._exchanges, "there are exchanges already"
+        self._make_exchange = make_exchange
+
     def set_bucket_bytes(self, bucket_bytes: int) -> None:
         """Exchange in buckets of another size, after `finish` and before the next round. Collective.
 

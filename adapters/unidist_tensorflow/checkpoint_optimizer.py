@@ -105,6 +105,10 @@ class OptimizerState(KeepsState):
             else:
                 fresh = self._fresh() if fresh is None else fresh
                 value.assign(fresh[index, slot])
+        self._load_numbers(record)
+
+    def _load_numbers(self, record: OptimizerRecord) -> None:
+        """Take over what belongs to no variable of the model."""
         self._inner.iterations.assign(record.steps)
         self._set_learning_rate(record)
         if record.speech.dialect == KERAS:
@@ -140,7 +144,7 @@ class OptimizerState(KeepsState):
                 continue
             for index, (variable, value) in enumerate(zip(variables, kept, strict=True)):
                 if id(value) in own:
-                    slot = _slot_of(value, variable, attribute)
+                    slot = slot_of(value, variable, attribute)
                     yield index, self._placement(variable), self._speech.neutral(slot), value
 
     def _info(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part]:
@@ -200,7 +204,7 @@ def plain_class(optimizer: Any) -> type[Any]:
     return found
 
 
-def _slot_of(value: Any, variable: Any, attribute: str) -> str:
+def slot_of(value: Any, variable: Any, attribute: str) -> str:
     """Return what Keras calls a slot: it is in the name of its variable, behind that of the model's variable."""
     prefix = str(variable.path).replace("/", "_") + "_"
     name = str(value.name)

@@ -11,8 +11,9 @@ from unidist.checkpoint.job import StatesOf
 from unidist.checkpoint.parts import Part
 from unidist.checkpoint.pieces import Piece, TensorInfo
 from unidist.checkpoint.rng import RandomState
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection, placements_of
+from unidist.checkpoint.state import CARRIED, KeepsState, Plain, SavedSection, placements_of
 from unidist.errors import UsageError
+from unidist.update import Update
 from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.checkpoint_optimizer import OptimizerState
 from unidist_tensorflow.checkpoint_tensors import piece_of, read_into
@@ -33,7 +34,9 @@ class KerasStates(StatesOf):
         """See `StatesOf.optimizer`."""
         if not models:
             raise UsageError("the paths of an optimizer's variables are those of its model: give the model too")
-        return OptimizerState(optimizer, models)
+        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        state: KeepsState | None = None if bound is None else bound.inner.kept_state(models)
+        return OptimizerState(optimizer, models) if state is None else state
 
     def random(self, rank: int, models: Mapping[str, Any]) -> KeepsState:
         """See `StatesOf.random`."""
@@ -43,8 +46,15 @@ class KerasStates(StatesOf):
         """See `StatesOf.piece`."""
         return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
 
+    def update(self, optimizer: Any) -> Update | None:
+        """See `StatesOf.update`."""
+        return getattr(getattr(optimizer, "__dict__", {}).get(CARRIED), "_update", None)
+
     def settle(self, optimizer: Any) -> None:
-        """See `StatesOf.settle`: nothing is under way between two updates."""
+        """See `StatesOf.settle`: an optimizer of which each rank keeps a share is built, so that it can be loaded."""
+        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        if bound is not None:
+            bound.build_to_load()
 
 
 class ModelState(KeepsState):

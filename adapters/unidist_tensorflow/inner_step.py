@@ -7,12 +7,16 @@ The usual one, `WholeStep`, gives the optimizer's own class every gradient as a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from unidist.buckets import ParameterInfo
+from unidist.checkpoint.state import KeepsState
+from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
 
@@ -41,10 +45,25 @@ class InnerStep(ABC):
 
     takes_shares = False
 
+    _optimizer: Any
+
     @property
     @abstractmethod
     def is_built(self) -> bool:
         """True when `build` has nothing to do any more."""
+
+    def held(self, variable: Any) -> ParameterInfo:
+        """Return what this rank holds of a variable: what it has gradients of. The default says all of it."""
+        name = str(getattr(variable, "path", variable.name))
+        return ParameterInfo(name, tuple(variable.shape), dtype_of(variable))
+
+    def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
+        """Return this rank's gradient of a variable in the type of what it holds; None where there is none."""
+        return gradient if gradient is None else as_gradient(gradient, variable)
+
+    def equal_at_start(self, model: Any) -> list[Any]:
+        """Return the variables that every rank gets from rank 0 before the first step."""
+        return [*model.weights, *self._optimizer.variables]
 
     @abstractmethod
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
@@ -78,6 +97,14 @@ class InnerStep(ABC):
         Returns:
             Tensors over memory of the exchange, which must live until the update is done.
         """
+
+    def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
+        """Return the optimizer's state for a checkpoint; None leaves it to the adapter, as what every rank has whole.
+
+        Args:
+            models: whose variables the optimizer updates, by prefix of their paths.
+        """
+        return None
 
     @abstractmethod
     def finalize(self, variables: Sequence[Any]) -> None:
@@ -136,14 +163,24 @@ class WholeStep(InnerStep):
                 # has, and then made what it was.
                 is_present = outputs[0][wanted.index(entry.place)]
                 kept += [(is_present, each, tf.identity(each)) for each in self._belongings(entry.variable)]
-        self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
-        for is_present, each, before in kept:
-            each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
+
+        def restore() -> None:
+            for is_present, each, before in kept:
+                each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
+
+        with restoring(self._optimizer, restore):
+            self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
         return [gradient for gradient in by_place.values() if not isinstance(gradient, tf.IndexedSlices)]
 
     def finalize(self, variables: Sequence[Any]) -> None:
         """See `InnerStep.finalize`."""
         self._plain.finalize_variable_values(self._optimizer, variables)
+
+
+def as_gradient(gradient: Any, variable: Any) -> Gradient:
+    """Return a gradient in the type of its variable."""
+    dtype = tf.as_dtype(variable.dtype)
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
 
 
 def belongings(optimizer: Any, variable: Any) -> list[Any]:
@@ -155,6 +192,33 @@ def belongings(optimizer: Any, variable: Any) -> list[Any]:
     index = optimizer._get_variable_index(variable)
     lists = [kept for name, kept in kept_lists(optimizer).items() if name != "_model_variables_moving_average"]
     return [variable, *(kept[index] for kept in lists if kept[index] is not None)]
+
+
+@contextmanager
+def restoring(optimizer: Any, restore: Callable[[], None]) -> Iterator[None]:
+    """Call `restore` after the update of variables that is made within, but before moving averages are taken of them.
+
+    Args:
+        optimizer: whose `apply` is called.
+        restore: makes variables what they were.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    name = "_update_model_variables_moving_average"
+    if not getattr(optimizer, "use_ema", False):
+        yield
+        restore()
+        return
+    plain = getattr(optimizer, name)
+
+    def restore_first(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        return plain(*args, **kwargs)
+
+    optimizer.__dict__[name] = restore_first
+    try:
+        yield
+    finally:
+        del optimizer.__dict__[name]
 
 
 def kept_lists(optimizer: Any) -> dict[str, list[Any]]:

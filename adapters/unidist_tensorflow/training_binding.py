@@ -56,6 +56,7 @@ class Binding:
         self._local: set[Any] = set()
         self._built_for: list[Any] | None = None  # what `build` was called for, after the optimizer was bound
         self._initial: Callable[[], Sequence[Any]] | None = None
+        self._of_model: Callable[[], Sequence[Any]] | None = None
         self._started = False
         self.inner = self._make_inner()
 
@@ -71,6 +72,10 @@ class Binding:
         if self._exchange is not None:
             raise UsageError("register_local_var() belongs before the first update: the exchange is set up already")
         self._local.add(self._key(variable))
+
+    def belongs_to(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Say which variables the optimizer is for, when they exist."""
+        self._of_model = variables
 
     def broadcast_when_built(self, variables: Callable[[], Sequence[Any]]) -> None:
         """Give every rank rank 0's variables as soon as they exist; `settle` or the first `apply` does it."""
@@ -106,6 +111,16 @@ class Binding:
             self.build(variables)
         self._optimizer.built = True
 
+    def build_to_load(self) -> None:
+        """Build an optimizer of which each rank keeps a share, so that state can be loaded into it. Collective."""
+        if not self.inner.takes_shares or self.inner.is_built:
+            return
+        variables = list(self._of_model()) if self._of_model is not None else []
+        if variables:
+            with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+                self.build(variables)
+            self._optimizer.built = True
+
     def exchange(self) -> FusedExchange:
         """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""
         self.settle()
@@ -134,6 +149,9 @@ class Binding:
         if len(gradients) != len(variables):
             raise UsageError(f"{len(gradients)} gradients for {len(variables)} variables: give one for each, or None")
         variables, gradients = self._complete(variables, gradients)
+        for i, variable in enumerate(variables):
+            if self._key(variable) in self._places:
+                gradients[i] = self.inner.own_gradient(variable, gradients[i])
         if tf.executing_eagerly():
             self._apply_eagerly(variables, gradients)
         else:
@@ -194,6 +212,7 @@ class Binding:
         self._exchange = FusedExchange(
             self._update,
             infos,
+            [self.inner.held(variable) for variable in self._variables],
             keeps_results=not _is_of_keras(self._optimizer, self._plain, self._trained),
             gathers=not self._update.options.sparse_as_dense and not shares,
             step_on_joined=self._step_on_joined if shares else None,
@@ -241,7 +260,7 @@ class Binding:
         for variable, gradient in zip(variables, gradients, strict=True):
             place = self._places.get(self._key(variable))
             if gradient is not None and place is not None:
-                own[place] = as_gradient(gradient, variable)
+                own[place] = gradient
         return own
 
     def _scaled(self, gradient: Any) -> Any:
@@ -315,12 +334,6 @@ class Binding:
 
         with tf.device("CPU:0"):
             tf.numpy_function(applied, gradients, tf.bool, name="unidist_end_of_update_which_needs_jit_compile_False")
-
-
-def as_gradient(gradient: Any, variable: Any) -> Gradient:
-    """Return a gradient in the type of its variable."""
-    dtype = tf.as_dtype(variable.dtype)
-    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
 
 
 def check_place() -> None:

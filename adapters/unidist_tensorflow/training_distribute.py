@@ -73,8 +73,9 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     _prepare_fit(model, bound)
+    bound._unidist.belongs_to(lambda: model.trainable_variables)
     if runtime.topology.world_size > 1:
-        bound._unidist.broadcast_when_built(lambda: _state(model, bound))
+        bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_at_start(model))
         if model.built:
             bound._unidist.build_early(model.trainable_variables)
             bound._unidist.settle()
@@ -199,11 +200,6 @@ def _check_not_compiled_by_xla(model: Any) -> None:
             "the model is compiled with jit_compile=True: what XLA compiles cannot exchange gradients with other "
             "processes. Use model.compile(..., jit_compile=False)"
         )
-
-
-def _state(model: Any, optimizer: Any) -> list[Any]:
-    """Return what has to be equal on every rank at the start."""
-    return [*model.weights, *optimizer.variables]
 
 
 __all__ = ["DistributedOptimizer", "broadcast_variables", "distribute"]

@@ -50,6 +50,7 @@ class FusedExchange:
     Args:
         update: the framework-free side, without parameters so far.
         variables: equal on every rank.
+        held: what this rank holds of each variable, and has gradients of; default: all of it.
         keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
         step_on_joined: each rank takes its share of the gradients, and this does its step on a rank that has joined;
@@ -60,6 +61,7 @@ class FusedExchange:
         self,
         update: Update,
         variables: Sequence[ParameterInfo],
+        held: Sequence[ParameterInfo] | None = None,
         *,
         keeps_results: bool,
         gathers: bool,
@@ -67,6 +69,7 @@ class FusedExchange:
     ) -> None:
         self.update = update
         self.variables = tuple(variables)
+        self._held = self.variables if held is None else tuple(held)
         self._keeps_results = keeps_results
         self._gathers = gathers
         self._step_on_joined = step_on_joined
@@ -123,7 +126,7 @@ class FusedExchange:
         """Bring a dense gradient into its place, or add it to what earlier passes left there."""
         index = self._indices[place]
         if self.update.moves(index):
-            view = array_of_buffer(self.update.buffer(index), self.variables[place].shape)
+            view = array_of_buffer(self.update.buffer(index), self._held[place].shape)
         else:
             view = self._views[place]
         if isinstance(gradient, Slices):
@@ -198,7 +201,7 @@ class FusedExchange:
             sparse = sparse_anywhere(everyone)
         dense = [place for place in range(len(self.variables)) if place not in sparse]
         groups = update.options.group_numbers(dense)
-        infos = [self.variables[place] for place in dense]
+        infos = [self._held[place] for place in dense]
         update.add_parameters(
             [
                 ParameterInfo(info.name, info.shape, info.dtype, info.memory, groups.get(place))

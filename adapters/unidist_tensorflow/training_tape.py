@@ -20,6 +20,7 @@ from unidist.strategy import ActsOnGradients
 from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.inner_step import as_gradient
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.training_arguments import (
     CompressionLike,
@@ -28,7 +29,7 @@ from unidist_tensorflow.training_arguments import (
     local_variables,
     with_groups,
 )
-from unidist_tensorflow.training_binding import as_gradient, check_place
+from unidist_tensorflow.training_binding import check_place
 from unidist_tensorflow.training_exchange import FusedExchange
 from unidist_tensorflow.training_tensors import (
     Gradient,

@@ -4,3 +4,9 @@
 `exchange.py`, how new parameters get to all in `gather.py`: none of them knows a framework. `_torch*.py` and
 `_tensorflow*.py` bind them.
 """
+
+from __future__ import annotations
+
+from unidist_zero.gathering import gathered
+
+__all__ = ["gathered"]

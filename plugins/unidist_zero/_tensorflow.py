@@ -7,7 +7,7 @@ lets the optimizer's own class update the shards of the variables, and gathers t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from unidist.buffer import HOST, DType
-from unidist.communicator import ReduceOp
-from unidist.errors import UsageError
+from unidist.buffer import HOST, Buffer, DType
+from unidist.checkpoint.state import KeepsState
+from unidist.communicator import Communicator, ReduceOp
+from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
 from unidist_tensorflow.elementwise import needs_whole_variables
-from unidist_tensorflow.inner_step import Entry, InnerStep, belongings
+from unidist_tensorflow.inner_step import Entry, InnerStep, belongings, restoring
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_tensors import Taken
@@ -40,9 +41,22 @@ def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
         kind = plain if inner is optimizer else type(inner)
         whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
         update.options = replace(update.options, whole_tensors=whole)
+        if strategy.stage == 3:
+            from unidist_zero._tensorflow_stage3 import FragmentStep
+
+            return FragmentStep(optimizer, plain, update)
         return ShardedStep(optimizer, plain, update)
 
     return make
+
+
+def attach(strategy: Zero, model: Any, update: Update) -> None:
+    """Divide a model at stage 3, see `Strategy.attach`."""
+    if strategy.shard is not None:
+        raise ConfigurationError("zero=3:shard= is not there for Keras: all ranks share; leave it out, or use zero=2")
+    from unidist_zero import _tensorflow_stage3
+
+    _tensorflow_stage3.attach(model, update)
 
 
 class ShardedStep(InnerStep):
@@ -88,7 +102,7 @@ class ShardedStep(InnerStep):
         with tf.init_scope():
             kept = keep(self._inner, self._variables, local) if self._optimizer.built else None
             outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
-            self._make_shards()
+            self._shards = self._make_shards()
             shards = [shard.variable for shard in self._shards]
             self._nothing = keras.Variable(np.zeros(1, "float32"), dtype="float32", name="nothing")
             self._exclude_from_decay()
@@ -97,21 +111,46 @@ class ShardedStep(InnerStep):
         self._override()
         self._is_built = True
 
-    def _make_shards(self) -> None:
+    def _make_shards(self) -> list[Shard]:
+        """Return this rank's shards of `_variables`, when the exchange is there."""
         exchange = self._exchange
         precision = self._update.options.precision
         dtypes = [dtype_of(variable) for variable in self._variables]
         masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
         decays = [self._decays(variable) for variable in self._variables]
-        rank = exchange.lanes[HOST].shard.rank
-        self._shards = make_shards(exchange.partition, rank, self._variables, masters, decays)
-        self._gather = VariableGather(exchange, self._shards, self._update.context.recorder)
+        shards = make_shards(exchange.partition, self.communicator.rank, self._variables, masters, decays)
+        self._gather = VariableGather(exchange, shards, self._update.context.recorder)
+        return shards
+
+    @property
+    def communicator(self) -> Communicator:
+        """Over the ranks that share."""
+        return self._exchange.lanes[HOST].shard
+
+    @property
+    def _everyone(self) -> Communicator:
+        return self._exchange.everyone
 
     @property
     def _exchange(self) -> ReduceScatterExchange:
         exchange = self._update.exchanges[0]
         assert isinstance(exchange, ReduceScatterExchange)
         return exchange
+
+    def _memory(self, place: int, shard: Shard) -> Buffer:
+        """Return where the gradient of a shard is."""
+        run, exchange = shard.run, self._exchange
+        begin = exchange.partition.buckets[run.bucket].begin(self.communicator.rank)
+        return exchange.shard(run.bucket).slice(run.offset - begin, run.count)
+
+    def _fill(self, shard: Shard) -> None:
+        """Take over what the script has made of the model's variables."""
+        shard.fill(self._variables)
+
+    def _gather_shards(self) -> None:
+        """Bring the shards to all ranks. Collective."""
+        assert self._gather is not None
+        self._gather.run(self._variables)
 
     def _decays(self, variable: Any) -> bool:
         value = variable.value if isinstance(variable, keras.Variable) else variable  # as Keras asks
@@ -129,10 +168,9 @@ class ShardedStep(InnerStep):
             restore(self._optimizer, outer, [], 0)
 
     def _override(self) -> None:
-        exchange, inner = self._exchange, self._inner
-        communicator = exchange.lanes[HOST].shard
-        whole = exchange.partition.whole
-        clipping = SharedClipping(inner, inner._clip_gradients, communicator, len(self._variables), whole=whole)
+        inner = self._inner
+        whole = self._update.options.whole_tensors
+        clipping = SharedClipping(inner, inner._clip_gradients, self.communicator, len(self._variables), whole=whole)
         self._clipping = clipping
         inner.__dict__["_clip_gradients"] = clipping
         if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
@@ -142,7 +180,7 @@ class ShardedStep(InnerStep):
         """Say whether the gradients of all ranks are finite; all say the same."""
         finite = self._plain.check_finite(self._optimizer, gradients)
         flags = tf.cast(tf.reshape(finite, [1]), tf.uint8)
-        return exchanged(self._exchange.everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
+        return exchanged(self._everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
 
     # Steps
 
@@ -165,16 +203,13 @@ class ShardedStep(InnerStep):
         return outputs[1:]
 
     def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
-        scatter = self._exchange
+        factor = self._update.exchanges[0].pending_factor
         arrays = []
-        for shard in self._shards:
-            run = shard.run
-            begin = scatter.partition.buckets[run.bucket].begin(scatter.lanes[HOST].shard.rank)
-            memory = scatter.shard(run.bucket).slice(run.offset - begin, run.count)
-            view = array_of_buffer(memory, tuple(shard.variable.shape))
+        for place, shard in enumerate(self._shards):
+            view = array_of_buffer(self._memory(place, shard), tuple(shard.variable.shape))
             if shard.is_widened():
                 wide = empty_array(view.shape, np.dtype(shard.variable.dtype))
-                np.multiply(view, wide.dtype.type(scatter.pending_factor), out=wide, dtype=wide.dtype)
+                np.multiply(view, wide.dtype.type(factor), out=wide, dtype=wide.dtype)
                 arrays.append(wide)
             else:
                 arrays.append(exchange.given(view))
@@ -188,7 +223,6 @@ class ShardedStep(InnerStep):
             outputs: what `taken` takes.
             known: for each place whether any rank has a gradient; None: not before the graph runs.
         """
-        assert self._gather is not None
         present, *gradients = outputs
         certain = {entry.place for entry in entries if entry.place is not None and entry.gradient is not None}
         if known is not None:
@@ -197,20 +231,24 @@ class ShardedStep(InnerStep):
         stepped: list[tuple[Shard, Any]] = []
         kept: list[tuple[Shard, Any, tf.Tensor]] = []
         for shard, gradient in zip(self._shards, gradients, strict=True):
-            shard.fill(self._variables)
+            self._fill(shard)
             if not shard.run.count or (known is not None and not certain.intersection(shard.places)):
                 continue
             stepped.append((shard, gradient))
             if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient
                 kept += [(shard, each, tf.identity(each)) for each in belongings(self._optimizer, shard.variable)]
-        self._apply(stepped, local, nobody=known is not None and not any(known))
-        for shard, each, before in kept:
-            flags = tf.gather(present, shard.places)
-            mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
-            each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
-        self._gather.run(self._variables)
+
+        def restore() -> None:
+            for shard, each, before in kept:
+                flags = tf.gather(present, shard.places)
+                mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
+                each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
+
+        with restoring(self._optimizer, restore):
+            self._apply(stepped, local, nobody=known is not None and not any(known))
+        self._gather_shards()
         for place, variable in enumerate(self._variables):
-            if getattr(variable, "constraint", None) is not None:
+            if getattr(variable, "constraint", None) is not None:  # which wants to see all of it
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(present[place], variable.constraint(value), value))
 
@@ -227,10 +265,17 @@ class ShardedStep(InnerStep):
         self._clipping.shards = shards
         self._plain.apply(self._optimizer, gradients, variables)
 
+    def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
+        """See `InnerStep.kept_state`."""
+        if not self._is_built:
+            return None  # it has no state, or still all of it
+        from unidist_zero._tensorflow_state import ShardedOptimizerState
+
+        return ShardedOptimizerState(self._optimizer, models, self._variables, self._shards)
+
     def finalize(self, variables: Sequence[Any]) -> None:
         """See `InnerStep.finalize`."""
         if not self._is_built or not self._inner.use_ema:
             return
-        assert self._gather is not None
         self._plain.finalize_variable_values(self._optimizer, self._optimizer._trainable_variables)
-        self._gather.run(self._variables)
+        self._gather_shards()

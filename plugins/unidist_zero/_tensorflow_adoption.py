@@ -72,10 +72,9 @@ def restore(optimizer: Any, kept: Kept, shards: Sequence[Shard], num_local: int)
             if slot is not None:
                 slot.assign(share_of(shard, values, tuple(slot.shape)))
         first = len(values) - num_local
-        for i in range(num_local):
-            value = values[first + i]
-            if value is not None:
-                slots[len(shards) + i].assign(value)
+        for i, local in enumerate(values[first:] if num_local else ()):
+            if local is not None:
+                slots[len(shards) + i].assign(local)
 
 
 def share_of(shard: Shard, values: Sequence[Array | None], shape: tuple[int, ...]) -> Array:

@@ -77,7 +77,7 @@ class SharedClipping:
                 squares = tf.tensor_scatter_nd_add(squares, [[place] for place in shard.places], tf.stack(parts))
         limit = tf.constant(self._optimizer.clipnorm, tf.float64)
         scales = limit / tf.maximum(tf.sqrt(self._sum(squares)), limit)
-        clipped = []
+        clipped: list[Any] = []
         for gradient, shard in zip(gradients, self.shards, strict=True):
             if shard is None:
                 clipped += self._plain_clip([gradient])

@@ -7,6 +7,7 @@ used again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from unidist.buffer import Buffer
 from unidist.timeline import Recorder
 from unidist_tensorflow.memory import Array, array_of_buffer
 from unidist_tensorflow.training_tensors import host_node
+from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_shards import Shard
 from unidist_zero.exchange import ReduceScatterExchange
 from unidist_zero.gather import ShardGather
@@ -36,7 +38,7 @@ class VariableGather:
         self._exchange = exchange
         self._shards = shards
         self._recorder = recorder
-        self._memories = [_Memories(exchange, number) for number in range(len(exchange.partition.buckets))]
+        self._memories = [Memories(partial(exchange.allocate, cut.count, cut)) for cut in exchange.partition.buckets]
 
     def run(self, variables: Sequence[Any]) -> None:
         """Assign to the model's variables, by place, what the shards are now. Collective; eager, or in a graph."""
@@ -63,29 +65,3 @@ class VariableGather:
         partition, lanes = self._exchange.partition, self._exchange.lanes
         ShardGather(partition, buckets, lanes, self._recorder).all()
         return buckets
-
-
-class _Memories:
-    """Memories of one bucket: those that nobody uses any more are given out again."""
-
-    def __init__(self, exchange: ReduceScatterExchange, number: int) -> None:
-        self._exchange = exchange
-        self._number = number
-        self._idle: list[Buffer] = []
-
-    def take(self) -> Buffer:
-        """Return memory of the bucket's size. Padding in it is zeros."""
-        cut = self._exchange.partition.buckets[self._number]
-        memory = self._idle.pop() if self._idle else self._exchange.allocate(cut.count, cut)
-        return Buffer(memory.address, memory.count, memory.dtype, _Loan(self._idle, memory))
-
-
-class _Loan:
-    """Gives a memory back when nobody refers to it any more."""
-
-    def __init__(self, idle: list[Buffer], memory: Buffer) -> None:
-        self._idle = idle
-        self._memory = memory
-
-    def __del__(self) -> None:
-        self._idle.append(self._memory)

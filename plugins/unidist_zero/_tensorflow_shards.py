@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import DType
-from unidist_tensorflow.memory import NUMPY_DTYPES, Array
+from unidist_tensorflow.memory import NUMPY_DTYPES, dtype_of
 from unidist_zero._partition import Partition, Piece, Run, join_runs
 
 
@@ -52,7 +52,7 @@ class Shard:
 
     def is_widened(self) -> bool:
         """Say whether it is of another type than the model's variables."""
-        return tf.as_dtype(self.variable.dtype) != tf.as_dtype(NUMPY_DTYPES[self.dtype])
+        return dtype_of(self.variable) != self.dtype
 
     def spread(self, values: tf.Tensor, fill: Any) -> tf.Tensor:
         """Return one value for each model variable as one for each element.
@@ -67,7 +67,8 @@ class Shard:
 
     def flat_pieces(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Return what a tensor of this shard's shape has for each of `places`."""
-        return tf.split(tf.reshape(tensor, [-1]), self.sizes)[::2]
+        parts: list[tf.Tensor] = tf.split(tf.reshape(tensor, [-1]), self.sizes)
+        return parts[::2]
 
     def of_model(self, variables: Sequence[Any]) -> tf.Tensor:
         """Return the elements of the model's variables that belong here, in the model's type."""
@@ -130,9 +131,5 @@ def _at(parent: str) -> AbstractContextManager[Any]:
     if not parent:
         return nullcontext()
     above, _, name = parent.rpartition("/")
-    return keras.name_scope(name, override_parent=above)
-
-
-def flat_array(array: Array) -> Array:
-    """Return an array of any shape as `(n,)`."""
-    return np.asarray(array).reshape(-1)
+    scope: AbstractContextManager[Any] = keras.name_scope(name, override_parent=above)
+    return scope

@@ -1,4 +1,4 @@
-"""The strategy `zero=1|2`."""
+"""The strategy `zero=1|2|3`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from unidist.estimating.memory import RankMemory
     from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.update import Update
 
 HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflow"}
 """For each framework the module whose function `half` makes the inner step of one optimizer."""
+
+PARTITIONS = {"torch": "unidist_zero._torch"}
+"""For each framework whose models must be prepared before their optimizer is bound, the module that does it."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
     """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
 
     Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
-    https://arxiv.org/abs/1910.02054). Stage 1 shares the optimizer's state, stage 2 the gradients too.
+    https://arxiv.org/abs/1910.02054). Stage 1 shares the optimizer's state, stage 2 the gradients too,
+    stage 3 the parameters.
 
     Args:
-        stage: 1 or 2.
+        stage: 1, 2 or 3.
         bucket_mb: size of a gradient bucket in MiB; default: what suits the engine.
         whole: "true" gives every parameter to one rank as a whole, which optimizers need that look at a parameter's
             tensor (Muon, Adafactor); "false" cuts through parameters; "auto" tries the optimizer on a small one.
@@ -48,15 +53,15 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
     axis: ClassVar[str | None] = DATA_AXIS
     axis_order: ClassVar[int] = 50
 
-    stage: Literal[1, 2]
+    stage: Literal[1, 2, 3]
     bucket_mb: float | None = None
     whole: Literal["auto", "true", "false"] = "auto"
     shard: int | None = None
 
     def validate(self, plan: Plan) -> None:
         """A stage that there is, sizes that fit."""
-        if self.stage not in (1, 2):
-            raise ConfigurationError(f"zero={self.stage}: there are the stages 1 and 2")
+        if self.stage not in (1, 2, 3):
+            raise ConfigurationError(f"zero={self.stage}: there are the stages 1, 2 and 3")
         if self.bucket_mb is not None and self.bucket_mb <= 0:
             raise ConfigurationError(f"zero:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
         if self.whole not in ("auto", "true", "false"):
@@ -109,6 +114,22 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
             keeps_buckets=self.stage == 1,
             recorder=context.recorder,
         )
+
+    def partition(self, model: Any, context: Context) -> Any:
+        """See `Strategy.partition`: at stage 3 a model of PyTorch is prepared; others are divided by `attach`."""
+        for spec in context.plugins.frameworks if self.stage == 3 else ():
+            module = PARTITIONS.get(spec.name)
+            if module is not None and spec.load().is_model(model):
+                return importlib.import_module(module).partition(model)
+        return model
+
+    def attach(self, model: Any, update: Update, framework: Framework) -> None:
+        """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""
+        if self.stage == 3:
+            attach = getattr(importlib.import_module(HALVES[framework.name]), "attach", None)
+            if attach is None:
+                raise ConfigurationError(f"zero=3 cannot divide a model of {framework.name}; use zero=2")
+            attach(self, model, update)
 
     def half_for(self, framework: Framework) -> Any:
         """See `ShardsUpdates.half_for`."""

@@ -1,0 +1,131 @@
+"""Keras variables of which a rank holds a fragment: at stage 3 between the calls of the layer that they belong to.
+
+The variable stays the object that the layer has. Its TensorFlow variable is the fragment, so a tape gives gradients of
+the fragment; its shape stays that of the whole. Whoever asks for its values where they are not is told so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from unidist.buffer import DType
+from unidist.errors import UsageError
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of, empty_array
+from unidist_zero._partition import Piece
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """What a rank holds of one variable.
+
+    Args:
+        variable: of the model.
+        piece: which elements; None: none of them.
+        storage: a Keras variable with them, of the type in which they are updated. Flat, or of the variable's shape
+            where it is all of it and optimizers need whole variables.
+        dtype: of the model's variable.
+    """
+
+    variable: Any
+    piece: Piece | None
+    storage: Any
+    dtype: DType
+
+    @property
+    def path(self) -> str:
+        """Return the variable's path."""
+        return str(self.variable.path)
+
+    def install(self) -> None:
+        """Put the fragment in the place of the variable's values."""
+        self.variable._value = self.storage.value
+        self.variable.unidist_fragment = self
+        kind: Any = type(self.variable)
+        self.variable.__class__ = _fragmented(kind)
+
+    def whole(self, value: tf.Tensor) -> None:
+        """Let the variable hold all its values for a while; `install` ends it."""
+        self.variable.__class__ = type(self.variable).__bases__[1]
+        with tf.init_scope():
+            self.variable._value = tf.Variable(value, trainable=True, name=self.variable.name)
+
+    def store(self, value: Any) -> None:
+        """Take this rank's elements out of values of the whole variable."""
+        if self.piece is None:
+            return
+        flat = tf.reshape(tf.convert_to_tensor(value), [-1])[self.piece.start : self.piece.start + self.piece.count]
+        self.storage.assign(tf.reshape(tf.cast(flat, self.storage.dtype), self.storage.shape))
+
+
+class FragmentedMixin:
+    """What a fragmented variable does otherwise than its own class. Never instantiated."""
+
+    _value: Any
+    path: str
+    unidist_fragment: Fragment
+
+    def numpy(self) -> NoReturn:
+        """Refuse: the values are not here."""
+        self._refuse()
+
+    def __array__(self, dtype: Any = None) -> Array:
+        """Return the values within the call of its layer; refuse elsewhere."""
+        value: Array = self.__tf_tensor__(dtype).numpy()
+        return value
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """Return the values within the call of its layer; refuse elsewhere."""
+        value = self.value  # type: ignore[attr-defined]  # of a Keras variable
+        if isinstance(value, tf.Variable):
+            self._refuse()
+        return tf.convert_to_tensor(value, dtype=dtype, name=name)
+
+    def assign(self, value: Any) -> NoReturn:
+        """Refuse: the values are not here."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"{self.path!r}: each rank holds a fragment of it (zero=3), and all of it within the call of its layer "
+            "only. Elsewhere use `with unidist_zero.gathered(model):` on every rank; for checkpoints unidist's save "
+            "and load"
+        )
+
+
+@functools.cache
+def _fragmented(plain: type[Any]) -> type[Any]:
+    return type(plain.__name__, (FragmentedMixin, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: bool) -> Fragment:
+    """Return this rank's fragment of a variable, filled with what the variable holds; nothing is installed yet."""
+    path = str(variable.path)
+    parent, _, name = path.rpartition("/")
+    shape: tuple[int, ...] = (0,) if piece is None else (piece.count,)
+    if whole and piece is not None:
+        shape = tuple(variable.shape)
+    above, _, last = parent.rpartition("/")
+    with keras.name_scope(last or "model", override_parent=above):
+        storage = keras.Variable(empty_array(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name, autocast=False)
+    fragment = Fragment(variable, piece, storage, dtype_of(variable))
+    fragment.store(variable)
+    return fragment
+
+
+def check_can_be_fragmented(variables: Sequence[Any]) -> None:
+    """Raise UsageError for variables of which Keras wants to see all where only a fragment is."""
+    for variable in variables:
+        for power, instead in (("constraint", "zero=2"), ("regularizer", "weight_decay of the optimizer, or zero=2")):
+            if getattr(variable, power, None) is not None:
+                raise UsageError(
+                    f"{variable.path!r} has a {power}, which looks at all of it outside of its layer's call, and at "
+                    f"zero=3 each rank holds a fragment. Use {instead}"
+                )
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UsageError(f"{variable.path!r} is overwritten with its gradient (float8), which cannot be shared out")

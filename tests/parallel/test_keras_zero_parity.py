@@ -1,0 +1,127 @@
+"""ZeRO in Keras gives the numbers of one process: every stage, however a step is run, with whatever optimizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tensorflow_ranks import ENVIRONMENT
+
+from unidist.testing import PoolCache
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("tensorflow", reason="the training is in Keras")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _keras_zero import Case, go_on, record_step, run_cases
+
+pytestmark = pytest.mark.parallel
+
+# Pairs of everything that may matter to each other, not all combinations: each call starts its ranks once.
+CASES = {
+    1: [
+        Case("zero=1,accumulate=2", "adamw", "function", passes=2),
+        Case("zero=2:whole=true", "sgd", "eager", {"clipnorm": 0.02}),
+        Case("zero=3", "muon", "fit", layered=True),
+    ],
+    2: [
+        Case("zero=1:bucket_mb=0.0002", "adamw", "eager", {"use_ema": True, "ema_momentum": 0.9}),
+        Case("zero=2:bucket_mb=0.0002", "sgd", "fit", {"clipvalue": 0.01}, layered=True),
+        Case("zero=2", "adamw", "function", {"global_clipnorm": 0.05}, excluded=("bias", "inner")),
+        Case("zero=1", "lamb", "fit"),
+        Case("zero=2:bucket_mb=0.0002", "schedule_free", "eager", layered=True),
+        Case("zero=1,accumulate=2", "sgd", "fit", passes=2, constrained=True),
+        Case("zero=3", "adamw", "eager", layered=True),
+        Case("zero=3,accumulate=2", "sgd", "function", passes=2),
+        Case("zero=3", "adamw", "fit", {"global_clipnorm": 0.05}, layered=True),
+    ],
+    3: [
+        Case("zero=2:bucket_mb=0.0002", "muon", "fit", {"global_clipnorm": 0.05}),
+        Case("zero=2:bucket_mb=0.0002", "adamw", "function", {"clipnorm": 0.02}, scaled=True),
+        Case("zero=2,accumulate=2", "adamw", "eager", {"ema_overwrite_frequency": 2, "use_ema": True}, passes=2),
+        Case("zero=1:bucket_mb=0.0002", "adafactor", "function"),
+        Case("zero=1", "nadam", "fit", layered=True),
+        Case("zero=3", "muon", "fit", layered=True),
+        Case("zero=3", "adamw", "function", {"clipnorm": 0.02}, layered=True, excluded=("bias",)),
+        Case("zero=3", "sgd", "fit", {"use_ema": True, "ema_momentum": 0.9}),
+        Case("zero=3", "lamb", "eager", scaled=True),
+    ],
+}
+LIMIT = 1e-12
+LONG = timedelta(seconds=300)
+
+
+@pytest.fixture(scope="module")
+def rank_pools() -> Iterator[PoolCache]:
+    """Pools of this module alone, which end with it: ranks with TensorFlow are large."""
+    with PoolCache() as cache:
+        yield cache
+
+
+@pytest.fixture
+def rank_pool(rank_pools: PoolCache) -> RankPoolFactory:
+    """A function that returns a pool of ranks for TensorFlow."""
+    return partial(rank_pools.get, env={**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "60"})
+
+
+def check(case: Case, errors: dict[str, float]) -> None:
+    for name, error in errors.items():
+        assert error <= LIMIT, f"{case}: {name} differs by {error:.2e} from one process"
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_training_in_keras_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
+    cases = CASES[size]
+    for found in rank_pool(size).run(run_cases, (cases,), timeout=LONG):
+        for case, errors in zip(cases, found, strict=True):
+            check(case, errors)
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_the_check_fails_without_the_exchange(rank_pool: RankPoolFactory, layered: bool) -> None:
+    case = Case("", "adamw", layered=layered)
+    for [errors] in rank_pool(2).run(run_cases, ([case],), {"exchanged": False}, timeout=LONG):
+        changed = {name: error for name, error in errors.items() if name not in ("unused", "frozen", "empty")}
+        assert min(error for name, error in changed.items() if not name.endswith("/beta")) > 100 * LIMIT
+        with pytest.raises(AssertionError, match="differs"):
+            check(case, errors)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gathered"), [("zero=1:bucket_mb=0.0002", 1), ("zero=2:bucket_mb=0.0002", 1), ("zero=3", 2)]
+)
+def test_a_step_sends_what_the_formulas_say(rank_pool: RankPoolFactory, strategy: str, gathered: int) -> None:
+    case = Case(strategy, "adamw", "function", layered=True)
+    for found, own, whole in rank_pool(2).run(record_step, (case,), timeout=LONG):
+        assert found["reducescatter"] == 8 * whole  # of which every rank sends the half that is not its own
+        assert found["allgather"] == gathered * 8 * own
+        assert found.keys() <= {"reducescatter", "allgather", "allreduce"}
+        assert found.get("allreduce", 0) < 64  # who has a gradient: a byte for each variable
+
+
+# Each job goes on with what the one before it has saved.
+JOBS = [
+    (2, "zero=2:bucket_mb=0.0002", "zero=1:bucket_mb=0.0002"),
+    (1, "zero=1", ""),
+    (3, "zero=3", "zero=2"),
+    (2, "", "zero=3"),
+    (1, "zero=2", "zero=1"),
+]
+STEPS = 2
+
+
+def test_training_goes_on_at_another_number_of_ranks(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    for number, (size, *strategies) in enumerate(JOBS):
+        jobs = []
+        for strategy, optimizer in zip(strategies, ("adamw", "adafactor"), strict=True):
+            options = {"use_ema": True, "ema_momentum": 0.9} if optimizer == "adamw" else {}
+            case = Case(strategy, optimizer, "function", options, steps=STEPS * (number + 1), layered=True)
+            before = str(tmp_path / f"{optimizer}-{number - 1}") if number else ""
+            jobs.append((case, STEPS * number, before, str(tmp_path / f"{optimizer}-{number}")))
+        for found in rank_pool(size).run(go_on, (jobs,), timeout=LONG):
+            for (case, *_), errors in zip(jobs, found, strict=True):
+                check(case, errors)
