@@ -13,6 +13,7 @@ from unidist.checkpoint.pieces import Piece, TensorInfo
 from unidist.checkpoint.rng import RandomState
 from unidist.checkpoint.state import KeepsState, Plain, SavedSection, placements_of
 from unidist.errors import UsageError
+from unidist.update import Update
 from unidist_torch.checkpoint_optimizer import OptimizerState, parameter_placements
 from unidist_torch.checkpoint_tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
@@ -44,6 +45,10 @@ class TorchStates(StatesOf):
     def piece(self, name: str, tensor: torch.Tensor) -> Piece:
         """See `StatesOf.piece`."""
         return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
+
+    def update(self, optimizer: Any) -> Update | None:
+        """See `StatesOf.update`."""
+        return getattr(getattr(optimizer, "_unidist", None), "_update", None)
 
     def settle(self, optimizer: Any) -> None:
         """See `StatesOf.settle`."""

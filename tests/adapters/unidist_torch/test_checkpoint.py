@@ -180,6 +180,24 @@ def test_another_kind_of_optimizer_is_refused(tmp_path: Path) -> None:
         ud.load(tmp_path / "c", model, other)
 
 
+def test_the_number_of_updates_and_the_scale_of_the_loss_come_back(tmp_path: Path) -> None:
+    def bound() -> tuple[Net, Any]:
+        torch.manual_seed(0)
+        model = Net()
+        rest = [parameter for parameter in model.parameters() if parameter.numel()]
+        return ud.distribute(model, torch.optim.SGD(rest, lr=0.01), strategy="precision=fp16")
+
+    model, optimizer = bound()
+    train(model, optimizer, 2, seed=1)
+    scaler = optimizer._unidist._update.scaler
+    scaler.scale = 2048.0
+    ud.save(tmp_path / "c", model, optimizer)
+    other, its_optimizer = bound()
+    ud.load(tmp_path / "c", other, its_optimizer)
+    update = its_optimizer._unidist._update
+    assert (update.step, update.scaler.state()) == (2, scaler.state())
+
+
 def test_several_models_and_optimizers_have_names(tmp_path: Path) -> None:
     models = {"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 3)}
     optimizers = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}

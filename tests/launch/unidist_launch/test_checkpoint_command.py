@@ -58,7 +58,8 @@ def test_show_and_help_import_no_framework_and_no_numpy(tmp_path: Path) -> None:
     probe = (
         "import sys\nfrom unidist_launch.cli import main\n"
         "for line in (['--help'], ['convert', '--help'], ['show', sys.argv[1]]):\n"
-        "    try:\n        main(['checkpoint', *line])\n    except SystemExit as exc:\n        assert not exc.code, exc.code\n"
+        "    try:\n        main(['checkpoint', *line])\n"
+        "    except SystemExit as exc:\n        assert not exc.code, exc.code\n"
         "print('loaded:', *({'numpy', 'torch', 'tensorflow', 'keras'} & sys.modules.keys()))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
