@@ -211,6 +211,8 @@ class ShardedStep(InnerStep):
                 wide = empty_array(view.shape, np.dtype(shard.variable.dtype))
                 np.multiply(view, wide.dtype.type(factor), out=wide, dtype=wide.dtype)
                 arrays.append(wide)
+            elif factor != 1.0:
+                arrays.append(view * view.dtype.type(factor))
             else:
                 arrays.append(exchange.given(view))
         return arrays

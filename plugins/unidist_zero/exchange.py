@@ -17,6 +17,7 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 from unidist.gradients import MAX_EARLY_OPERATIONS, GradientExchange, ReducedGradients, RoundResult
+from unidist.precision import is_narrow
 from unidist.timeline import Recorder
 from unidist_zero._lanes import Lane
 from unidist_zero._memories import BucketMemories
@@ -158,10 +159,11 @@ class ReduceScatterExchange(GradientExchange):
         return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
 
     def reduced(self) -> ReducedGradients:
-        """See `GradientExchange.reduced`: this rank's shards."""
+        """See `GradientExchange.reduced`: this rank's shards. Those of 16 bits are multiplied when they are widened."""
         shards = tuple(bucket.shard for bucket in self._buckets)
         divided_over = self.lanes[HOST].shard
-        return ReducedGradients(shards, divided_over if divided_over.size > 1 else None)
+        deferred = any(is_narrow(bucket.cut.dtype) for bucket in self._buckets)
+        return ReducedGradients(shards, divided_over if divided_over.size > 1 else None, deferred=deferred)
 
     def close(self) -> None:
         """See `GradientExchange.close`."""
