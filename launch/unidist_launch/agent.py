@@ -78,8 +78,9 @@ def _read_line() -> bytes:
 
 def _addresses(order: AgentOrder) -> tuple[Sequence[str], str]:
     """Return where the launcher may be reached, and this host's own address ("" when the connection will tell it)."""
-    login = os.environ.get("SSH_CONNECTION", "").split()  # its address and port, ours and our port
-    launcher = order.launcher_addresses or tuple(login[:1])
+    # SSH_CONNECTION: its address and port, ours and our port. Without ssh in between it is of somebody's login.
+    login = os.environ.get("SSH_CONNECTION", "").split() if order.by_ssh else []
+    launcher = tuple(dict.fromkeys((*login[:1], *order.launcher_addresses)))
     if not launcher:
         raise ConfigurationError(
             "the launcher's address is not known: SSH_CONNECTION is not set here. Use --network-interface with the "
@@ -119,7 +120,7 @@ def _connect(order: AgentOrder, addresses: Sequence[str]) -> tuple[Connection, s
             secret = bytes.fromhex(order.secret)
             return connect((address, order.port), secret, timeout=order.connect_sec / len(addresses)), address
         except (ConnectionLost, WireError, TimeoutError) as exc:
-            reasons.append(f"{address}:{order.port}: {exc}")
+            reasons.append(str(exc))
     raise ConfigurationError(
         f"the launcher cannot be reached from host {socket.gethostname()} ({'; '.join(reasons)}). A firewall, or "
         "another network than that of ssh? Name the interface to use: --network-interface"

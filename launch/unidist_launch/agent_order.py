@@ -28,7 +28,8 @@ class AgentOrder:
         job_id: random name of the job on this host.
         secret: the job's secret, in hexadecimal.
         port: of the control server.
-        launcher_addresses: where the control server may be reached; empty: where the ssh connection came from.
+        by_ssh: the agent was started by ssh: the control server is where that connection came from.
+        launcher_addresses: where else the control server may be reached.
         network_interfaces: see `Job.network_interfaces`.
         command: what each rank runs.
         env: variables that win over those of the host and of `exported`.
@@ -43,6 +44,7 @@ class AgentOrder:
     job_id: str
     secret: str
     port: int
+    by_ssh: bool
     launcher_addresses: tuple[str, ...]
     network_interfaces: tuple[str, ...]
     command: tuple[str, ...]

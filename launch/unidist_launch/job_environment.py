@@ -57,7 +57,7 @@ def variables(ctx: click.Context, options: Mapping[str, Any], *, here: bool = Tr
         if equals:
             env[name] = value
     chosen = _chosen(ctx, options)
-    env |= chosen | horovodrun.horovod_variables(chosen) | _network(options, here)
+    env |= chosen | horovodrun.horovod_variables(chosen) | network_variables(options, here=here)
     if options["verbose"] and not {"UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & {**os.environ, **env}.keys():
         env["UNIDIST_LOG_LEVEL"] = "info"
     return env
@@ -108,7 +108,7 @@ def network_interfaces(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _network(options: Mapping[str, Any], here: bool) -> dict[str, str]:
+def network_variables(options: Mapping[str, Any], *, here: bool) -> dict[str, str]:
     """Return the variables by which NCCL and Horovod take their network interfaces."""
     found = {}
     if options["tcp"]:

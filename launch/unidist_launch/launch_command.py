@@ -56,7 +56,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     merged = {**os.environ, **env}
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
-    _warn_of_variables(merged, settings)
+    ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
+    _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
     output_dir: Path | None = options["output_dir"]
     _check_descriptors(num_proc, output_dir)

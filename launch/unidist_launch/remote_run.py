@@ -42,9 +42,6 @@ class RemoteRun:
         hosts: the hosts that get ranks, with their numbers.
         starter_of: how the agent of a host is started.
         stack: takes what has to be given back.
-
-    Raises:
-        ConfigurationError: this host has none of the network interfaces that were asked for, or no free port.
     """
 
     def __init__(
@@ -57,6 +54,7 @@ class RemoteRun:
         self._facts: dict[int, Message] = {}
         self._pids: dict[int, int] = {}
         self._done: set[int] = set()
+        self._lost: set[int] = set()
         self._refused: list[str] = []
         self._round = 0
         self._is_running = False
@@ -76,7 +74,7 @@ class RemoteRun:
         )
         self._secret = secrets.token_bytes(32)
         self._coordinator = Coordinator(num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat)
-        self._server = ControlServer(self._coordinator, self._secret, host=self._own_interface())
+        self._server = ControlServer(self._coordinator, self._secret)
         stack.callback(self._server.close)
         stack.callback(self._end_agents)
         stack.callback(self._tell, {"type": "end"})
@@ -116,7 +114,8 @@ class RemoteRun:
                 job_id=f"{job_id}.{agent.index}",
                 secret=self._secret.hex(),
                 port=self._server.port,
-                launcher_addresses=(self._own_interface() or _LOOPBACK,) if is_here else self._own_addresses(),
+                by_ssh=not is_here,
+                launcher_addresses=(_LOOPBACK,) if is_here else self._own_addresses(),
                 network_interfaces=self._job.network_interfaces,
                 command=self._job.command,
                 env=dict(self._job.env),
@@ -224,6 +223,7 @@ class RemoteRun:
         if not self._is_running:
             raise ConfigurationError(f"host {name} was lost before its ranks started: {reason} {said}")
         self._done.add(host)
+        self._lost.add(host)
         ended = {end.rank for end in self._ending.exits}
         for place in self._places[host]:
             if place.rank not in ended:
@@ -262,7 +262,8 @@ class RemoteRun:
                 self._output.message(f"unidist: host {agent.host.name}: {line}")
 
     def _end_agents(self) -> None:
-        end_all(self._agents, patient_with=[agent for agent in self._agents if agent.index in self._facts])
+        here = self._facts.keys() - self._lost
+        end_all(self._agents, patient_with=[agent for agent in self._agents if agent.index in here])
 
     def _missing(self) -> list[AgentProcess]:
         return [agent for agent in self._agents if agent.index not in self._facts]
@@ -287,15 +288,11 @@ class RemoteRun:
         self._server.call(lambda: self._coordinator.tell(message, hosts))
 
     def _own_addresses(self) -> tuple[str, ...]:
-        own = self._own_interface()
-        return (own,) if own else ()
-
-    def _own_interface(self) -> str:
-        """Return this host's address on the interface that was asked for; "" if none was, or it has none of them."""
+        """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
         try:
-            return interface_address(self._job.network_interfaces) if self._job.network_interfaces else ""
+            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
         except ConfigurationError:
-            return ""  # interfaces have other names here; where ssh came from will do
+            return ()
 
 
 def _has_ended(agent: AgentProcess) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ def order(folder: Path, **changes: object) -> AgentOrder:
         "job_id": "abc.1",
         "secret": "00ff" * 16,
         "port": 1,
+        "by_ssh": False,
         "launcher_addresses": ("127.0.0.1",),
         "network_interfaces": (),
         "command": ("python", "train.py", "ä b"),
@@ -95,6 +97,12 @@ def test_a_launcher_that_cannot_be_reached_is_told_with_address_and_advice(tmp_p
     said = agent_says(order(tmp_path).to_line())
     assert "127.0.0.1:1: Connection refused" in said
     assert "--network-interface" in said
+
+
+def test_the_connection_of_a_login_is_not_taken_for_that_of_the_launcher(tmp_path: Path) -> None:
+    env = {**os.environ, "SSH_CONNECTION": "127.0.0.9 4000 127.0.0.1 22"}
+    assert "127.0.0.9" not in agent_says(order(tmp_path).to_line(), env)
+    assert "127.0.0.9:1: Connection refused; 127.0.0.1:1" in agent_says(order(tmp_path, by_ssh=True).to_line(), env)
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
