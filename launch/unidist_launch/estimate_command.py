@@ -58,6 +58,11 @@ _POSITIVE = click.IntRange(min=1)
     type=click.Choice(["materialized", "fused"]),
     help="Attention keeps its matrices of sequence x sequence (default), or a kernel computes them again.",
 )
+@click.option(
+    "--dropout",
+    type=click.Choice(["masks", "floats", "none"]),
+    help="Its masks have 1 byte (default), the width of floats (PyTorch on a CPU), or there is none.",
+)
 @click.option("--ranks", "-np", type=_POSITIVE, default=1, show_default=True, help="Number of processes.")
 @click.option("--strategy", metavar="LINE", default="", help="As for unidist launch: zero=2,accumulate=4.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the model's own, else fp32.")
@@ -103,7 +108,7 @@ def _transformer(given: dict[str, Any]) -> Transformer | None:
 
     sizes = {name: given[name] for name in _SIZES if given[name] is not None}
     if not sizes:
-        for name in ("heads", "batch", "attention"):
+        for name in ("heads", "batch", "attention", "dropout"):
             if given[name] is not None:
                 raise ConfigurationError(f"--{name} is about a transformer: give --{', --'.join(_SIZES)} too")
         return None
@@ -118,6 +123,7 @@ def _transformer(given: dict[str, Any]) -> Transformer | None:
         heads=given["heads"] or 0,
         batch=given["batch"] or 1,
         attention=given["attention"] or "materialized",
+        dropout=given["dropout"] or "masks",
     )
 
 

@@ -15,8 +15,6 @@ from unidist.estimating.figures import ActivationBytes, ActivationModel, ModelFi
 
 LOGIT_BYTES = 4
 """The loss keeps the logits in float32, whatever the rest is computed in."""
-MASK_BYTES = 1
-"""A mask of dropout has a byte for each element."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,8 @@ class Transformer(ActivationModel):
         batch: samples of one forward pass on one rank (b).
         attention: "materialized": the s x s matrices are kept, as the paper has it; "fused": they are computed again
             by the kernel (FlashAttention, `scaled_dot_product_attention`).
+        dropout: "masks": of one byte for each element, as the paper has it and accelerators do; "floats": masks are as
+            wide as what they are for, as PyTorch does on a CPU; "none": there is no dropout.
     """
 
     layers: int
@@ -41,6 +41,7 @@ class Transformer(ActivationModel):
     heads: int = 0
     batch: int = 1
     attention: Literal["materialized", "fused"] = "materialized"
+    dropout: Literal["masks", "floats", "none"] = "masks"
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -51,6 +52,8 @@ class Transformer(ActivationModel):
             raise ConfigurationError(f"heads={self.heads} does not divide hidden={self.hidden}")
         if self.attention not in ("materialized", "fused"):
             raise unknown_choice("attention", self.attention, ("materialized", "fused"))
+        if self.dropout not in ("masks", "floats", "none"):
+            raise unknown_choice("dropout", self.dropout, ("masks", "floats", "none"))
 
     @property
     def num_heads(self) -> int:
@@ -67,14 +70,16 @@ class Transformer(ActivationModel):
     def bytes(self, itemsize: int) -> ActivationBytes:
         """See `ActivationModel.bytes`."""
         sbh = self.sequence * self.batch * self.hidden
+        mask = {"masks": 1, "floats": itemsize, "none": 0}[self.dropout]
         # e = itemsize. Attention: input, Q, K, V and the projection's input 5e, a mask; the MLP's two inputs and
         # GeLU's 9e, a mask; the two norms 2e.
-        linear = (5 + 9 + 2) * itemsize + 2 * MASK_BYTES
-        # softmax, what its dropout gives, and the mask
-        quadratic = 2 * itemsize + MASK_BYTES if self.attention == "materialized" else 0
+        linear = (5 + 9 + 2) * itemsize + 2 * mask
+        quadratic = 0
+        if self.attention == "materialized":  # softmax, the mask of its dropout, and what that gives
+            quadratic = itemsize + (mask + itemsize if mask else 0)
         block = sbh * linear + self.num_heads * self.sequence**2 * self.batch * quadratic
         # the embedding's dropout, the last norm, the head's input and the loss: 4 s b h (1 + v / h) and a mask
-        outside = sbh * (MASK_BYTES + 2 * itemsize) + LOGIT_BYTES * self.sequence * self.batch * self.vocabulary
+        outside = sbh * (mask + 2 * itemsize) + LOGIT_BYTES * self.sequence * self.batch * self.vocabulary
         return ActivationBytes(
             blocks=self.layers * block,
             block_inputs=self.layers * sbh * itemsize,

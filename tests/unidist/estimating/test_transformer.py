@@ -97,6 +97,7 @@ def test_the_width_of_activations_follows_the_precision() -> None:
         ({"layers": 0}, "layers=0: give at least 1"),
         ({"heads": 7}, "heads=7 does not divide hidden=768"),
         ({"attention": "flash"}, "unknown attention 'flash'"),
+        ({"dropout": "bits"}, "unknown dropout 'bits'"),
     ],
 )
 def test_impossible_sizes_are_errors(sizes: dict[str, object], message: str) -> None:
