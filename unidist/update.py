@@ -235,7 +235,7 @@ class Update:
                 "add the losses up before backward()."
             )
         self._passes[index] += 1
-        self._dirty = True
+        self._begin_round()
         self.finished = False
         exchange, local = self._place[index]
         if last or exchange.reduces_each_pass:
@@ -246,13 +246,22 @@ class Update:
     def hold(self, index: int) -> None:
         """Note a gradient in the buffer of parameter `index` that came from elsewhere than a backward pass."""
         exchange, local = self._place[index]
-        self._dirty = True
+        self._begin_round()
         exchange.hold(local)
 
     def pass_without_buffer(self, index: int) -> None:
         """Note a pass whose gradient the binding exchanges itself (a sparse one)."""
         self._passes[index] += 1
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        """Let the exchanges unscale by the scale of now: an update or a checkpoint may have changed it."""
+        if self._dirty:
+            return
         self._dirty = True
+        if self.scaler is not None:
+            for exchange in self._exchanges:
+                exchange.scale = self.scale * self._folded(exchange)
 
     @property
     def completes_window(self) -> bool:
@@ -303,6 +312,7 @@ class Update:
         present: list[bool] = []
         largest = 0
         skipped = 0
+        self._begin_round()
         for exchange in self._exchanges:
             if skipped < first_parameter:
                 skipped += len(exchange.parameters)
@@ -340,9 +350,6 @@ class Update:
         self.overflowed = remaining is None
         for exchange, factor in zip(self._exchanges, remaining or folded, strict=False):
             exchange.pending_factor = factor
-        if self.scaler is not None:  # which may have changed the scale, for the next window
-            for exchange in self._exchanges:
-                exchange.scale = self.scale * self._folded(exchange)
 
     def applied(self) -> None:
         """Start the next window: the inner step is done."""

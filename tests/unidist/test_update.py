@@ -12,7 +12,10 @@ from unidist.buffer import Buffer, DType
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import PeerLostError, UsageError
 from unidist.exchange_options import ExchangeOptions
+from unidist.gradient_rules import GradientRules
 from unidist.gradients import GradientExchange, ReducedGradients, RoundResult
+from unidist.loss_scaling import LossScaler
+from unidist.precision import LossScaling
 from unidist.update import Accumulation, Update
 
 
@@ -250,3 +253,50 @@ def test_close_closes_every_exchange_once() -> None:
 def test_less_than_one_pass_is_refused() -> None:
     with pytest.raises(UsageError, match="0 backward passes"):
         Accumulation(0)
+
+
+class FiniteFramework:
+    """Finds every gradient finite."""
+
+    def norm(self, buffer: Buffer, order: float) -> float:
+        return 1.0
+
+
+def scaling(growth_interval: int) -> tuple[GradientRules, LossScaler]:
+    framework: Any = FiniteFramework()
+    scaler = LossScaler(LossScaling(8.0, growth_interval))
+    scaler.was_applied = True
+    return GradientRules(framework, [], scaler=scaler), scaler
+
+
+def test_sums_are_unscaled_by_the_scale_of_their_own_round() -> None:
+    rules, scaler = scaling(growth_interval=1)
+    update, (exchange,), _ = make(rules=rules)
+    assert exchange.scale == update.scale / 8
+    update.gradient_ready(0)
+    update.finish()
+    update.conclude()
+    assert not update.overflowed
+    assert scaler.scale == 16.0
+    update.gradient_ready(0)
+    assert exchange.scale == update.scale / 16
+    update.finish()
+    scaler.load_state({"scale": 32.0, "good_updates": 0, "num_skipped": 0})  # from a checkpoint
+    update.finish(scale=0.5)
+    assert exchange.calls[-1] == ("finish", 0.5 / 32, 0)
+    assert exchange.scale == update.scale / 32
+    assert update.whole_scale(None) == update.scale / 32
+
+
+def test_sums_of_16_bits_stay_scaled_until_they_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deferred(exchange: FakeExchange) -> ReducedGradients:
+        return ReducedGradients((exchange.buffer(0),), deferred=True)
+
+    monkeypatch.setattr(FakeExchange, "reduced", deferred)
+    monkeypatch.setitem(globals(), "PARAMETERS", [ParameterInfo("narrow", (2,), DType.FLOAT16)])
+    update, (exchange,), _ = make(rules=scaling(growth_interval=1)[0])
+    update.gradient_ready(0)
+    update.finish()
+    update.conclude()
+    assert exchange.scale == update.scale
+    assert exchange.pending_factor == 1 / 8
