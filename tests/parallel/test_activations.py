@@ -56,6 +56,7 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
     [
         ("torch", [], "activations=recompute", 1),
         ("torch", [], "accumulate=2,activations=offload:path={folder}", 2),
+        ("torch", [], "zero=2,activations=recompute", 1),
         ("keras", ["fit"], "activations=recompute,accumulate=2", 2),
     ],
 )
