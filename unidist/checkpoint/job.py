@@ -1,0 +1,193 @@
+"""`save` and `load` of the facades: the sections of a checkpoint, made of models and optimizers by an adapter."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unidist import context
+from unidist._version import __version__
+from unidist.checkpoint import extra as extra_values
+from unidist.checkpoint.loading import Loaded, LoadOptions, load
+from unidist.checkpoint.mapping import NameMapping
+from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.reader import Checkpoint
+from unidist.checkpoint.rng import SECTION as RNG
+from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
+from unidist.checkpoint.saving import Saver
+from unidist.checkpoint.state import KeepsState, kept_state
+from unidist.checkpoint.update_state import SECTION as UPDATE
+from unidist.checkpoint.update_state import UpdateState
+from unidist.errors import UsageError
+from unidist.framework import Framework
+from unidist.update import Update
+
+_log = logging.getLogger("unidist")
+
+Model = Any
+Optimizer = Any
+MappingLike = NameMapping | Mapping[str, Any] | str | Path | None
+
+
+class StatesOf(ABC):
+    """What an adapter knows of its framework's models and optimizers, where they keep no state of their own kind.
+
+    Attributes:
+        framework: the adapter's.
+    """
+
+    framework: Framework
+
+    @abstractmethod
+    def model(self, model: Model) -> KeepsState:
+        """Return the state of a model whose parameters this rank holds, placed as `placements_of(model)` says."""
+
+    @abstractmethod
+    def optimizer(self, optimizer: Optimizer, models: Mapping[str, Model]) -> KeepsState:
+        """Return the state of an optimizer.
+
+        Args:
+            optimizer: the framework's own, bound or not.
+            models: whose parameters it updates, by the prefix of their paths; may be empty.
+        """
+
+    @abstractmethod
+    def random(self, rank: int, models: Mapping[str, Model]) -> KeepsState:
+        """Return the state of this rank's random number generators, those of its models included."""
+
+    @abstractmethod
+    def piece(self, name: str, tensor: Any) -> Piece:
+        """Return a whole tensor as a piece."""
+
+    def update(self, optimizer: Optimizer) -> Update | None:
+        """Return the framework-free half of a bound optimizer; None for one that is not bound."""
+        return None
+
+    @abstractmethod
+    def settle(self, optimizer: Optimizer) -> None:
+        """Complete what is under way in an optimizer, before its state is replaced. Collective."""
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is saved or loaded: models and optimizers, each one or several by name.
+
+    Args:
+        model: a model, or models by name, or None.
+        optimizer: an optimizer, or optimizers by name, or None.
+    """
+
+    model: Model | Mapping[str, Model] | None
+    optimizer: Optimizer | Mapping[str, Optimizer] | None
+
+    def sections(self, states: StatesOf) -> dict[str, KeepsState]:
+        """Return the state of each, by section.
+
+        Raises:
+            UsageError: something is neither a model nor an optimizer of the framework.
+        """
+        made = {}
+        for name, model in _by_name("model", self.model).items():
+            if not states.framework.is_model(model) and kept_state(model) is None:
+                raise UsageError(f"{name}: {type(model).__name__} is no model of {states.framework.name}")
+            made[name] = kept_state(model) or states.model(model)
+        for name, optimizer in _by_name("optimizer", self.optimizer).items():
+            made[name] = kept_state(optimizer) or states.optimizer(optimizer, self.models())
+            update = states.update(optimizer)
+            if update is not None:
+                made[name.replace("optimizer", UPDATE, 1)] = UpdateState(update)
+        return made
+
+    def models(self) -> dict[str, Model]:
+        """Return the models, by the prefix of their parameters' paths in an optimizer."""
+        named = _by_name("model", self.model)
+        return {name.removeprefix("model").removeprefix("."): model for name, model in named.items()}
+
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers."""
+        return list(_by_name("optimizer", self.optimizer).values())
+
+
+def save_job(
+    states: StatesOf,
+    path: str | os.PathLike[str],
+    subjects: Subjects,
+    *,
+    extra: Mapping[str, Any] | None,
+    step: int | None,
+    keep: int | None,
+    asynchronous: bool,
+    on_error: OnError,
+    rng: bool,
+) -> SaveHandle:
+    """See `save` of the facades."""
+    runtime = context.current()
+    rank = runtime.topology.rank
+    options = SaveOptions(Path(os.path.abspath(path)), step, keep, asynchronous, on_error)
+
+    def make() -> dict[str, KeepsState]:
+        made = subjects.sections(states)
+        made[extra_values.SECTION] = extra_values.Extra(states.framework, states.piece, extra, is_writer=rank == 0)
+        if rng:
+            made[RNG] = states.random(rank, subjects.models())
+        return made
+
+    return runtime.owned(_saver).save(options, make, {"framework": states.framework.name})
+
+
+def load_job(
+    states: StatesOf,
+    path: str | os.PathLike[str],
+    subjects: Subjects,
+    *,
+    strict: bool,
+    mapping: MappingLike,
+    rng: bool,
+) -> Loaded:
+    """See `load` of the facades."""
+    runtime = context.current()
+    rank = runtime.topology.rank
+    saver = runtime.owned(_saver)
+    saver.wait()
+    for optimizer in subjects.optimizers():
+        states.settle(optimizer)
+    extra = extra_values.Extra(states.framework, states.piece)
+
+    def make(checkpoint: Checkpoint) -> dict[str, KeepsState]:
+        saved = checkpoint.index.sections
+        made = subjects.sections(states)
+        made = {name: state for name, state in made.items() if name in saved or not isinstance(state, UpdateState)}
+        if extra_values.SECTION in saved:
+            made[extra_values.SECTION] = extra
+        if rng:
+            made[RNG] = states.random(rank, subjects.models())
+        return made
+
+    options = LoadOptions(Path(os.path.abspath(path)), strict, NameMapping.of(mapping or {}))
+    report: Callable[[str], None] = _log.warning if rank == 0 else _log.debug
+    checkpoint = load(saver.communicator, options, make, convert=states.framework.convert, report=report)
+    facts = checkpoint.index.facts
+    return Loaded(checkpoint.folder, facts.get("step"), extra.loaded, facts)
+
+
+def _saver(runtime: context.Context) -> Saver:
+    facts = {
+        "unidist": __version__,
+        "world_size": runtime.topology.world_size,
+        "strategy": runtime.settings.strategy or "data",
+        "mesh": dict(runtime.plan.mesh.axes),
+    }
+    return Saver(runtime.duplicate_world(), facts)
+
+
+def _by_name(base: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return {f"{base}.{name}": item for name, item in value.items()}
+    return {base: value}
