@@ -125,6 +125,9 @@ class TensorFlowFramework(Framework, SizesModels):
             for path, item in _by_path(model.variables).items()
         }
 
+    def activations(self, model: Any, inputs: Sequence[Any]) -> None:
+        """See `SizesModels.activations`. TensorFlow does not show what its tape keeps."""
+
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:
     """Return variables by path, each once; a path that several of them have is numbered from its second use on."""

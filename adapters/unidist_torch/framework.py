@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
-from unidist.estimating.figures import ParameterFigures
+from unidist.estimating.figures import MeasuredActivations, ParameterFigures
 from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
 
@@ -127,3 +127,9 @@ class TorchFramework(Framework, SizesModels):
                 raise UsageError(f"parameter {path!r} has no shape yet: run the lazy model once, then return it")
             found[path] = ParameterFigures(parameter.numel(), parameter.element_size(), parameter.requires_grad)
         return found
+
+    def activations(self, model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivations:
+        """See `SizesModels.activations`."""
+        from unidist_torch.saved_bytes import measure
+
+        return measure(model, inputs)

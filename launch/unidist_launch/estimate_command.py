@@ -12,7 +12,7 @@ from unidist.errors import ConfigurationError
 from unidist.plugins import PluginManager
 
 if TYPE_CHECKING:
-    from unidist.estimating.figures import ModelFigures
+    from unidist.estimating.figures import ActivationModel, ModelFigures
     from unidist.estimating.transformer import Transformer
 
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
@@ -89,8 +89,8 @@ def estimate(
 
     manager = PluginManager(Settings.read().disabled_plugins).load()
     transformer = _transformer(given)
-    figures = _figures(given, transformer, manager)
-    workload = Workload(figures, optimizer=optimizer, precision=precision, activations=transformer)
+    figures, activations = _figures(given, transformer, manager)
+    workload = Workload(figures, optimizer=optimizer, precision=precision, activations=activations)
     registry = manager.strategies
     chosen = estimate_line(workload, strategy, num_ranks=ranks, registry=registry)
     others = compare(workload, strategy, num_ranks=ranks, registry=registry)
@@ -127,7 +127,9 @@ def _transformer(given: dict[str, Any]) -> Transformer | None:
     )
 
 
-def _figures(given: dict[str, Any], transformer: Transformer | None, manager: PluginManager) -> ModelFigures:
+def _figures(
+    given: dict[str, Any], transformer: Transformer | None, manager: PluginManager
+) -> tuple[ModelFigures, ActivationModel | None]:
     """Return the model's figures: from its source, from a number, or from a transformer's sizes."""
     from dataclasses import replace
 
@@ -138,10 +140,11 @@ def _figures(given: dict[str, Any], transformer: Transformer | None, manager: Pl
     if parameters is not None and source is not None:
         raise ConfigurationError("--parameters and --model both say how large the model is; give one of them")
     if source is not None:
-        return figures_from(source, manager.frameworks)
+        found, measured = figures_from(source, manager.frameworks)
+        return found, transformer or measured
     if transformer is not None:
         found = transformer.figures()
-        return found if parameters is None else replace(found, parameters=round(parameters))
+        return found if parameters is None else replace(found, parameters=round(parameters)), transformer
     if parameters is not None:
-        return ModelFigures(round(parameters))
+        return ModelFigures(round(parameters)), None
     raise ConfigurationError("how large is the model? Give --parameters, or --model, or the sizes of a transformer")

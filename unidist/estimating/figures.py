@@ -71,6 +71,27 @@ class ActivationModel(ABC):
 
 
 @dataclass(frozen=True)
+class MeasuredActivations(ActivationModel):
+    """What a forward pass was seen to keep.
+
+    Args:
+        kept: bytes, where most elements have `itemsize` bytes. For another width all of it is scaled.
+        itemsize: see `kept`.
+    """
+
+    kept: ActivationBytes
+    itemsize: int
+
+    def bytes(self, itemsize: int) -> ActivationBytes:
+        """See `ActivationModel.bytes`."""
+        factor = itemsize / self.itemsize
+        kept = self.kept
+        return ActivationBytes(
+            kept.blocks * factor, kept.block_inputs * factor, kept.largest_block * factor, kept.outside * factor
+        )
+
+
+@dataclass(frozen=True)
 class ModelFigures:
     """A model.
 

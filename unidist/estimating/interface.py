@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unidist.estimating.figures import ParameterFigures, Workload
+    from unidist.estimating.figures import MeasuredActivations, ParameterFigures, Workload
     from unidist.estimating.memory import RankMemory
     from unidist.strategy import Plan
 
@@ -57,4 +57,13 @@ class SizesModels(ABC):
 
         Raises:
             UsageError: the model is not built yet; says how to build it.
+        """
+
+    @abstractmethod
+    def activations(self, model: Any, inputs: Sequence[Any]) -> MeasuredActivations | None:
+        """Return what a forward pass keeps for its backward pass, None if the framework cannot tell.
+
+        Args:
+            model: made in the context of `without_memory`, or not.
+            inputs: its arguments, made in the same way.
         """

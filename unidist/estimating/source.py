@@ -1,4 +1,4 @@
-"""The figures of a script's own model: the function that builds it is called, where possible without memory for it."""
+"""The figures of a script's own model: the function that makes it is called, where possible without memory for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from unidist.errors import ConfigurationError
-from unidist.estimating.figures import ModelFigures
+from unidist.estimating.figures import ActivationModel, ModelFigures
 from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
 from unidist.registry import FrameworkSpec, Registry
@@ -21,26 +21,42 @@ from unidist.registry import FrameworkSpec, Registry
 _log = logging.getLogger("unidist")
 
 
-def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> ModelFigures:
-    """Return the figures of the model that a function returns.
+def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> tuple[ModelFigures, ActivationModel | None]:
+    """Return the figures of the model that a function returns, and what its forward pass keeps, where that is known.
 
     Args:
-        reference: "module:function" or "path/to/file.py:function"; the function takes no arguments. Modules are found
-            as `python -m` finds them: in the current folder first.
+        reference: "module:function" or "path/to/file.py:function". The function takes no arguments and returns the
+            model, or a tuple of the model and its inputs for one pass, from which activations are counted. Modules are
+            found as `python -m` finds them: in the current folder first.
         frameworks: asked for what they know.
 
     Raises:
         ConfigurationError: there is no such function, it fails, or what it returns is no model of a framework.
     """
     build = _load(reference)
-    model = _build(build, reference, frameworks)
+    made = _build(build, reference, frameworks)
+    model, *inputs = made if isinstance(made, tuple) and made else (made,)
     for framework in _loaded(frameworks):
         if framework.is_model(model):
             if not isinstance(framework, SizesModels):
                 raise ConfigurationError(f"{framework.name} cannot say how large a model is; give numbers instead")
-            return ModelFigures.of(framework.parameter_figures(model))
+            figures = ModelFigures.of(framework.parameter_figures(model))
+            return figures, _activations(framework, model, inputs, reference) if inputs else None
     known = ", ".join(spec.name for spec in frameworks)
     raise ConfigurationError(f"{reference} returned {type(model).__name__}: no model of {known}")
+
+
+def _activations(framework: SizesModels, model: Any, inputs: list[Any], reference: str) -> ActivationModel | None:
+    try:
+        found = framework.activations(model, inputs)
+    except Exception as exc:  # whatever the user's model raises
+        raise ConfigurationError(
+            f"the model of {reference} cannot run on the inputs that it came with: {type(exc).__name__}: {exc}. "
+            "Return the model alone; activations are then left out"
+        ) from exc
+    if found is None:
+        _log.warning("activations of %s are left out: its framework does not show what is kept", reference)
+    return found
 
 
 def _load(reference: str) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ import torch
 from tests.plugins.unidist_activations._torch_memory import LiveBytes
 from unidist.estimating.transformer import Transformer
 from unidist_activations.strategy import Activations
+from unidist_torch.framework import TorchFramework
 
 CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0)))
 SIZES = Transformer(layers=4, hidden=64, vocabulary=300, sequence=48, heads=4, batch=3)
@@ -86,3 +87,19 @@ def test_a_forward_pass_keeps_what_is_estimated(policy: str, dropout: str) -> No
     expected = {"keep": estimated.blocks, "recompute": estimated.block_inputs}[policy] + estimated.outside
     assert kept == pytest.approx(expected, rel=0.05 if policy == "recompute" else 0.01)
     loss.backward()
+
+
+@pytest.mark.parametrize("dropout", ["floats", "none"])
+def test_a_model_without_memory_is_measured_alike(dropout: str) -> None:
+    sizes = Transformer(**{**vars(SIZES), "dropout": dropout})
+    framework = TorchFramework()
+    with framework.without_memory():
+        model = Gpt(sizes, 0.0 if dropout == "none" else 0.1)
+        measured = framework.activations(model, [torch.zeros(sizes.batch, sizes.sequence, dtype=torch.int64)])
+    found, expected = measured.bytes(4), sizes.bytes(4)
+    assert found.blocks == pytest.approx(expected.blocks, rel=0.01)
+    assert found.largest_block == pytest.approx(expected.largest_block, rel=0.01)
+    assert found.block_inputs == expected.block_inputs
+    logits = 4 * sizes.batch * sizes.sequence * sizes.vocabulary  # the loss keeps them, which is not seen
+    assert found.outside == pytest.approx(expected.outside - logits, rel=0.05)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist.estimating.figures import ParameterFigures
+from unidist.estimating.figures import ActivationBytes, MeasuredActivations, ParameterFigures
 from unidist.estimating.interface import SizesModels
 from unidist.estimating.source import figures_from
 from unidist.registry import FrameworkSpec, Registry
@@ -29,6 +29,12 @@ def make_with_values():
     if not has_memory:
         raise RuntimeError("no values here")
     return make()
+
+def make_with_inputs():
+    return make(), 7
+
+def make_with_wrong_inputs():
+    return make(), 7, 8
 
 def wrong():
     return 7
@@ -61,6 +67,11 @@ class Toy(SizesModels):
     def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:
         return {name: ParameterFigures({"v": 3, "w": 5}[name]) for name in model}
 
+    def activations(self, model: Any, inputs: Sequence[Any]) -> MeasuredActivations:
+        if len(inputs) > 1:
+            raise ValueError("too many inputs")
+        return MeasuredActivations(ActivationBytes(inputs[0], 2, 5, 1), itemsize=4)
+
 
 @pytest.fixture
 def frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry[FrameworkSpec]]:
@@ -76,13 +87,27 @@ def frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regi
 
 @pytest.mark.parametrize("source", ["toy_script:make", "toy_script.py:make", "./toy_script.py:make"])
 def test_a_model_is_built_without_memory(frameworks: Registry[FrameworkSpec], source: str) -> None:
-    assert figures_from(source, frameworks).parameters == 3
+    figures, activations = figures_from(source, frameworks)
+    assert figures.parameters == 3
+    assert activations is None
+
+
+def test_activations_are_those_of_the_inputs_that_come_with_the_model(frameworks: Registry[FrameworkSpec]) -> None:
+    _, activations = figures_from("toy_script:make_with_inputs", frameworks)
+    assert activations is not None
+    assert activations.bytes(4) == ActivationBytes(7, 2, 5, 1)
+    assert activations.bytes(2).blocks == 3.5
+
+
+def test_inputs_that_do_not_fit_are_an_error_that_says_so(frameworks: Registry[FrameworkSpec]) -> None:
+    with pytest.raises(ConfigurationError, match="cannot run on the inputs that it came with: ValueError: too many"):
+        figures_from("toy_script:make_with_wrong_inputs", frameworks)
 
 
 def test_a_model_that_needs_its_values_is_built_with_them(
     frameworks: Registry[FrameworkSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert figures_from("toy_script:make_with_values", frameworks).parameters == 5
+    assert figures_from("toy_script:make_with_values", frameworks)[0].parameters == 5
     assert "no values here" in caplog.text
 
 
@@ -91,7 +116,7 @@ def test_a_model_that_needs_its_values_is_built_with_them(
     [
         ("toy_script", "Syntax: module:function"),
         ("toy_script:", "Syntax: module:function"),
-        ("toy_script:mak", "no function 'mak'. It has: Model, fails, make"),
+        ("toy_script:mak", "no function 'mak'. It has: Model, fails, make, make_with_inputs"),
         ("toy_script:wrong", "returned int: no model of absent, toy"),
         ("toy_script:fails", "toy_script:fails failed: ValueError: boom"),
         ("missing_module:make", "missing_module cannot be imported"),
