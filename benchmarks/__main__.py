@@ -53,6 +53,22 @@ def _keras_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[R
     return rows
 
 
+def _zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step of the GPT with shared state ...")
+    step = groups["GPT step with ZeRO, np=2"] = under_unidist("benchmarks.zero_step", 2, repetitions)
+    rows = []
+    for name, wanted, peer, faster in (
+        ("zero=1", 1.03, "ZeroRedundancyOptimizer", 1.3),
+        ("zero=2", 1.03, "ZeroRedundancyOptimizer", 1.3),
+        ("zero=3", 1.35, "FSDP2", 1.8),
+    ):
+        ours, alone = step[name], step["no communication"]
+        detail = f"{duration(ours)}, no communication {duration(alone)}"
+        rows.append(Row(f"GPT step, np=2, {name}, of no communication", ours / alone, "x", "at most", wanted, detail))
+        rows.append(_faster(f"GPT step, np=2, {name}, of {peer}", ours, step[peer], faster, peer))
+    return rows
+
+
 def _faster(what: str, ours: float, theirs: float, target: float, peer: str) -> Row:
     return Row(what, theirs / ours, "x", "at least", target, f"{duration(ours)}, {peer} {duration(theirs)}")
 
@@ -102,6 +118,7 @@ def main(repetitions: int, output_dir: Path) -> None:
                 f"{duration(step['unidist'])}, {peer} {duration(step[peer])}",
             )
         )
+    rows += _zero_rows(groups, repetitions)
     if importlib.util.find_spec("horovod") is None:
         click.echo("Horovod is not installed (unidist build horovod): what is measured beside it is left out")
     else:

@@ -390,6 +390,7 @@ class Binding:
 
     def _agree(self) -> None:
         """Agree with the other ranks on the parameters; those that are new get a place and a hook. Collective."""
+        self._inner.before_agreement()
         listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         described = tuple(
             describe(parameter, position, self._names, sparse=self._sparse.pending(self._index.get(id(parameter), -1)))

@@ -33,6 +33,9 @@ class InnerStep(ABC):
 
     shares: bool = False
 
+    def before_agreement(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Called before the ranks agree on parameters and make exchanges; the update's options may be changed here."""
+
     @abstractmethod
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]

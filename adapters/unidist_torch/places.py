@@ -50,7 +50,8 @@ class MovingPlace(Place):
     def __init__(self, update: Update, index: int, parameter: torch.Tensor) -> None:
         self._update = update
         self._index = index
-        self._parameter = parameter
+        # The parameter may be without memory, and without its memory order, when its gradient is written.
+        self._form = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
         self._is_plain = parameter.is_cpu and is_dense(parameter)
 
     def holds(self, gradient: torch.Tensor) -> bool:
@@ -60,12 +61,12 @@ class MovingPlace(Place):
     def copy(self, gradient: torch.Tensor) -> None:
         """Write a gradient."""
         buffer = self._update.buffer(self._index)
-        parameter = self._parameter
-        if self._is_plain and is_plain_copy(gradient, parameter.stride(), parameter.dtype):
+        form = self._form
+        if self._is_plain and is_plain_copy(gradient, form.stride(), form.dtype):
             copy_plain(buffer.address, gradient.data_ptr(), buffer.nbytes)
             return
         with torch.no_grad():
-            shaped(tensor_of(buffer), parameter).copy_(gradient)
+            shaped(tensor_of(buffer), form).copy_(gradient)
 
     def add(self, gradient: torch.Tensor) -> None:
         """Never called: what moves is reduced in every pass."""

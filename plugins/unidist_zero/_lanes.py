@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
+from unidist_zero._partition import ShardedBucket
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,11 @@ def groups_of(rank: int, size: int, num_shards: int) -> tuple[Sequence[int], Seq
     """
     first = rank - rank % num_shards
     return range(first, first + num_shards), range(rank % num_shards, size, num_shards)
+
+
+def allocate(framework: Framework, communicator: Communicator, cut: ShardedBucket, count: int) -> Buffer:
+    """Return zeroed memory for elements of a bucket, which moves without a copy where there is such."""
+    nbytes = count * cut.dtype.itemsize
+    if cut.memory == HOST:
+        return communicator.allocate(nbytes).cast(cut.dtype)
+    return framework.allocate(nbytes, DType.UINT8, cut.memory).cast(cut.dtype)

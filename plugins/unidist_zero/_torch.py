@@ -1,4 +1,4 @@
-"""The inner step of a torch optimizer whose updates are shared over the ranks: stages 1 and 2."""
+"""The inner step of a torch optimizer whose updates are shared over the ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from unidist.errors import ConfigurationError
 from unidist.update import Update
 from unidist_torch.elementwise import needs_whole_tensors
 from unidist_torch.inner_step import InnerStep, refuse_scaler
+from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
+from unidist_zero._torch_memory import FlatMemory, ParameterMemory, UnitMemory
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
+from unidist_zero._torch_stage3 import shared_model_of
 from unidist_zero._torch_state import adopt, whole_state_dict
 from unidist_zero.exchange import ReduceScatterExchange
 
@@ -33,6 +36,17 @@ def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Op
         return ShardedStep(strategy, optimizer, plain, update)
 
     return make
+
+
+def partition(model: torch.nn.Module) -> torch.nn.Module:
+    """Prepare a model for stage 3."""
+    return _torch_stage3.partition(model)
+
+
+def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
+    """At stage 3, share out what the optimizer does not train; see `Strategy.attach`. Collective."""
+    shared = _torch_stage3.shared_model_of(list(model.parameters()))
+    shared.add_rest(update)
 
 
 class ShardedStep(InnerStep):
@@ -61,6 +75,7 @@ class ShardedStep(InnerStep):
         update.options = replace(
             update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
         )
+        self._model = shared_model_of(_listed(optimizer)) if strategy.stage == 3 else None
         self._strategy = strategy
         self._optimizer = optimizer
         self._plain = plain
@@ -70,6 +85,12 @@ class ShardedStep(InnerStep):
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
         self._is_fresh = True  # no update has been made
+
+    def before_agreement(self) -> None:
+        """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
+        if self._model is not None:
+            groups = self._model.groups(_listed(self._optimizer))
+            self._update.options = replace(self._update.options, groups=groups)
 
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
@@ -99,6 +120,7 @@ class ShardedStep(InnerStep):
         begin = 0
         for share in self._shares:
             present = self._present[begin : begin + len(share.parameters)]
+            share.memory.before_step()
             if self._split_by_presence(share, present):
                 self._inner.hold(self._runs())
             for run in share.runs:
@@ -113,9 +135,9 @@ class ShardedStep(InnerStep):
                 run.write_back()
         # All shares are on their way before the first is waited for: engines with threads of their own move several.
         for share in self._shares:
-            share.start_gathering()
+            share.memory.start()
         for share in self._shares:
-            share.gather()
+            share.memory.finish()
         return result
 
     def take_part(self) -> None:
@@ -159,12 +181,15 @@ class ShardedStep(InnerStep):
             for number, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
+        recorder = self._update.context.recorder
+
+        def make_memory() -> ParameterMemory:
+            if self._model is None:
+                return FlatMemory(exchange, parameters, recorder)
+            return UnitMemory(exchange, parameters, self._model)
+
         return ParameterShare(
-            exchange,
-            parameters,
-            lambda index: groups[id(parameters[index])],
-            self._master_dtype,
-            self._update.context.recorder,
+            exchange, parameters, make_memory, lambda index: groups[id(parameters[index])], self._master_dtype
         )
 
     def _master_dtype(self, dtype: DType) -> DType:
@@ -191,3 +216,7 @@ class ShardedStep(InnerStep):
         is_split = len(runs) != len(share.runs)
         share.runs = runs
         return is_split
+
+
+def _listed(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

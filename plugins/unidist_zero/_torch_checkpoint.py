@@ -149,7 +149,7 @@ class SharedOptimizerState(OptimizerState):
 
     def _check_order(self, share: ParameterShare, piece: Piece) -> None:
         parameter = share.parameters[piece.parameter]
-        if not parameter.is_contiguous():
+        if not share.forms[piece.parameter].is_contiguous():
             raise UsageError(
                 f"the state of {self._placement(parameter).name!r} is shared in the order of its memory, which is not "
                 "that of its dims (channels_last?), so the shares are no ranges of it. Give parameters to ranks as a "

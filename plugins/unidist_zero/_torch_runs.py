@@ -110,6 +110,11 @@ class RunTensor:
         return flat if self.form is None else shaped(flat, self.form)
 
 
+def form_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the parameter's shape and memory order, without memory."""
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+
+
 def piece_in_memory_order(value: torch.Tensor, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
     """Return a piece's elements of a tensor of the parameter's shape."""
     return _in_memory_order(value, parameter)[piece.start : piece.start + piece.count]

@@ -29,14 +29,14 @@ def adopt(optimizer: torch.optim.Optimizer, share: ParameterShare, inner: InnerO
         for index, parameter in enumerate(share.parameters)
         if parameter in optimizer.state
     }
-    slots = _slots(whole, share.parameters)
+    slots = _slots(whole, share.forms)
     runs: list[RunTensor] = []
     for run in share.runs:
         inner.forget(run)
         keys = [_signature(whole.get(piece.parameter, {}), slots) for piece in run.pieces]
         alike = all(key == keys[0] for key in keys)
         for part in [run] if alike else [part for part, _ in run.split(keys, {})]:
-            inner.set_state(part, _state_of(part, whole, share.parameters, slots))
+            inner.set_state(part, _state_of(part, whole, share.forms, slots))
             runs.append(part)
     return runs
 
@@ -76,7 +76,7 @@ def _gathered(share: ParameterShare, inner: InnerOptimizer) -> dict[torch.Tensor
             for index, start, state in pieces:
                 if state:
                     parameter = share.parameters[index]
-                    _fill(whole.setdefault(parameter, {}), parameter, start, state)
+                    _fill(whole.setdefault(parameter, {}), share.forms[index], parameter.device, start, state)
     return whole
 
 
@@ -97,22 +97,16 @@ def _piece_state(run: RunTensor, begin: int, count: int, inner: InnerOptimizer) 
     return state
 
 
-def _fill(whole: State, parameter: torch.Tensor, start: int, state: State) -> None:
+def _fill(whole: State, form: torch.Tensor, device: torch.device, start: int, state: State) -> None:
     """Add what one rank has of a parameter's state."""
     for name, value in state.items():
         if not isinstance(value, _Slot):
             whole.setdefault(name, value)
             continue
         if name not in whole:
-            flat = torch.zeros(parameter.numel(), dtype=value.flat.dtype, device=parameter.device)
-            whole[name] = shaped(flat, parameter)
-        flat = piece_flat(whole[name], parameter)
-        flat[start : start + value.flat.numel()] = value.flat.to(parameter.device)
-
-
-def piece_flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return state that was made by `shaped`, flat again, without a copy."""
-    return value.as_strided((parameter.numel(),), (1,))
+            whole[name] = shaped(torch.zeros(form.numel(), dtype=value.flat.dtype, device=device), form)
+        flat = whole[name].as_strided((form.numel(),), (1,))  # as `shaped` got it
+        flat[start : start + value.flat.numel()] = value.flat.to(device)
 
 
 def _signature(state: State, slots: set[str]) -> tuple[Any, ...]:
@@ -144,7 +138,7 @@ def _slots(whole: dict[int, State], parameters: Sequence[torch.Tensor]) -> set[s
     return found | (scalars - others)
 
 
-def _state_of(run: RunTensor, whole: dict[int, State], parameters: Sequence[torch.Tensor], slots: set[str]) -> State:
+def _state_of(run: RunTensor, whole: dict[int, State], forms: Sequence[torch.Tensor], slots: set[str]) -> State:
     """Return a run's state, put together from that of its parameters."""
     state: State = {}
     for name, value in whole.get(run.pieces[0].parameter, {}).items():
@@ -156,6 +150,6 @@ def _state_of(run: RunTensor, whole: dict[int, State], parameters: Sequence[torc
         for piece in run.pieces:
             begin = piece.offset - run.run.offset
             source = whole[piece.parameter][name]
-            flat[begin : begin + piece.count] = piece_in_memory_order(source, piece, parameters[piece.parameter])
+            flat[begin : begin + piece.count] = piece_in_memory_order(source, piece, forms[piece.parameter])
         state[name] = flat
     return state

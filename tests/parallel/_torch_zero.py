@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import unidist.torch as ud
 from unidist import context
@@ -32,6 +33,7 @@ class Case:
         first: number of the first of them.
         loads: folder of a checkpoint to begin with.
         saves: folder for one at the end.
+        deep: a network of blocks that share, are used again, and are computed again.
         contiguous: leave out the tensor in another memory order.
         max_norm: what the line's clip_norm says.
         engine: carries the gradients.
@@ -47,6 +49,7 @@ class Case:
     loads: str = ""
     saves: str = ""
     contiguous: bool = False
+    deep: bool = False
     max_norm: float | None = None
     engine: str = "shm"
     calls_closure: bool = False
@@ -79,10 +82,58 @@ class Model(conformance.Model):
         return loss + self.narrow_loss(inputs) if self.narrow.requires_grad else loss
 
 
+WATCHED = {"inner", "head", "gain", "stem.weight", "blocks.1.narrow.weight"}
+
+
+class Block(torch.nn.Module):
+    """A part of `DeepModel`, with a frozen parameter in its middle, which returns a dict."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(width, 2 * width + 1)
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1, 2 * width + 1), requires_grad=False)
+        self.narrow = torch.nn.Linear(2 * width + 1, width, bias=False)
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the input and what was made of it."""
+        return {"output": inputs + self.narrow(torch.tanh(self.wide(self.norm(inputs))) * self.scale)}
+
+
+class DeepModel(torch.nn.Module):
+    """Blocks: the first and the third share a weight, the second is used twice, the last is computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(6, 8)
+        self.blocks = torch.nn.ModuleList(Block(8) for _ in range(4))
+        self.blocks[2].narrow.weight = self.blocks[0].narrow.weight
+        self.head = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+        self.gain = torch.nn.Parameter(torch.tensor(1.1))
+        self.register_buffer("count", torch.zeros(()))
+        self.double()
+        wide = torch.linspace(-1, 1, 3 * 2 * 4 * 5, dtype=torch.float64).reshape(3, 2, 4, 5)
+        self.image = torch.nn.Parameter(wide.to(memory_format=torch.channels_last))
+        self.narrow = torch.nn.Parameter(torch.zeros(2))
+        self.frozen = torch.nn.Parameter(torch.ones(8, dtype=torch.float64), requires_grad=False)
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss."""
+        return torch.nn.functional.cross_entropy(self(inputs), targets)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        hidden = self.stem(inputs) * self.frozen
+        for number in (0, 1, 2, 1):
+            hidden = self.blocks[number](hidden)["output"]
+        hidden = checkpoint(self.blocks[3], hidden, use_reentrant=False)["output"]
+        return self.head(hidden) * self.gain + torch.tanh(self.image).mean(dim=(1, 2, 3))
+
+
 def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Parameters:
     """Train on a rank's share of every batch; returns the parameters by name."""
     torch.manual_seed(0)
-    model: Any = Model()
+    model: Any = DeepModel() if case.deep else Model()
     if case.max_norm is not None:
         model.narrow.requires_grad = False  # PyTorch would take the norm of all in float32
     if case.contiguous:
@@ -126,9 +177,12 @@ def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Par
             optimizer.step()
             optimizer.zero_grad()
         schedule.step()
+        with torch.no_grad():
+            assert torch.isfinite(model(share[0])).all(), "evaluation between two updates"
     if case.saves:
         ud.save(case.saves, model, optimizer)
-    return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
+    names = dict(model.named_parameters())
+    return {name: np.array(value.detach().numpy()) for name, value in model.state_dict().items() if name in names}
 
 
 def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
@@ -155,7 +209,7 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
         errors = {name: largest_error(outcome[name], value) for name, value in expected.items()}
         if size > 1 and not found:
             apart = train(key, distributed=False, rank=rank, size=size)
-            errors["alone"] = min(largest_error(apart[name], expected[name]) for name in ("inner", "head", "gain"))
+            errors["alone"] = min(largest_error(apart[name], expected[name]) for name in (WATCHED & expected.keys()))
         found.append(errors)
     return found
 

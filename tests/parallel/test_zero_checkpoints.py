@@ -18,13 +18,14 @@ pytestmark = pytest.mark.parallel
 
 # Each job goes on with what the one before it has saved.
 JOBS = [
-    (4, "zero=1:bucket_mb=0.0002", "zero=2"),
-    (2, "zero=2", "zero=1:whole=true"),
-    (3, "zero=1", "zero=1"),
-    (1, "", "zero=2"),
-    (2, "zero=1:whole=true", ""),
+    (4, "zero=1:bucket_mb=0.0002", "zero=2", "zero=3"),
+    (2, "zero=2", "zero=1:whole=true", "zero=3:whole=true"),
+    (3, "zero=1", "zero=1", "zero=1"),
+    (1, "", "zero=2", "zero=3"),
+    (2, "zero=1:whole=true", "", "zero=3"),
+    (4, "zero=2:shard=2", "zero=2", "zero=3:shard=2"),
 ]
-OPTIMIZERS = ("adamw", "adafactor")
+OPTIMIZERS = ("adamw", "adafactor", "nadam")  # the last in a network of blocks
 
 
 def test_training_goes_on_at_another_number_of_ranks(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_training_goes_on_at_another_number_of_ranks(rank_pool: RankPoolFactory,
                 loads=str(tmp_path / f"{optimizer}-{number - 1}") if number else "",
                 saves=str(tmp_path / f"{optimizer}-{number}"),
                 contiguous=True,
+                deep=optimizer == OPTIMIZERS[-1],
             )
             for strategy, optimizer in zip(strategies, OPTIMIZERS, strict=True)
         ]

@@ -23,6 +23,7 @@ CASES = {
         Case("zero=1", "sgd", passes=2),
         Case("zero=2", "adamw"),
         Case("zero=2", "adafactor"),
+        Case("zero=3", "adamw", deep=True, contiguous=True),
     ],
     2: [
         Case("zero=1", "adamw"),
@@ -33,6 +34,9 @@ CASES = {
         Case("zero=2", "adagrad"),
         Case("zero=1:whole=true", "nadam", unfreezes=True),
         Case("zero=2", "adamw", engine="gloo"),
+        Case("zero=3", "sgd", deep=True),
+        Case("zero=3", "adafactor", passes=2, deep=True),
+        Case("zero=3", "adamw", deep=True, unfreezes=True, engine="gloo"),
     ],
     3: [
         Case("zero=2:bucket_mb=0.0002", "sgd"),
@@ -40,6 +44,7 @@ CASES = {
         Case("zero=1", "adamw", max_norm=0.3),
         Case("zero=2", "adafactor", max_norm=0.3, passes=2),
         Case("zero=1:bucket_mb=0.0002", "adamw", passes=2, engine="gloo"),
+        Case("zero=3", "adamw", max_norm=0.3, passes=2, deep=True),
     ],
     4: [
         Case("zero=2", "adamw", max_norm=0.3),
@@ -48,6 +53,8 @@ CASES = {
         Case("zero=2:shard=1", "adafactor"),
         Case("zero=2:whole=true", "adagrad"),
         Case("zero=2:shard=2", "adafactor", engine="gloo"),
+        Case("zero=3:shard=2", "adamw", deep=True, unfreezes=True),
+        Case("zero=3:whole=true", "nadam", deep=True, calls_closure=True),
     ],
 }
 NARROW = 1e-5

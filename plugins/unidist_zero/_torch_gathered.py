@@ -1,0 +1,146 @@
+"""Stage 3: flat memory of some parameters that exists while they are used; what stays is this rank's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import torch
+
+from unidist.buffer import Buffer
+from unidist.communicator import Work
+from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
+from unidist_torch.parameters import shaped
+from unidist_zero._lanes import Lane
+from unidist_zero._partition import Piece, ShardedBucket
+
+
+class Presence(Enum):
+    """What of a bucket there is beside the shard."""
+
+    WHOLE = "whole"  # all of it, and it is what counts: the shard was not taken of it yet
+    GATHERED = "gathered"  # all of it, a copy of the shards
+    ABSENT = "absent"
+
+
+class GatheredBucket:
+    """The parameters of one bucket. Every rank that shares calls `start` and `finish` alike and in the same order.
+
+    While the bucket is absent its parameters are NaN in their own shape, without memory: reading them does no harm,
+    writing to them is an error of torch.
+
+    Args:
+        number: of the bucket in its partition.
+        cut: where it is cut.
+        pieces: this rank's.
+        parameters: by the numbers that the slots have. They get their values in the bucket's memory.
+        lane: whose ranks share.
+        shard: `(cut.counts[rank],)` elements, that stay.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        cut: ShardedBucket,
+        pieces: list[Piece],
+        parameters: Mapping[int, torch.Tensor],
+        lane: Lane,
+        shard: Buffer,
+    ) -> None:
+        self.number = number
+        self.cut = cut
+        self.pieces = pieces
+        self.lane = lane
+        self.shard = shard
+        self._own = tensor_of(shard)
+        some = next(iter(parameters.values()))
+        self._flat = torch.zeros(cut.count, dtype=TORCH_DTYPES[cut.dtype], device=some.device)
+        self._storage = self._flat.untyped_storage()
+        self._nbytes = self._storage.nbytes()
+        nothing = torch.full((), float("nan"), dtype=self._flat.dtype, device=some.device)
+        self._places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        with torch.no_grad():
+            for slot in cut.slots:
+                parameter = parameters[slot.parameter]
+                view = shaped(self._flat[slot.offset : slot.offset + slot.count], parameter)
+                view.copy_(parameter)
+                parameter.data = view
+                self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
+        self.presence = Presence.WHOLE
+        self._work: Work | None = None
+
+    @property
+    def nbytes_held(self) -> int:
+        """Bytes of whole parameters that there are now."""
+        return self._storage.nbytes()
+
+    def own_tensor(self) -> torch.Tensor:
+        """Return the shard."""
+        return self._own
+
+    def piece(self, piece: Piece) -> torch.Tensor:
+        """Return a piece's elements in the shard, flat."""
+        begin = piece.offset - self.cut.begin(self.lane.shard.rank)
+        return self._own[begin : begin + piece.count]
+
+    def parameter(self, number: int) -> torch.Tensor:
+        """Return a parameter by its number."""
+        return self._places[number][0]
+
+    def holds(self, number: int) -> bool:
+        """Say whether a parameter that had a place here has it still."""
+        return number in self._places
+
+    def is_row_major(self, number: int) -> bool:
+        """Say whether a parameter's memory is in the order of its dims."""
+        return self._places[number][1].is_contiguous()
+
+    def start(self) -> None:
+        """Start to gather, if the bucket is absent."""
+        if self.presence is not Presence.ABSENT or self._work is not None:
+            return
+        self._storage.resize_(self._nbytes)
+        self._work = self.lane.shard.allgather(self.shard, buffer_of(self._flat), counts=self.cut.counts)
+
+    def finish(self) -> None:
+        """Return when the parameters have their values."""
+        self.start()
+        if self._work is not None:
+            work, self._work = self._work, None
+            work.wait()
+            self._show()
+
+    def settle(self) -> None:
+        """Take the shard of what counts as a whole."""
+        if self.presence is Presence.WHOLE:
+            rank = self.lane.shard.rank
+            begin = self.cut.begin(rank)
+            self._own.copy_(self._flat[begin : begin + self.cut.counts[rank]])
+            self.presence = Presence.GATHERED
+
+    def release(self) -> None:
+        """Give the memory back; the shard stays."""
+        if self._work is not None:  # fetched ahead, and not used
+            self.finish()
+        self.settle()
+        if self.presence is Presence.GATHERED:
+            for parameter, _, nothing in self._places.values():
+                parameter.data = nothing
+            self._storage.resize_(0)
+            self.presence = Presence.ABSENT
+
+    def let_write(self) -> None:
+        """From now on the whole is what counts: somebody writes to the parameters, alike on every rank."""
+        self.finish()
+        self.presence = Presence.WHOLE
+
+    def forget(self, number: int) -> None:
+        """Leave a parameter alone from now on; it keeps what it has."""
+        parameter, view, _ = self._places.pop(number)
+        if parameter.data_ptr() == view.data_ptr():
+            parameter.data = view.clone()
+
+    def _show(self) -> None:
+        for parameter, view, _ in self._places.values():
+            parameter.data = view
+        self.presence = Presence.GATHERED

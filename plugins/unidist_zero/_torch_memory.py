@@ -1,0 +1,111 @@
+"""Where parameters are whose updates are shared: flat memory of all of them, or at stage 3 shards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from unidist.timeline import Recorder
+from unidist_torch.memory import tensor_of
+from unidist_torch.parameters import shaped
+from unidist_zero._torch_gathered import Presence
+from unidist_zero._torch_stage3 import SharedModel
+from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero.gather import ShardGather
+
+
+class ParameterMemory(ABC):
+    """The memory of the parameters of one exchange, as the inner step needs it."""
+
+    @abstractmethod
+    def own(self, number: int) -> torch.Tensor:
+        """Return this rank's shard of bucket `number`, flat: to be updated in place."""
+
+    @abstractmethod
+    def before_step(self) -> None:
+        """Make sure that the shards hold what the parameters are."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """The shards are updated: start to bring them to all ranks. Collective."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when all ranks have all parameters, or will get them when they use them. Collective."""
+
+
+class FlatMemory(ParameterMemory):
+    """Stages 1 and 2: every rank has all parameters, in memory of the buckets' layout.
+
+    Args:
+        exchange: of the gradients.
+        parameters: as numbered by the exchange. They stay the same objects with the same values.
+        recorder: takes one event for each bucket that is gathered.
+    """
+
+    def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], recorder: Recorder) -> None:
+        partition = exchange.partition
+        memory = [exchange.allocate(cut.count, cut) for cut in partition.buckets]
+        for index, (number, slot) in partition.places().items():
+            _move(parameters[index], tensor_of(memory[number].slice(slot.offset, slot.count)))
+        self._num_buckets = len(memory)
+        self._gather = ShardGather(partition, memory, exchange.lanes, recorder)
+
+    def own(self, number: int) -> torch.Tensor:
+        """See `ParameterMemory.own`."""
+        return tensor_of(self._gather.own(number))
+
+    def before_step(self) -> None:
+        """See `ParameterMemory.before_step`: shards are a part of the parameters."""
+
+    def start(self) -> None:
+        """See `ParameterMemory.start`."""
+        for number in range(self._num_buckets):
+            self._gather.post(number)
+
+    def finish(self) -> None:
+        """See `ParameterMemory.finish`."""
+        self._gather.wait()
+
+
+class UnitMemory(ParameterMemory):
+    """Stage 3: every rank has its shards; units gather the rest when they compute.
+
+    Args:
+        exchange: of the gradients; each bucket is of one unit.
+        parameters: as numbered by the exchange.
+        model: whose units they are of.
+    """
+
+    def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], model: SharedModel) -> None:
+        made = model.add(exchange.partition, dict(enumerate(parameters)), model.lanes_for(exchange))
+        self._buckets = {bucket.number: bucket for bucket in made}
+        self._nothing = torch.empty(0)
+
+    def own(self, number: int) -> torch.Tensor:
+        """See `ParameterMemory.own`."""
+        return self._buckets[number].own_tensor()
+
+    def before_step(self) -> None:
+        """See `ParameterMemory.before_step`."""
+        for bucket in self._buckets.values():
+            bucket.settle()
+
+    def start(self) -> None:
+        """See `ParameterMemory.start`: what is gathered is out of date."""
+        for bucket in self._buckets.values():
+            if bucket.presence is Presence.GATHERED:
+                bucket.release()
+
+    def finish(self) -> None:
+        """See `ParameterMemory.finish`: units gather when they compute."""
+
+
+def _move(parameter: torch.Tensor, flat: torch.Tensor) -> None:
+    """Let a parameter have its values in other memory."""
+    with torch.no_grad():
+        place = shaped(flat, parameter)
+        place.copy_(parameter)
+        parameter.data = place

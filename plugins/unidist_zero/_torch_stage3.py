@@ -1,0 +1,270 @@
+"""Stage 3 on PyTorch: a model whose parameters are shared over the ranks.
+
+`partition` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `attach`
+shares out what the optimizer does not train, and lets `state_dict` and checkpoints see whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.buckets import ParameterInfo, plan_buckets
+from unidist.buffer import Buffer
+from unidist.checkpoint.pieces import Piece as SavedPiece
+from unidist.checkpoint.state import HasKeptState, KeepsState, SavedSection
+from unidist.errors import ConfigurationError, UsageError
+from unidist_torch.checkpoint_states import ModelState
+from unidist_torch.checkpoint_tensors import piece_of, read_into
+from unidist_torch.framework import TorchFramework
+from unidist_torch.memory import dtype_of, memory_kind
+from unidist_zero._lanes import Lane, allocate
+from unidist_zero._partition import Partition, Piece
+from unidist_zero._partition import partition as cut
+from unidist_zero._torch_gathered import GatheredBucket
+from unidist_zero._torch_units import Unit, Units
+from unidist_zero.exchange import ReduceScatterExchange
+
+if TYPE_CHECKING:
+    from unidist.update import Update
+
+UNIT = "_unidist_units"
+"""The attribute by which a parameter knows the units of its model."""
+
+
+class SharedModel(HasKeptState):
+    """What a model at stage 3 carries.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.units = Units(model)
+        self._model = model
+        self._quiet = False
+        self._lanes: dict[str, Lane] = {}
+        for parameter in model.parameters():
+            setattr(parameter, UNIT, self)
+        hooked: Any = (
+            model  # whose methods below torch has left without types; functions, as it gives them an attribute
+        )
+        hooked.register_state_dict_pre_hook(lambda *args: self._before_state_dict())
+        hooked.register_state_dict_post_hook(lambda module, state, *args: self._after_state_dict(state))
+        hooked.register_load_state_dict_pre_hook(lambda *args: self._before_load())
+        hooked.register_load_state_dict_post_hook(lambda *args: self._after_load())
+
+    def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of each unit's parameters among an optimizer's."""
+        found: dict[str, list[int]] = {}
+        for position, parameter in enumerate(parameters):
+            unit = self.units.of_parameter.get(id(parameter))
+            if unit is None:
+                raise ConfigurationError(
+                    f"zero=3: parameter {position} of the optimizer is none of the model's. Bind it with "
+                    "distribute(model, optimizer), and add only parameters of this model later"
+                )
+            found.setdefault(unit.name, []).append(position)
+        return tuple(tuple(positions) for positions in found.values())
+
+    def add(
+        self, partition: Partition, parameters: Mapping[int, torch.Tensor], lanes: Mapping[str, Lane]
+    ) -> list[GatheredBucket]:
+        """Share out parameters from now on; returns their buckets, of which each is of one unit."""
+        framework = TorchFramework()
+        made = []
+        for number, bucket in enumerate(partition.buckets):
+            if not bucket.slots:
+                continue
+            lane = lanes[bucket.memory]
+            rank = lane.shard.rank
+            own = {slot.parameter: parameters[slot.parameter] for slot in bucket.slots}
+            for parameter in own.values():
+                self._leave_old_bucket(parameter)
+            shard: Buffer = allocate(framework, lane.shard, bucket, bucket.counts[rank])
+            pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
+            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard))
+            unit = self._unit_of(own.values())
+            unit.buckets.append(made[-1])
+        return made
+
+    def lanes_for(self, exchange: ReduceScatterExchange) -> Mapping[str, Lane]:
+        """Return the lanes by which parameters are gathered, apart from those of gradients: each has its own order.
+
+        Collective when first asked for a kind of memory.
+        """
+        for kind, lane in exchange.lanes.items():
+            if kind not in self._lanes:
+                duplicate = lane.shard.split(range(lane.shard.size))
+                assert duplicate is not None
+                self._lanes[kind] = Lane(duplicate)
+        return self._lanes
+
+    def add_rest(self, update: Update) -> None:
+        """Share out the parameters that no optimizer trains. Collective."""
+        exchange = update.exchanges[0]
+        assert isinstance(exchange, ReduceScatterExchange)
+        known = self.held()
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        rest = [
+            (number, parameter)
+            for number, unit in enumerate(self.units.units)
+            for key, parameter in unit.parameters.items()
+            if key not in known
+        ]
+        infos = [
+            ParameterInfo(
+                names[id(parameter)], tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter), number
+            )
+            for number, parameter in rest
+        ]
+        layouts = plan_buckets(infos, bucket_bytes=1 << 25)
+        lanes = self.lanes_for(exchange)
+        divided = cut(layouts, exchange.partition.num_shards)
+        self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
+
+    def kept_state(self) -> KeepsState:
+        """See `HasKeptState.kept_state`."""
+        self._quiet = True  # only names are wanted of `state_dict`
+        try:
+            return SharedModelState(self._model, self)
+        finally:
+            self._quiet = False
+
+    def held(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
+        """Return this rank's pieces of each parameter, by its identity."""
+        found: dict[int, list[tuple[GatheredBucket, Piece]]] = {}
+        for bucket in self._buckets():
+            for slot in bucket.cut.slots:
+                if bucket.holds(slot.parameter):
+                    found.setdefault(id(bucket.parameter(slot.parameter)), [])
+            for piece in bucket.pieces:
+                if bucket.holds(piece.parameter):
+                    found[id(bucket.parameter(piece.parameter))].append((bucket, piece))
+        return found
+
+    def _buckets(self) -> list[GatheredBucket]:
+        return [bucket for unit in self.units.units for bucket in unit.buckets]
+
+    def _unit_of(self, parameters: Collection[torch.Tensor]) -> Unit:
+        units = {self.units.of_parameter[id(parameter)].name: parameter for parameter in parameters}
+        assert len(units) == 1, "a bucket has parameters of one unit"
+        return self.units.of_parameter[id(next(iter(units.values())))]
+
+    def _leave_old_bucket(self, parameter: torch.Tensor) -> None:
+        """A frozen parameter is trained from now on: it gets a place in another bucket."""
+        for bucket in self._buckets():
+            for slot in bucket.cut.slots:
+                if bucket.holds(slot.parameter) and bucket.parameter(slot.parameter) is parameter:
+                    bucket.finish()
+                    bucket.forget(slot.parameter)
+
+    # Hooks
+
+    def _before_state_dict(self) -> None:
+        if not self._quiet:
+            self.units.gather()
+
+    def _after_state_dict(self, state: dict[str, Any]) -> None:
+        if self._quiet:
+            return
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.detach().clone()  # the gathered memory goes
+        self.units.release()
+
+    def _before_load(self) -> None:
+        for bucket in self._buckets():
+            bucket.let_write()
+
+    def _after_load(self) -> None:
+        self.units.release()
+
+
+class SharedModelState(ModelState):
+    """The model's part in checkpoints: shards of parameters, and whole buffers.
+
+    Args:
+        model: the model.
+        shared: has the shards.
+    """
+
+    def __init__(self, model: torch.nn.Module, shared: SharedModel) -> None:
+        super().__init__(model)
+        self._shared = shared
+
+    def pieces(self) -> Sequence[SavedPiece]:
+        """See `KeepsState.pieces`."""
+        held = self._settled()
+        found = []
+        for path, info, part in self._places():
+            tensor = self._tensors[path]
+            if id(tensor) not in held:
+                found.append(piece_of(info, part, tensor))
+                continue
+            for bucket, piece in held[id(tensor)]:
+                self._check_order(path, piece, bucket)
+                found.append(
+                    piece_of(info, part.range_within(piece.start, piece.start + piece.count), bucket.piece(piece))
+                )
+        return found
+
+    def names(self) -> Collection[str]:
+        """See `KeepsState.names`."""
+        return [info.name for _, info, _ in self._places()]
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`: this rank reads its shards."""
+        held = self._settled()
+        for unit in self._shared.units.units:
+            unit.release()
+        for path, info, part in self._places():
+            tensor = self._tensors[path]
+            if info.name not in section.tensors:
+                continue
+            if id(tensor) not in held:
+                read_into(section, info.name, part, tensor)
+                continue
+            for bucket, piece in held[id(tensor)]:
+                self._check_order(path, piece, bucket)
+                wanted = part.range_within(piece.start, piece.start + piece.count)
+                read_into(section, info.name, wanted, bucket.piece(piece))
+
+    def _settled(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
+        for unit in self._shared.units.units:
+            for bucket in unit.buckets:
+                bucket.settle()
+        return self._shared.held()
+
+    def _check_order(self, path: str, piece: Piece, bucket: GatheredBucket) -> None:
+        if not bucket.is_row_major(piece.parameter):
+            raise UsageError(
+                f"{path!r} is shared in the order of its memory, which is not that of its dims (channels_last?), so "
+                "the shares are no ranges of it. Keep the model in contiguous memory"
+            )
+
+
+def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel:
+    """Return what the model of these parameters carries.
+
+    Raises:
+        ConfigurationError: it is not shared.
+    """
+    for parameter in parameters:
+        found = getattr(parameter, UNIT, None)
+        if isinstance(found, SharedModel):
+            return found
+    raise ConfigurationError(
+        "zero=3 shares out the model's parameters, so it must see the model: bind the optimizer with "
+        "distribute(model, optimizer). Stages 1 and 2 need the optimizer alone"
+    )
+
+
+def partition(model: torch.nn.Module) -> torch.nn.Module:
+    """Prepare a model for stage 3; its parameters stay as they are until `attach`."""
+    if getattr(model, "__dict__", {}).get("_unidist") is not None:
+        raise ConfigurationError("this model is distributed already; call distribute() once")
+    model._unidist = SharedModel(model)  # type: ignore[assignment]  # no parameter and no module
+    return model

@@ -1,0 +1,211 @@
+"""Stage 3: a model in units, each of which has its parameters while it computes.
+
+A unit is gathered before its forward and before its backward, and released after both; what is in no unit belongs to
+the *root* unit, which is there from the beginning of the model's forward to the end of the backward pass. When a unit
+is wanted, the one that comes next is fetched ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unidist_zero._torch_gathered import GatheredBucket, Presence
+
+
+class Unit:
+    """Parameters that are gathered together.
+
+    Args:
+        name: path of its module.
+        module: whose forward needs them.
+        parameters: by identity; a parameter of several units is the root's.
+        is_root: see the module's text.
+    """
+
+    def __init__(
+        self, name: str, module: torch.nn.Module, parameters: Mapping[int, torch.Tensor], *, is_root: bool
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.parameters = parameters
+        self.is_root = is_root
+        self.buckets: list[GatheredBucket] = []
+        self.stays = False  # until the next step: nothing tells when its backward comes
+
+    @property
+    def is_there(self) -> bool:
+        """True: some of it has memory."""
+        return any(bucket.presence is not Presence.ABSENT for bucket in self.buckets)
+
+    def start(self) -> None:
+        """Start to gather."""
+        for bucket in self.buckets:
+            bucket.start()
+
+    def gather(self) -> None:
+        """Return when all parameters have their values."""
+        self.start()
+        for bucket in self.buckets:
+            bucket.finish()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        for bucket in self.buckets:
+            bucket.release()
+
+
+class Units:
+    """The units of one model, and the hooks by which they come and go.
+
+    Args:
+        model: the whole model.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.units = find_units(model)
+        self.root = self.units[0]
+        self.of_parameter = {key: unit for unit in self.units for key in unit.parameters}
+        self._last: Unit | None = None  # the unit that was called before
+        self._next: dict[str, Unit] = {}  # which unit was called after which, last time
+        self._in_backward = False
+        for unit in self.units:
+            unit.module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
+            unit.module.register_forward_hook(self._after_forward(unit), always_call=True)
+
+    def gather(self) -> None:
+        """Gather everything. Collective."""
+        for unit in self.units:
+            unit.gather()
+
+    def release(self) -> None:
+        """Give everything back but the shards."""
+        for unit in self.units:
+            unit.stays = False
+            unit.release()
+        self._last = None
+
+    @property
+    def nbytes_held(self) -> int:
+        """Bytes of whole parameters that there are now."""
+        return sum(bucket.nbytes_held for unit in self.units for bucket in unit.buckets)
+
+    # Hooks
+
+    def _before_forward(self, unit: Unit) -> Any:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if unit.is_root:
+                self._last = None
+            elif not self._in_backward:
+                self.root.gather()  # a part of the model is called by itself, maybe
+            unit.gather()
+            if self._in_backward or unit.is_root:
+                return
+            if self._last is not None:
+                self._next[self._last.name] = unit
+            following = self._next.get(unit.name)
+            if following is not None and following is not unit:
+                following.start()
+
+        return hook
+
+    def _after_forward(self, unit: Unit) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if self._in_backward:  # computed again (activation checkpointing): its backward comes now
+                return
+            before, self._last = self._last, None if unit.is_root else unit
+            hooked = 0
+            for tensor in tensors_in(output):
+                if tensor.requires_grad and torch.is_grad_enabled():
+                    tensor.register_hook(self._before_backward(unit, before))  # type: ignore[no-untyped-call]  # torch
+                    hooked += 1
+            if torch.is_grad_enabled() and not hooked and any(p.requires_grad for p in unit.parameters.values()):
+                unit.stays = True  # an output that cannot be looked into: its backward would not be noticed
+            if unit.is_root:
+                if not torch.is_grad_enabled():
+                    unit.release()
+            elif not unit.stays:
+                unit.release()
+
+        return hook
+
+    def _before_backward(self, unit: Unit, before: Unit | None) -> Any:
+        """Return what to do when the gradient of a unit's output is there.
+
+        Autograd runs nodes in the reverse order of their making (on one device), so all units that were called after
+        this one are done with.
+        """
+
+        def hook(gradient: torch.Tensor) -> None:
+            if not self._in_backward:
+                self._in_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+            for other in self.units:
+                if other is not unit and not (other.is_root or other.stays or other is before):
+                    other.release()
+            self.root.gather()
+            unit.gather()
+            if before is not None and before is not unit:
+                before.start()
+
+        return hook
+
+    def _after_backward(self) -> None:
+        self._in_backward = False
+        self.release()
+
+
+def find_units(model: torch.nn.Module) -> list[Unit]:
+    """Return the units of a model, the root first.
+
+    The members of a ModuleList, ModuleDict or Sequential in which a class repeats are units, outermost lists first.
+    What several of them share belongs to the root, as does all the rest.
+    """
+    modules = dict(_repeated("", model))
+    users: dict[int, set[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters():
+            users.setdefault(id(parameter), set()).add(name)
+    inside = {id(module) for unit in modules.values() for module in unit.modules()}
+    outside = {
+        id(parameter)
+        for module in model.modules()
+        if id(module) not in inside
+        for parameter in module.parameters(recurse=False)
+    }
+    units = []
+    for name, module in modules.items():
+        own = {id(p): p for p in module.parameters() if len(users[id(p)]) == 1 and id(p) not in outside}
+        if own:
+            units.append(Unit(name, module, own, is_root=False))
+    taken = {key for unit in units for key in unit.parameters}
+    rest = {id(p): p for p in model.parameters() if id(p) not in taken}
+    return [Unit("", model, rest, is_root=True), *units]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what a module returns: in tuples, lists, dicts and the attributes of plain objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from tensors_in(vars(value))
+
+
+def _repeated(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    children = [(name, child) for name, child in module.named_children() if next(child.parameters(), None) is not None]
+    if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
+        kinds = [type(child) for _, child in children]
+        if len(set(kinds)) < len(kinds):
+            yield from ((f"{path}{name}", child) for name, child in children)
+            return
+    for name, child in children:
+        yield from _repeated(f"{path}{name}.", child)
