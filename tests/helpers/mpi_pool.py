@@ -75,7 +75,7 @@ class MpiPool:
         args: Sequence[Any] = (),
         *,
         per_rank_args: Sequence[Sequence[Any]] | None = None,
-        timeout: timedelta = timedelta(seconds=60),
+        timeout: timedelta = timedelta(seconds=180),
     ) -> list[Any]:
         """See `RankPool.run`."""
         own = [()] * self.num_proc if per_rank_args is None else per_rank_args
