@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from unidist import context
 from unidist.errors import UsageError
@@ -187,11 +188,23 @@ def _prepare_fit(model: Any, optimizer: Any) -> None:
     def train_step(data: Any) -> Any:  # runs for each batch in eager mode, else when it is traced
         _check_not_compiled_by_xla(model)
         if not model.built:
-            model(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
+            _build_model(model, keras.utils.unpack_x_y_sample_weight(data)[0])
         optimizer._unidist.settle()
         return plain(data)
 
     model.train_step = train_step
+
+
+def _build_model(model: Any, inputs: Any) -> None:
+    """Make the model's variables, with values at once, also while a function is being traced.
+
+    Those that a call in a function makes have no values before the function's first run.
+    """
+    if not all(isinstance(each, tf.Tensor) for each in tf.nest.flatten(inputs)):  # ragged, sparse: no symbol for them
+        model(inputs, training=False)
+        return
+    with tf.init_scope():
+        model(tf.nest.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype.name), inputs))
 
 
 def _check_not_compiled_by_xla(model: Any) -> None:
