@@ -56,9 +56,10 @@ def show(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int,
     """Print the table of the first candidate, then bars of all of them."""
     console = Console()
     chosen = candidates[0]
-    trained = "" if workload.model.trained is None else f" ({workload.model.num_trained:,} trained)"
+    model = workload.model
+    trained = "" if model.num_trained == model.parameters else f" ({model.num_trained:,} trained)"
     console.print(
-        f"{workload.model.parameters:,} parameters{trained}, {workload.optimizer}, {num_ranks} "
+        f"{model.parameters:,} parameters{trained}, {workload.optimizer}, {num_ranks} "
         f"{'rank' if num_ranks == 1 else 'ranks'}; sizes for one rank, 1 GB = 10^9 bytes",
         highlight=False,
     )
