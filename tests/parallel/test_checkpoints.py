@@ -151,3 +151,58 @@ def test_a_rank_that_dies_while_it_saves_is_reported_to_the_others(rank_pool: Ra
         pool.run(save_and_die, (str(path), 1))
     assert "1" in (tmp_path / "raised_on_0").read_text()
     assert {child.name: child.read_bytes() for child in path.iterdir()} == before
+
+
+def save_for_ever(path: str, delay_sec: float, victim: int) -> None:
+    """Save models that are full of the number of the save, until one rank kills itself after `delay_sec`."""
+    import os
+    import signal
+    import threading
+
+    import torch
+
+    import unidist.torch as ud
+
+    ud.init()
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(40)).sum().backward()
+    optimizer.step()
+    first = int(ud.load(path).step or 0) + 1 if Path(path).exists() else 1
+    if ud.rank() == victim:
+        threading.Timer(delay_sec, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    for number in range(first, first + 10_000):
+        with torch.no_grad():
+            for value in (*model.parameters(), *(each["exp_avg"] for each in optimizer.state.values())):
+                value.fill_(number)
+        ud.save(path, model, optimizer, step=number, keep=2, asynchronous=number % 3 == 0)
+
+
+@pytest.mark.soak
+def test_kill_at_random_moments_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    """What `tests/unidist/checkpoint/test_killed.py` does quickly, here with torch and two ranks."""
+    import random
+
+    import torch
+
+    import unidist.torch as ud
+    from unidist.runner import RankPool
+
+    chance = random.Random(1)
+    path, last = tmp_path / "run", 0
+    for _ in range(50):
+        with RankPool(2) as pool, pytest.raises(RemoteError):
+            pool.run(save_for_ever, (str(path), chance.uniform(0.1, 1.0), chance.randrange(2)))
+        ud.init()
+        try:
+            model = torch.nn.Linear(40, 30)
+            optimizer = torch.optim.Adam(model.parameters())
+            number = ud.load(path, model, optimizer).step
+        finally:
+            ud.shutdown()
+        assert number is not None
+        assert number >= last
+        values = [*model.parameters(), *(each["exp_avg"] for each in optimizer.state.values())]
+        assert {float(element) for value in values for element in value.reshape(-1)} == {float(number)}
+        last = number
+    assert last > 50

@@ -223,7 +223,10 @@ class _Finish:
         sync(folder / index.NAME)
         directory.commit(path)
         if self._options.keep is not None:
-            directory.prune(self._options.path, self._options.keep)
+            try:
+                directory.prune(self._options.path, self._options.keep)
+            except OSError as exc:  # the new one is complete
+                _log.warning("old checkpoints in %s cannot be removed: %s", self._options.path, exc)
 
 
 def plain(values: Mapping[str, Any], section: str) -> dict[str, Any]:
