@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from unidist.errors import CheckpointError, RemoteError
+from unidist.runner import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
@@ -178,31 +180,32 @@ def save_for_ever(path: str, delay_sec: float, victim: int) -> None:
         ud.save(path, model, optimizer, step=number, keep=2, asynchronous=number % 3 == 0)
 
 
-@pytest.mark.soak
-def test_kill_at_random_moments_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
-    """What `tests/unidist/checkpoint/test_killed.py` does quickly, here with torch and two ranks."""
-    import random
-
+def load_whole(path: str) -> tuple[int, set[float]]:
+    """Load what `save_for_ever` saved; return the number of the save, and all numbers that are in it."""
     import torch
 
     import unidist.torch as ud
-    from unidist.runner import RankPool
 
-    chance = random.Random(1)
+    ud.init()
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.Adam(model.parameters())
+    number = ud.load(path, model, optimizer).step
+    ud.shutdown()
+    values = [*model.parameters(), *(each["exp_avg"] for each in optimizer.state.values())]
+    assert number is not None
+    return number, {element for value in values for element in value.detach().reshape(-1).tolist()}
+
+
+@pytest.mark.soak
+def test_kill_at_random_moments_leaves_a_complete_checkpoint(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    """What `tests/unidist/checkpoint/test_killed.py` does quickly, here with torch and two ranks."""
     path, last = tmp_path / "run", 0
+    chance = random.Random(1)
     for _ in range(50):
         with RankPool(2) as pool, pytest.raises(RemoteError):
             pool.run(save_for_ever, (str(path), chance.uniform(0.1, 1.0), chance.randrange(2)))
-        ud.init()
-        try:
-            model = torch.nn.Linear(40, 30)
-            optimizer = torch.optim.Adam(model.parameters())
-            number = ud.load(path, model, optimizer).step
-        finally:
-            ud.shutdown()
-        assert number is not None
+        number, found = rank_pool(1).run(load_whole, (str(path),))[0]
         assert number >= last
-        values = [*model.parameters(), *(each["exp_avg"] for each in optimizer.state.values())]
-        assert {float(element) for value in values for element in value.reshape(-1)} == {float(number)}
+        assert found == {float(number)}
         last = number
     assert last > 50
