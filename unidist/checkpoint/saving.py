@@ -20,7 +20,7 @@ from unidist.checkpoint.pieces import Piece
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.shard import sync
 from unidist.checkpoint.state import KeepsState
-from unidist.checkpoint.writing import Offer, Written, assign, check_offers, make_index, snapshot, write
+from unidist.checkpoint.writing import Offer, Written, assign, check_offers, make_index, merge_values, snapshot, write
 from unidist.communicator import Communicator
 from unidist.errors import UnidistError, UsageError
 
@@ -135,17 +135,18 @@ class Saver:
                 error = exc
         try:
             gathered = agree(self.communicator, (options, offer), error, what)
+            for rank, (theirs, _) in enumerate(gathered):
+                if theirs != gathered[0][0]:
+                    raise UsageError(
+                        f"the ranks ask for different saves: {gathered[0][0]} on rank 0, {theirs} on rank {rank}"
+                    )
+            offers: list[Offer] = [each for _, each in gathered]
+            check_offers(offers)
+            merge_values([each.values for each in offers])
         except UnidistError:
             if self.communicator.rank == 0:
                 directory.abandon(options.target)
             raise
-        for rank, (theirs, _) in enumerate(gathered):
-            if theirs != gathered[0][0]:
-                raise UsageError(
-                    f"the ranks ask for different saves: {gathered[0][0]} on rank 0, {theirs} on rank {rank}"
-                )
-        offers: list[Offer] = [each for _, each in gathered]
-        check_offers(offers)
         return [pieces[position] for position in assign(offers)[self.communicator.rank]], offers
 
     def _note(self, handle: SaveHandle, error: DiskError) -> None:
