@@ -53,9 +53,8 @@ class SharedOptimizerState(OptimizerState):
                 for slot, value in self._inner.state(run).items():
                     if run.form is not None:
                         if is_slot(slot, value, run.form):
-                            found.append(
-                                self._piece(self._placement(run.form), self._speech.neutral(slot), value, run.form)
-                            )
+                            placement = self._placement(share.parameters[run.pieces[0].parameter])
+                            found.append(self._piece(placement, self._speech.neutral(slot), value, run.form))
                     elif run.is_slot(value):
                         found += [self._flat_piece(share, run, piece, slot, value) for piece in run.pieces]
         return found

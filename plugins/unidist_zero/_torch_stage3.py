@@ -6,7 +6,8 @@ shares out what the optimizer does not train, and lets `state_dict` and checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from unidist_zero._partition import partition as cut
 from unidist_zero._torch_gathered import GatheredBucket
 from unidist_zero._torch_units import Unit, Units
 from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero.gathering import GathersParameters
 
 if TYPE_CHECKING:
     from unidist.update import Update
@@ -34,7 +36,7 @@ UNIT = "_unidist_units"
 """The attribute by which a parameter knows the units of its model."""
 
 
-class SharedModel(HasKeptState):
+class SharedModel(HasKeptState, GathersParameters):
     """What a model at stage 3 carries.
 
     Args:
@@ -125,6 +127,18 @@ class SharedModel(HasKeptState):
         divided = cut(layouts, exchange.partition.num_shards)
         self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """See `GathersParameters.gathered`."""
+        for bucket in self._buckets():
+            bucket.let_write()
+        self.units.paused = True
+        try:
+            yield
+        finally:
+            self.units.paused = False
+            self.units.release()
+
     def kept_state(self) -> KeepsState:
         """See `HasKeptState.kept_state`."""
         self._quiet = True  # only names are wanted of `state_dict`
@@ -164,7 +178,7 @@ class SharedModel(HasKeptState):
     # Hooks
 
     def _before_state_dict(self) -> None:
-        if not self._quiet:
+        if not (self._quiet or self.units.paused):
             self.units.gather()
 
     def _after_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,14 +187,17 @@ class SharedModel(HasKeptState):
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
                 state[name] = value.detach().clone()  # the gathered memory goes
-        self.units.release()
+        if not self.units.paused:
+            self.units.release()
 
     def _before_load(self) -> None:
-        for bucket in self._buckets():
-            bucket.let_write()
+        if not self.units.paused:
+            for bucket in self._buckets():
+                bucket.let_write()
 
     def _after_load(self) -> None:
-        self.units.release()
+        if not self.units.paused:
+            self.units.release()
 
 
 class SharedModelState(ModelState):

@@ -72,6 +72,7 @@ class Units:
         self._last: Unit | None = None  # the unit that was called before
         self._next: dict[str, Unit] = {}  # which unit was called after which, last time
         self._in_backward = False
+        self.paused = False  # everything is there, and stays
         for unit in self.units:
             unit.module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
             unit.module.register_forward_hook(self._after_forward(unit), always_call=True)
@@ -97,6 +98,8 @@ class Units:
 
     def _before_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any) -> None:
+            if self.paused:
+                return
             if unit.is_root:
                 self._last = None
             elif not self._in_backward:
@@ -114,6 +117,8 @@ class Units:
 
     def _after_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if self.paused:
+                return
             if self._in_backward:  # computed again (activation checkpointing): its backward comes now
                 return
             before, self._last = self._last, None if unit.is_root else unit

@@ -13,7 +13,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _torch_zero import Case, errors_of
+from _torch_zero import Case, errors_of, footprint
 
 pytestmark = pytest.mark.parallel
 
@@ -84,3 +84,18 @@ def test_training_in_pytorch_gives_the_numbers_of_one_process(rank_pool: RankPoo
     for errors in rank_pool(size).run(errors_of, (cases,)):
         for case, found in zip(cases, errors, strict=True):
             check(case, found)
+
+
+def test_each_stage_holds_and_sends_what_the_formulas_say(rank_pool: RankPoolFactory) -> None:
+    for stage in (1, 2, 3):
+        for held in rank_pool(4).run(footprint, (stage,)):
+            n = held.total
+            assert held.optimizer == pytest.approx(2 * n / 4, rel=0.1), "two moments of a quarter"
+            assert held.gradients == pytest.approx(n if stage == 1 else n / 4, rel=0.1)
+            assert held.parameters == pytest.approx(n if stage < 3 else n / 4, rel=0.1)
+            assert held.gathered == 0, "between two updates nothing is gathered"
+            assert held.scattered == pytest.approx(n, rel=0.02), "of which a quarter stays: (p-1)/p n are sent"
+            assert held.sent_parameters == pytest.approx(n / 4 * (1 if stage < 3 else 2), rel=0.02)
+            assert held.other < 64, "a byte for each parameter"
+            if stage == 3:
+                assert held.most_gathered <= 0.3 * n, "a unit, and the next one"
