@@ -25,6 +25,7 @@ from unidist_zero._partition import Partition, ShardedBucket
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
+    from unidist.precision import Precision
 
 _PATIENCE_SEC = 1.0
 _POLL_SEC = 50e-6
@@ -42,6 +43,8 @@ class _Bucket:
     missing: set[int] = field(default_factory=set)
     work: Work | None = None
     target: Buffer | None = None  # of the work
+    result: Buffer | None = None  # where the result of this pass goes: the shard, or beside it
+    wide: Buffer | None = None  # lent memory in which it is added up, where that is another type
     scale: float = 1.0
     crosses: bool = False  # the work is the one between replicas
     posted_ns: int = 0
@@ -61,6 +64,8 @@ class ReduceScatterExchange(GradientExchange):
         everyone: over all ranks of the data axis, host memory; closed with this object. May be a lane's.
         keeps_buckets: stage 1; False: stages 2 and 3.
         recorder: takes one event per bucket and round.
+        precision: in which type 16-bit gradients are added up (`reduce_dtype`); None: in their own. What is added up in
+            another is copied to memory of that type, of a few buckets at a time, and its sum rounded once.
 
     Attributes:
         partition: of the buckets.
@@ -78,7 +83,9 @@ class ReduceScatterExchange(GradientExchange):
         everyone: Communicator,
         keeps_buckets: bool,
         recorder: Recorder | None = None,
+        precision: Precision | None = None,
     ) -> None:
+        self._precision = precision
         self.parameters = tuple(parameters)
         self.partition = partition
         self.lanes = dict(lanes)
@@ -87,6 +94,7 @@ class ReduceScatterExchange(GradientExchange):
         self._framework = framework
         self._recorder = recorder or Recorder()
         self._memories = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
+        self._wide = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
         self._buckets = [self._make_bucket(number, cut, keeps_buckets) for number, cut in enumerate(partition.buckets)]
         self._place: dict[int, tuple[_Bucket, Slot]] = {
             slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.cut.slots
@@ -169,7 +177,7 @@ class ReduceScatterExchange(GradientExchange):
         """See `GradientExchange.close`."""
         self._buckets.clear()
         self._place.clear()
-        for memories in self._memories.values():
+        for memories in (*self._memories.values(), *self._wide.values()):
             memories.clear()
         for lane in self.lanes.values():
             lane.close()
@@ -223,7 +231,7 @@ class ReduceScatterExchange(GradientExchange):
 
     def _start_pass(self) -> None:
         for bucket in self._buckets:
-            bucket.work = bucket.target = None
+            bucket.work = bucket.target = bucket.result = None
             bucket.crosses = False
             bucket.missing = {slot.parameter for slot in bucket.cut.slots}
             bucket.waiting = len(bucket.missing)
@@ -261,12 +269,27 @@ class ReduceScatterExchange(GradientExchange):
         bucket.scale = scale
         # From the second pass on the shard holds a sum already; the new one goes to this rank's piece of the bucket.
         piece = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
-        bucket.target = piece if self._num_passes else bucket.shard
+        bucket.result = bucket.target = piece if self._num_passes else bucket.shard
+        dtype = bucket.cut.dtype
+        wanted = dtype if self._precision is None else self._precision.reduce_dtype(dtype)
+        if wanted is not dtype:
+            memory = self._widened(bucket, memory, wanted)
+            bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
         factor = scale if bucket.lane.replicas is None else 1.0
         bucket.work = shard.reducescatter(memory, bucket.target, scale=factor, counts=bucket.cut.counts)
         self._in_round = True
         self._posted += 1
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
+
+    def _widened(self, bucket: _Bucket, memory: Buffer, dtype: DType) -> Buffer:
+        """Return a copy of the bucket's gradients in the type that they are added up in."""
+        memories = self._wide[bucket.cut.memory]
+        if memories.exhausted:
+            self._reclaim(memories)
+        bucket.wide, lent = memories.take(memory.count * dtype.itemsize)
+        wide = lent.cast(dtype)
+        self._framework.convert(memory, wide)
+        return wide
 
     def _advance(self, bucket: _Bucket, *, wait: bool) -> bool:
         """Bring a bucket's result into its shard; returns whether it is there. In the order of buckets."""
@@ -280,9 +303,14 @@ class ReduceScatterExchange(GradientExchange):
         timeline = self._recorder.timeline
         if timeline is not None and bucket.posted_ns:
             timeline.record(f"gradients {bucket.number}", "REDUCESCATTER", bucket.posted_ns, time.monotonic_ns())
-        if bucket.target is not bucket.shard:
-            assert bucket.target is not None
-            self._framework.add(bucket.target, bucket.shard)
+        assert bucket.target is not None
+        assert bucket.result is not None
+        if bucket.wide is not None:
+            self._framework.convert(bucket.target, bucket.result)
+            self._wide[bucket.cut.memory].give_back(bucket.wide)
+            bucket.wide = None
+        if bucket.result is not bucket.shard:
+            self._framework.add(bucket.result, bucket.shard)
         if bucket.lent is not None:
             self._memories[bucket.cut.memory].give_back(bucket.lent)
             bucket.lent = bucket.memory = None

@@ -113,6 +113,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
             everyone=everyone,
             keeps_buckets=self.stage == 1,
             recorder=context.recorder,
+            precision=options.precision,
         )
 
     def partition(self, model: Any, context: Context) -> Any:
