@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +25,7 @@ from checkpoint_states import (
 )
 
 from unidist.buffer import Buffer, DType
-from unidist.checkpoint import index
+from unidist.checkpoint import index, saving
 from unidist.checkpoint.index import Index
 from unidist.checkpoint.parts import Part
 from unidist.checkpoint.pieces import Piece, TensorInfo
@@ -230,3 +232,61 @@ def test_the_index_is_plain_json_that_says_what_is_where(tmp_path: Path) -> None
     assert (table["shape"], table["dtype"]) == ([6, 5], "float32")
     assert table["pieces"][0]["key"] == "model/table"
     assert content["facts"]["framework"] == "none"
+
+
+class TestStages:
+    """Ranks that hold different tensors, as the stages of a pipeline do."""
+
+    NAMES = ("a", "b", "c", "d")
+
+    def stage(self, rank: int, size: int, *, zeros: bool = False) -> dict[str, MemoryState]:
+        own = [name for number, name in enumerate(self.NAMES) if number * size // len(self.NAMES) == rank]
+        arrays = {name: numbers(name * (1 + self.NAMES.index(name)), (3,)) for name in own}
+        held = [piece(name, np.zeros_like(array) if zeros else array) for name, array in arrays.items()]
+        return {"model": MemoryState(held)}
+
+    @pytest.mark.parametrize(("size", "other_size"), [(2, 4), (4, 2), (2, 1)])
+    def test_what_other_ranks_hold_is_missed_by_none(self, tmp_path: Path, size: int, other_size: int) -> None:
+        assert save_from(size, tmp_path / "c", self.stage) == [None] * size
+        states, raised, warnings = load_into(
+            other_size, tmp_path / "c", lambda rank, ranks: self.stage(rank, ranks, zeros=True)
+        )
+        assert raised == [None] * other_size
+        assert warnings == [[]] * other_size
+        for rank, state in enumerate(states):
+            expected = self.stage(rank, other_size)["model"].pieces()
+            for found, wanted in zip(state["model"].pieces(), expected, strict=True):
+                assert bytes(found.memory.bytes()) == bytes(wanted.memory.bytes())
+
+    def test_what_no_rank_holds_is_missed(self, tmp_path: Path) -> None:
+        save_from(2, tmp_path / "c", self.stage)
+
+        def fewer(rank: int, size: int) -> dict[str, MemoryState]:
+            held = [each for each in self.stage(rank, size)["model"].pieces() if each.tensor.name != "c"]
+            return {"model": MemoryState(held)}
+
+        _, raised, _ = load_into(2, tmp_path / "c", fewer)
+        for error in raised:
+            assert "it has what is not wanted (1): 'c' float32[3]" in str(error)
+
+
+def test_a_rank_without_memory_for_a_snapshot_is_reported_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lock, calls = saving.snapshot, threading.Lock(), []
+
+    def scarce(pieces: Any) -> Any:
+        with lock:
+            calls.append(1)
+            if len(calls) == 1:
+                raise MemoryError("no memory")
+        return real(pieces)
+
+    monkeypatch.setattr(saving, "snapshot", scarce)
+    raised = save_from(
+        2, tmp_path / "c", lambda rank, size: {"model": MemoryState(WAYS["flat"](rank, size))}, asynchronous=True
+    )
+    for error in raised:
+        assert isinstance(error, CheckpointError)
+        assert "MemoryError: no memory" in str(error)
+    assert not list(tmp_path.iterdir())
