@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from unidist import elastic
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State
-from unidist.errors import PeerLostError
+from unidist.errors import PeerLostError, UsageError
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.graph import take_failure
+from unidist_tensorflow.inner_step import keeps_share
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -111,6 +112,11 @@ class TensorFlowKerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self.backend = backend
+        if keeps_share(self.optimizer):
+            raise UsageError(
+                "each rank keeps a share of this optimizer only, which is lost with it: an elastic state needs an "
+                "optimizer that every rank has as a whole. Use the strategy 'data', or save and load checkpoints"
+            )
         super().__init__({"all_variables": _Variables(self._variables)}, **values)
 
     def _variables(self) -> list[Any]:

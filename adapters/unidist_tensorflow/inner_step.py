@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.buckets import ParameterInfo
-from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.state import CARRIED, KeepsState
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
@@ -61,8 +61,8 @@ class InnerStep(ABC):
         """Return this rank's gradient of a variable in the type of what it holds; None where there is none."""
         return gradient if gradient is None else as_gradient(gradient, variable)
 
-    def equal_at_start(self, model: Any) -> list[Any]:
-        """Return the variables that every rank gets from rank 0 before the first step."""
+    def equal_everywhere(self, model: Any) -> list[Any]:
+        """Return what is to be equal on every rank of a model's and the optimizer's variables."""
         return [*model.weights, *self._optimizer.variables]
 
     @abstractmethod
@@ -175,6 +175,12 @@ class WholeStep(InnerStep):
     def finalize(self, variables: Sequence[Any]) -> None:
         """See `InnerStep.finalize`."""
         self._plain.finalize_variable_values(self._optimizer, variables)
+
+
+def keeps_share(optimizer: Any) -> bool:
+    """Say whether an optimizer is bound so that each rank keeps a share of its state only."""
+    bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+    return bound is not None and bool(bound.inner.takes_shares)
 
 
 def as_gradient(gradient: Any, variable: Any) -> Gradient:

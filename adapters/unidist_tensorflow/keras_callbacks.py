@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from unidist import context
 from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.inner_step import keeps_share
 from unidist_tensorflow.keras_api import IS_LEGACY, VARIABLES, api, build_legacy_optimizer, is_old
 from unidist_tensorflow.reductions import Average, grouped_allreduce
 
@@ -57,8 +58,12 @@ class BroadcastGlobalVariablesCallback(api.callbacks.Callback):
     def _broadcast(self) -> None:
         if not self.broadcast_done:
             self.broadcast_done = True
-            own = self.model.optimizer.variables
-            variables = [*self.model.weights, *(own() if callable(own) else own)]
+            optimizer = self.model.optimizer
+            if keeps_share(optimizer):
+                variables = optimizer._unidist.inner.equal_everywhere(self.model)
+            else:
+                own = optimizer.variables
+                variables = [*self.model.weights, *(own() if callable(own) else own)]
             broadcast_variables([each for each in variables if id(each) not in self._local], self.root_rank)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from unidist import horovod_arguments
 from unidist.context import Context
+from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.horovod_arguments import Groups
 from unidist.process_sets import ProcessSet
 from unidist.reductions import Op
+from unidist.strategy import Plan, ShardsUpdates
 from unidist_tensorflow.gradient_compression import compressor_of
 from unidist_tensorflow.keras_api import VARIABLES, layers
 
@@ -51,6 +53,16 @@ def exchange_options(
         process_set=process_set,
     )
     return options if isinstance(options.groups, int) else replace(options, groups=None)
+
+
+def check_shares_nothing(plan: Plan, caller: str) -> None:
+    """Raise UsageError if a strategy of the plan shares updates over the ranks, for which `caller` sees too little."""
+    sharing = [item.name for item in plan.strategies if isinstance(item, ShardsUpdates)]
+    if sharing:
+        raise UsageError(
+            f"strategy {sharing[0]!r} shares updates over the ranks, and {caller} cannot; use "
+            "model, optimizer = distribute(model, optimizer)"
+        )
 
 
 def listed_groups(groups: Groups) -> Sequence[Sequence[Any]] | None:

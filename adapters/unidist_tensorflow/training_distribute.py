@@ -21,7 +21,12 @@ from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
-from unidist_tensorflow.training_arguments import CompressionLike, exchange_options, listed_groups
+from unidist_tensorflow.training_arguments import (
+    CompressionLike,
+    check_shares_nothing,
+    exchange_options,
+    listed_groups,
+)
 from unidist_tensorflow.training_binding import check_place
 from unidist_tensorflow.training_legacy import bind_legacy, check_legacy
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
@@ -76,7 +81,7 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
     _prepare_fit(model, bound)
     bound._unidist.belongs_to(lambda: model.trainable_variables)
     if runtime.topology.world_size > 1:
-        bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_at_start(model))
+        bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_everywhere(model))
         if model.built:
             bound._unidist.build_early(model.trainable_variables)
             bound._unidist.settle()
@@ -152,6 +157,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     check_counts_alone(runtime, backward_passes_per_step)
     check_leaves_model(runtime.plan, "DistributedOptimizer")
+    check_shares_nothing(runtime.plan, "DistributedOptimizer")
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -67,6 +68,25 @@ class DistributedOptimizerMixin(BoundMixin):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Give variables their moving averages, where the optimizer keeps them; `fit` calls it at its end."""
         self._unidist.inner.finalize(var_list)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save nothing where this rank has a share only: the file would be no optimizer's. Keras calls it."""
+        if not self._unidist.inner.takes_shares:
+            super().save_own_variables(store)  # type: ignore[misc]  # of an optimizer
+            return
+        warnings.warn(
+            "the optimizer's state is shared over the ranks and is not in this file; unidist's save keeps it",
+            stacklevel=2,
+        )
+
+    def load_own_variables(self, store: Any) -> None:
+        """Refuse where this rank has a share only. Keras calls it."""
+        if self._unidist.inner.takes_shares and len(store.keys()):
+            raise UsageError(
+                "the optimizer's state is shared over the ranks: a file with all of it cannot be loaded into it. Load "
+                "it before distribute(), or use unidist's load"
+            )
+        super().load_own_variables(store)  # type: ignore[misc]  # of an optimizer
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss as gradients are to be taken of it: `fit` calls it, and loops of one's own shall."""

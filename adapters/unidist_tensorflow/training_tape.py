@@ -24,6 +24,7 @@ from unidist_tensorflow.inner_step import as_gradient
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.training_arguments import (
     CompressionLike,
+    check_shares_nothing,
     exchange_options,
     listed_groups,
     local_variables,
@@ -192,6 +193,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             "distribute(model, optimizer) or DistributedOptimizer"
         )
     check_leaves_model(runtime.plan, "a tape")
+    check_shares_nothing(runtime.plan, "a tape")
     if isinstance(gradtape, DistributedTapeMixin):
         raise UsageError("this tape is distributed already")
     options = exchange_options(

@@ -2,6 +2,7 @@
 
     unidist launch -np 2 examples/keras/text_transformer.py
     unidist launch -np 2 --strategy accumulate=2 examples/keras/text_transformer.py --steps 800
+    unidist launch -np 2 --strategy zero=3 examples/keras/text_transformer.py
     python examples/keras/text_transformer.py        # the same script alone
 
 The default takes about two minutes on two cores. The lines that make it distributed are marked with (1) to (5).
@@ -148,8 +149,9 @@ def main() -> None:
         verbose=0,
     ).history
 
+    sample = write(model, text.alphabet, "def ", args.sample)  # on every rank: zero=3 gathers weights in each call
     if leads:
-        print(f"---- a sample ----\n{write(model, text.alphabet, 'def ', args.sample)}", flush=True)
+        print(f"---- a sample ----\n{sample}", flush=True)
         if args.plot:
             save_plot(args.plot, {"loss": {"training": history["loss"], "validation": history["val_loss"]}})
     ud.shutdown()

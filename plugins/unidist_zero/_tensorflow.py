@@ -87,6 +87,10 @@ class ShardedStep(InnerStep):
         """See `InnerStep.is_built`."""
         return self._is_built
 
+    def equal_everywhere(self, model: Any) -> list[Any]:
+        """See `InnerStep.equal_everywhere`: not what the optimizer keeps for shards."""
+        return [*model.weights, *([] if self._is_built else self._optimizer.variables)]
+
     # Building
 
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:

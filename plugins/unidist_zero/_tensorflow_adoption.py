@@ -44,12 +44,12 @@ def keep(optimizer: Any, variables: Sequence[Any], local: Sequence[Any]) -> Kept
     scalars = {}
     own = {id(each) for each in optimizer._variables}
     for name, value in vars(optimizer).items():
-        is_variable = isinstance(value, keras.Variable) and id(value) in own
-        if is_variable and name not in ("_iterations", "_learning_rate"):
+        if isinstance(value, keras.Variable) and name not in ("_iterations", "_learning_rate"):
             scalars[name] = np.array(value.numpy())
             made.append(value)
     for each in made:
-        optimizer._untrack_variable(each)
+        if id(each) in own:  # what is made within a LossScaleOptimizer's `build` is not tracked
+            optimizer._untrack_variable(each)
     optimizer._trainable_variables_indices = {}
     optimizer.built = False
     return Kept(scalars, slots)

@@ -74,7 +74,7 @@ class FragmentedMixin:
         """Refuse: the values are not here."""
         self._refuse()
 
-    def __array__(self, dtype: Any = None) -> Array:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the values within the call of its layer; refuse elsewhere."""
         value: Array = self.__tf_tensor__(dtype).numpy()
         return value
@@ -98,9 +98,27 @@ class FragmentedMixin:
         )
 
 
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_GUARDED = (
+    *(f"__{prefix}{name}__" for name in _OPERATORS for prefix in ("", "r")),
+    *(f"__{name}__" for name in ("neg", "pos", "abs", "round", "getitem", "lt", "le", "gt", "ge")),
+)
+"""Keras gives these what `value` is, which is the fragment where no layer is being called."""
+
+
+def _guard(name: str) -> Any:
+    def guarded(self: Any, *args: Any) -> Any:
+        self.__tf_tensor__()
+        return getattr(super(type(self), self), name)(*args)
+
+    return guarded
+
+
 @functools.cache
-def _fragmented(plain: type[Any]) -> type[Any]:
-    return type(plain.__name__, (FragmentedMixin, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+def _fragmented(plain: Any) -> type[Any]:
+    namespace = {name: _guard(name) for name in _GUARDED if hasattr(plain, name)}
+    namespace |= {"__module__": plain.__module__, "__doc__": plain.__doc__}
+    return type(plain.__name__, (FragmentedMixin, plain), namespace)
 
 
 def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: bool) -> Fragment:

@@ -52,10 +52,9 @@ class FragmentStep(ShardedStep):
             return None
         return gradient
 
-    def equal_at_start(self, model: Any) -> list[Any]:
-        """See `InnerStep.equal_at_start`: all but the fragments, which are rank 0's already."""
-        weights = [each for each in model.weights if not isinstance(each, FragmentedMixin)]
-        return [*weights, *self._optimizer.variables]
+    def equal_everywhere(self, model: Any) -> list[Any]:
+        """See `InnerStep.equal_everywhere`: all but the fragments."""
+        return [each for each in super().equal_everywhere(model) if not isinstance(each, FragmentedMixin)]
 
     def _make_exchange(self, parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> FragmentExchange:
         return FragmentExchange(parameters, options=options, communicator=self.communicator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -41,6 +41,7 @@ class Case:
         excluded: names that are left out of weight decay.
         constrained: the head's rows are kept at unit norm.
         layered: train a model of layers, else one with variables of its own.
+        noisy: with dropout and batch normalization, which only one rank has like one process.
     """
 
     strategy: str = "zero=2"
@@ -53,6 +54,7 @@ class Case:
     excluded: tuple[str, ...] = ()
     constrained: bool = False
     layered: bool = False
+    noisy: bool = False
 
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -125,19 +127,35 @@ class Block(keras.layers.Layer):
         return x + self.inner(self.norm(self.inner(x)))
 
 
-def layered() -> Any:
-    """Return a model of layers whose sizes no number of ranks divides."""
+class Noisy(Block):
+    """A block with dropout."""
+
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(width, **options)
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Return the same shape."""
+        return super().call(self.dropout(x, training=training))
+
+
+def layered(*, noisy: bool) -> Any:
+    """Return a model of layers whose sizes no number of ranks divides; three of them lie in a model within it."""
     keras.utils.set_random_seed(3)
     features = keras.Input((7,))
     x = keras.layers.Dense(11, activation="tanh", name="first")(features)
     x = Block(11, name="block_a")(x)
-    x = Block(11, name="block_b")(x)
+    inside = keras.Input((11,))
+    y = Block(11, name="block_b")(inside)
+    if noisy:
+        y = keras.layers.BatchNormalization(name="batch_norm")(Noisy(11, name="noisy")(y))
+    x = keras.Model(inside, y, name="within")(x)
     return keras.Model(features, keras.layers.Dense(3, name="head")(x))
 
 
 def make(case: Case) -> tuple[Any, Any]:
     """Return model and optimizer, not distributed."""
-    model: Any = layered() if case.layered else Model(constrained=case.constrained)
+    model: Any = layered(noisy=case.noisy) if case.layered else Model(constrained=case.constrained)
     if not case.layered:
         model.build((None, 7))
     optimizer: Any = OPTIMIZERS[case.optimizer](**case.options)
@@ -188,7 +206,12 @@ def alone(case: Case) -> Parameters:
     whole = data(case.steps * case.passes)
     windows = [whole[start : start + case.passes] for start in range(0, len(whole), case.passes)]
     batches = [tuple(np.concatenate(parts) for parts in zip(*window, strict=True)) for window in windows]
-    return train(case, *make(case), batches)
+    model, optimizer = make(case)
+    found = train(replace(case, mode="eager"), model, optimizer, batches)  # the quickest way
+    if case.mode == "fit":
+        optimizer.finalize_variable_values(model.trainable_variables)
+        found = values(model)
+    return found
 
 
 def share(batches: Sequence[tuple[Any, Any]], rank: int, size: int) -> list[tuple[Any, Any]]:

@@ -27,6 +27,8 @@ CASES = {
         Case("zero=1,accumulate=2", "adamw", "function", passes=2),
         Case("zero=2:whole=true", "sgd", "eager", {"clipnorm": 0.02}),
         Case("zero=3", "muon", "fit", layered=True),
+        Case("zero=3", "adamw", "fit", layered=True, noisy=True),
+        Case("zero=3", "sgd", "eager", layered=True, noisy=True),
     ],
     2: [
         Case("zero=1:bucket_mb=0.0002", "adamw", "eager", {"use_ema": True, "ema_momentum": 0.9}),

@@ -1,0 +1,153 @@
+"""What ZeRO does to Keras models and optimizers, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+import unidist.tensorflow as ud  # noqa: E402 - after TensorFlow is known to be there
+import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
+from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._tensorflow_units import plan_units  # noqa: E402 - after TensorFlow is known to be there
+
+
+@pytest.fixture(autouse=True)
+def _runtime() -> Iterator[None]:
+    ud.init()
+    yield
+    ud.shutdown()
+
+
+def dense(**options: Any) -> Any:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="first", **options)])
+    model.add(keras.layers.Dense(2, name="second"))
+    return model
+
+
+def one_step(model: Any, optimizer: Any) -> None:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(model(tf.ones((2, 4)), training=True) - 1.0))
+    variables = model.trainable_variables
+    optimizer.apply(tape.gradient(loss, variables), variables)
+
+
+def test_layers_of_a_model_and_of_models_in_it_are_units_and_what_they_share_belongs_to_the_root() -> None:
+    shared = keras.layers.Dense(4, name="shared")
+
+    class Uses(keras.layers.Layer):
+        """Has a layer that another one has too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.own = shared, keras.layers.Dense(4)
+
+        def call(self, x: Any) -> Any:
+            """Return the same shape."""
+            return self.own(self.inner(x))
+
+    features = keras.Input((4,))
+    within = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="a"), keras.layers.ReLU()])
+    model = keras.Model(features, shared(Uses()(within(features))))
+    units = plan_units(model, model.trainable_variables)
+    names = [[variable.path.rpartition("/")[2] for variable in unit.variables] for unit in units]
+    assert [unit.layer.name for unit in units[:-1]] == ["a", "uses"]
+    assert units[-1].layer is model
+    assert names == [["kernel", "bias"]] * 3
+    assert [id(variable) for variable in units[-1].variables] == [id(shared.kernel), id(shared.bias)]
+
+
+def test_at_stage_3_values_are_found_in_calls_and_within_gathered_only(tmp_path: Path) -> None:
+    model, optimizer = ud.distribute(dense(), keras.optimizers.SGD(0.1), "zero=3")
+    kernel = model.layers[0].kernel
+    assert tuple(kernel.shape) == (4, 3)
+    for ask in (kernel.numpy, model.get_weights, lambda: kernel + 1.0, lambda: kernel.assign(np.zeros((4, 3)))):
+        with pytest.raises(UsageError, match=r"first/kernel': each rank holds a fragment of it"):
+            ask()
+    with unidist_zero.gathered(model):
+        assert kernel.numpy().shape == (4, 3)
+        kernel.assign(np.ones((4, 3)))
+        model.save_weights(tmp_path / "saved.weights.h5")
+        with pytest.raises(UsageError, match="gathered already"), unidist_zero.gathered(model):
+            pass
+    one_step(model, optimizer)
+    other = dense()
+    other.load_weights(tmp_path / "saved.weights.h5")
+    np.testing.assert_array_equal(other.layers[0].kernel, np.ones((4, 3)))
+    with unidist_zero.gathered(model):
+        assert not np.array_equal(kernel, other.layers[0].kernel)
+        assert kernel.numpy().shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "strategy", "error", "text"),
+    [
+        (lambda: dense(kernel_constraint="unit_norm"), "zero=3", UsageError, "has a constraint"),
+        (lambda: dense(kernel_regularizer="l2"), "zero=3", UsageError, "has a regularizer"),
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), "zero=3", UsageError, "build it before distribute"),
+        (dense, "zero=3:shard=1", ConfigurationError, "shard= is not there for Keras"),
+    ],
+)
+def test_what_stage_3_cannot_do_is_an_error(make: Any, strategy: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        ud.distribute(make(), keras.optimizers.SGD(0.1), strategy)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("strategy", ["zero=1", "zero=2:whole=true"])
+def test_an_optimizer_that_is_built_keeps_its_state(strategy: str, scaled: bool) -> None:
+    outcomes = []
+    for distributes in (False, True):
+        keras.utils.set_random_seed(0)
+        model, optimizer = dense(), keras.optimizers.Nadam(0.1, use_ema=True, ema_overwrite_frequency=2)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, dynamic_growth_steps=3)
+        for step in range(4):
+            if distributes and step == 2:
+                model, optimizer = ud.distribute(model, optimizer, strategy)
+            one_step(model, optimizer)
+        assert int(optimizer.iterations) == 4
+        outcomes.append([variable.numpy() for variable in model.weights])
+        outcomes[-1] += [optimizer.dynamic_scale.numpy()] if scaled else []
+    for found, expected in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_saving_the_model_says_that_the_state_of_the_optimizer_is_not_in_the_file(tmp_path: Path) -> None:
+    model, optimizer = ud.distribute(dense(), keras.optimizers.Adam(0.1), "zero=1")
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.train_on_batch(np.ones((2, 4)), np.ones((2, 2)))
+    with pytest.warns(UserWarning, match=r"state is shared over the ranks and is not in this file"):
+        model.save(tmp_path / "model.keras")
+    found = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    np.testing.assert_array_equal(found.layers[0].kernel, model.layers[0].kernel)
+
+
+def test_what_has_the_optimizer_only_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ud.shutdown()
+    monkeypatch.setenv("UNIDIST_STRATEGY", "zero=2")
+    ud.init()
+    for make in (lambda: ud.DistributedOptimizer(keras.optimizers.SGD(0.1)), lambda: ud.DistributedGradientTape(tape)):
+        with (
+            tf.GradientTape() as tape,
+            pytest.raises(UsageError, match=r"use model, optimizer = distribute\(model, optimizer\)"),
+        ):
+            make()
+
+
+def test_variables_of_16_bits_are_updated_in_32() -> None:
+    model = dense()
+    weights = [each.numpy() for each in model.trainable_variables]
+    model, optimizer = ud.distribute(model, keras.optimizers.SGD(1e-4), "zero=2,precision=bf16")
+    for _ in range(40):  # each step is far less than a bfloat16 can tell from nothing
+        one_step(model, optimizer)
+    kernel = model.trainable_variables[0]
+    assert kernel.dtype == "bfloat16"
+    assert np.abs(kernel.numpy().astype("float32") - weights[0]).max() > 1e-3
+    assert {each.dtype for each in optimizer._trainable_variables} == {"float32"}
