@@ -19,8 +19,9 @@ from unidist.checkpoint.agreement import DiskError, agree
 from unidist.checkpoint.pieces import Piece
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.shard import sync
+from unidist.checkpoint.snapshot import SnapshotMemory
 from unidist.checkpoint.state import KeepsState
-from unidist.checkpoint.writing import Offer, Written, assign, check_offers, make_index, merge_values, snapshot, write
+from unidist.checkpoint.writing import Offer, Written, assign, check_offers, make_index, merge_values, write
 from unidist.communicator import Communicator
 from unidist.errors import UnidistError, UsageError
 
@@ -41,6 +42,7 @@ class Saver:
     def __init__(self, communicator: Communicator, facts: Mapping[str, Any]) -> None:
         self.communicator = communicator
         self._facts = dict(facts)
+        self._memory = SnapshotMemory()
         self._pending: SaveHandle | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,8 +70,8 @@ class Saver:
         error: Exception | None = None
         if options.asynchronous:
             try:
-                own = snapshot(own)
-            except Exception as exc:  # MemoryError above all: the others must hear of it
+                own = self._memory.take(own)
+            except Exception as exc:  # that there is no memory, above all: the others must hear of it
                 error = exc
         finish = _Finish(self.communicator, options, own, offers, {**self._facts, **facts}, what, error)
         if not options.asynchronous:
@@ -105,6 +107,7 @@ class Saver:
     def close(self) -> None:
         """Wait until nothing is being saved, and log an error that nobody has heard of."""
         error = self._join()
+        self._memory.close()
         if error is not None:
             _log.error("an asynchronous save failed: %s", error)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidist.buffer import Buffer, copy
+from unidist.buffer import Buffer
 from unidist.checkpoint import index, shard
 from unidist.checkpoint.index import Index, StoredPiece, StoredSection, StoredTensor
 from unidist.checkpoint.parts import Part
@@ -90,27 +89,6 @@ def check_offers(offers: Sequence[Offer]) -> None:
                 f"the pieces of {info} in section {section!r} have {count} elements together instead of {info.count}: "
                 "the state's `pieces` does not cover the tensor, or covers some of it twice"
             )
-
-
-def snapshot(pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
-    """Return the pieces with memory of their own, so that training may go on.
-
-    Args:
-        pieces: each with its section.
-    """
-    total = sum(piece.nbytes for _, piece in pieces if not piece.is_copied)
-    memory = Buffer.of(mmap.mmap(-1, total)) if total else None
-    taken, start = [], 0
-    # The largest items first: every piece then begins at a multiple of its item size.
-    for section, piece in sorted(pieces, key=lambda item: -item[1].tensor.dtype.itemsize):
-        place = piece.memory
-        if not piece.is_copied and place.nbytes:
-            assert memory is not None
-            place = memory.slice(start, place.nbytes).cast(place.dtype)
-            copy(piece.memory, place)
-            start += place.nbytes
-        taken.append((section, Piece(piece.tensor, piece.part, place)))
-    return taken
 
 
 def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Written:

@@ -25,12 +25,13 @@ from checkpoint_states import (
 )
 
 from unidist.buffer import Buffer, DType
-from unidist.checkpoint import index, saving
+from unidist.checkpoint import index
 from unidist.checkpoint.index import Index
 from unidist.checkpoint.parts import Part
 from unidist.checkpoint.pieces import Piece, TensorInfo
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
+from unidist.checkpoint.snapshot import SnapshotMemory
 from unidist.checkpoint.state import MemoryState
 from unidist.communicator import Communicator
 from unidist.errors import CheckpointError, UsageError
@@ -168,6 +169,24 @@ def test_an_asynchronous_save_has_the_numbers_of_the_call(tmp_path: Path) -> Non
     np.testing.assert_array_equal(read_all(tmp_path / "c")["x"], np.arange(1000, dtype="float32"))
 
 
+def test_the_memory_of_a_snapshot_is_used_again_if_it_is_large_enough() -> None:
+    def take(count: int, fill: float) -> tuple[list[bytes], list[int]]:
+        held = [("m", piece("x", np.full(count, fill, "float32"))), ("m", piece("y", np.full(3, fill, "float64")))]
+        taken = memory.take(held)
+        assert all(each.memory.address % each.memory.dtype.itemsize == 0 for _, each in taken)
+        assert [bytes(each.memory.bytes()) for _, each in taken] == [
+            bytes(each.memory.bytes()) for _, each in held[::-1]
+        ]
+        return [bytes(each.memory.bytes()) for _, each in taken], [each.memory.address for _, each in taken]
+
+    memory = SnapshotMemory()
+    _, first = take(1000, 1)
+    _, again = take(900, 2)
+    assert first == again
+    take(100_000, 3)
+    memory.close()
+
+
 def test_ranks_that_ask_for_different_saves_are_told_so(tmp_path: Path) -> None:
     def main(communicator: Communicator) -> str:
         saver = Saver(communicator, {})
@@ -273,16 +292,16 @@ class TestStages:
 def test_a_rank_without_memory_for_a_snapshot_is_reported_to_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, lock, calls = saving.snapshot, threading.Lock(), []
+    real, lock, calls = SnapshotMemory.take, threading.Lock(), []
 
-    def scarce(pieces: Any) -> Any:
+    def scarce(self: SnapshotMemory, pieces: Any) -> Any:
         with lock:
             calls.append(1)
             if len(calls) == 1:
                 raise MemoryError("no memory")
-        return real(pieces)
+        return real(self, pieces)
 
-    monkeypatch.setattr(saving, "snapshot", scarce)
+    monkeypatch.setattr(SnapshotMemory, "take", scarce)
     raised = save_from(
         2, tmp_path / "c", lambda rank, size: {"model": MemoryState(WAYS["flat"](rank, size))}, asynchronous=True
     )
