@@ -10,7 +10,7 @@ from unidist.exchange_options import ExchangeOptions
 from unidist.framework import Framework
 from unidist.gradient_rules import rules_of
 from unidist.precision import precision_of
-from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates, Strategy
+from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates
 from unidist.update import Accumulation, Update
 
 
@@ -66,11 +66,7 @@ def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
 
 def check_leaves_model(plan: Plan, caller: str) -> None:
     """Raise UsageError if a strategy of the plan changes the model, which `caller` does not see."""
-    changing = [
-        item.name
-        for item in plan.strategies
-        if isinstance(item, ChoosesPrecision) or type(item).partition is not Strategy.partition
-    ]
+    changing = [item.name for item in plan.strategies if isinstance(item, ChoosesPrecision) or item.changes_model]
     if changing:
         raise UsageError(
             f"strategy {' and '.join(map(repr, changing))} changes the model, and {caller} has the optimizer only; use "

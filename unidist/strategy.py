@@ -77,6 +77,11 @@ class Strategy(ABC):
         """
         return model
 
+    @property
+    def changes_model(self) -> bool:
+        """True: it must see the model, so binding an optimizer alone will not do. The default: it has a `partition`."""
+        return type(self).partition is not Strategy.partition
+
     def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
         """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.
 

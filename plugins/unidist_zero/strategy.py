@@ -116,6 +116,11 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
             precision=options.precision,
         )
 
+    @property
+    def changes_model(self) -> bool:
+        """See `Strategy.changes_model`: at stage 3."""
+        return self.stage == 3
+
     def partition(self, model: Any, context: Context) -> Any:
         """See `Strategy.partition`: at stage 3 a model of PyTorch is prepared; others are divided by `attach`."""
         for spec in context.plugins.frameworks if self.stage == 3 else ():

@@ -1,0 +1,220 @@
+"""Scripts that two ranks run under ZeRO; each checks for itself what it sees, on both ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import unidist.torch as ud
+from unidist.environment import set_variables
+from unidist.errors import ConfigurationError, UsageError
+from unidist_zero import gathered
+
+SCRIPTS: dict[str, Callable[[], None]] = {}
+
+
+def script(function: Callable[[], None]) -> Callable[[], None]:
+    """Let the tests run a function on two ranks."""
+    SCRIPTS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def training(strategy: str, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Start unidist, and give a model and its optimizer."""
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, optimizer = network()
+            yield ud.distribute(model, optimizer, **options)
+        finally:
+            ud.shutdown()
+
+
+def network() -> tuple[Any, Any]:
+    """Return a model and its optimizer, always the same."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)).double()
+    first, second = model
+    groups = [{"params": list(first.parameters())}, {"params": list(second.parameters()), "weight_decay": 0.3}]
+    return model, torch.optim.AdamW(groups, lr=0.05)
+
+
+def loss_of(model: Any, number: int) -> torch.Tensor:
+    """Return a loss, alike on both ranks."""
+    inputs = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+    loss: torch.Tensor = model(inputs).square().mean()
+    return loss
+
+
+def step(model: Any, optimizer: Any, number: int) -> None:
+    """Do one update."""
+    optimizer.zero_grad()
+    loss_of(model, number).backward()
+    optimizer.step()
+
+
+def values(model: Any) -> list[torch.Tensor]:
+    """Return copies of the parameters."""
+    with gathered(model):
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def check_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Raise AssertionError unless all are equal to rounding."""
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+@script
+def state_dicts_are_those_of_the_plain_optimizer() -> None:
+    plain_model, plain = network()
+    for number in range(3):
+        step(plain_model, plain, number)
+    for strategy in ("zero=1", "zero=2:whole=true", "zero=3"):
+        with training(strategy) as (model, optimizer):
+            assert optimizer.state_dict()["state"] == {}, "nothing is stepped to make state"
+            for number in range(3):
+                step(model, optimizer, number)
+            assert not optimizer.state, "the state is in shares"
+            found, expected = optimizer.state_dict(), plain.state_dict()
+            assert found["param_groups"] == expected["param_groups"]
+            for index, state in expected["state"].items():
+                for name, value in state.items():
+                    torch.testing.assert_close(found["state"][index][name], value, rtol=1e-12, atol=1e-13)
+            check_equal(values(model), list(plain_model.parameters()))
+            # Another optimizer goes on with it, and so does this one when it was given it back.
+            other_model, other = network()
+            other_model.load_state_dict(model.state_dict())
+            other.load_state_dict(found)
+            optimizer.load_state_dict(found)
+            step(other_model, other, 3)
+            step(model, optimizer, 3)
+            check_equal(values(model), list(other_model.parameters()))
+
+
+@script
+def state_of_before_is_taken_over() -> None:
+    plain_model, plain = network()
+    step(plain_model, plain, 0)
+    with set_variables({"UNIDIST_STRATEGY": "zero=2", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, optimizer = network()
+            if ud.rank() == 0:  # as a script that resumes: rank 0's goes to all
+                model.load_state_dict(plain_model.state_dict())
+                optimizer.load_state_dict(plain.state_dict())
+            model, optimizer = ud.distribute(model, optimizer)
+            for number in (1, 2):
+                step(model, optimizer, number)
+                step(plain_model, plain, number)
+            check_equal(values(model), list(plain_model.parameters()))
+        finally:
+            ud.shutdown()
+
+
+@script
+def gradients_that_are_forgotten_and_windows_cut_short() -> None:
+    for strategy in ("zero=1", "zero=2"):
+        plain_model, plain = network()
+        step(plain_model, plain, 0)
+        plain.zero_grad()
+        ((loss_of(plain_model, 1) + loss_of(plain_model, 2)) / 2).backward()
+        plain.step()
+        with training(f"{strategy},accumulate=3") as (model, optimizer):
+            loss_of(model, 7).backward()
+            optimizer.zero_grad()  # in the first pass of a window: it begins again
+            for _ in range(3):
+                step(model, optimizer, 0)
+            for number in (1, 2):
+                step(model, optimizer, number)
+            assert all(parameter.grad is None for parameter in model.parameters())
+            assert optimizer.flush()
+            assert not optimizer.flush()
+            check_equal(values(model), list(plain_model.parameters()))
+
+
+@script
+def a_rank_that_joined_goes_on_updating_its_share() -> None:
+    for strategy in ("zero=1", "zero=2:bucket_mb=0.0001", "zero=2,accumulate=2"):
+        passes = 2 if "accumulate" in strategy else 1
+        plain_model, plain = network()
+        for number in range(3):
+            plain.zero_grad()
+            (loss_of(plain_model, number) * (1 if number == 0 else 0.5)).backward()
+            plain.step()
+        with training(strategy) as (model, optimizer):
+            for number in range(3 if ud.rank() == 0 else 1):
+                for _ in range(passes):
+                    step(model, optimizer, number)
+            ud.join()
+            check_equal(values(model), list(plain_model.parameters()))
+
+
+@script
+def step_hooks_and_options_that_a_step_changes() -> None:
+    calls = []
+    with training("zero=1") as (model, optimizer):
+        optimizer.register_step_pre_hook(lambda given, *args: calls.append(given is optimizer))
+        optimizer.register_step_post_hook(lambda given, *args: calls.append(given is optimizer))
+        step(model, optimizer, 0)
+    assert calls == [True, True], calls
+
+
+@script
+def what_cannot_be_shared_is_an_error() -> None:
+    with training("zero=1") as (model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(loss_of(model, 0)).backward()
+        with pytest.raises(UsageError, match="precision=fp16"):
+            scaler.step(optimizer)
+    with set_variables({"UNIDIST_STRATEGY": "zero=2", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, _ = network()
+            with pytest.raises(UsageError, match="asks for a closure"):
+                ud.distribute(model, torch.optim.LBFGS(model.parameters()))
+            with pytest.raises(ConfigurationError, match="zero=2,accumulate=2"):
+                ud.DistributedOptimizer(torch.optim.SGD(model.parameters()), backward_passes_per_step=2)
+            with pytest.raises(ConfigurationError, match="compression"):
+                ud.DistributedOptimizer(torch.optim.SGD(model.parameters()), compression=ud.Compression.fp16)
+            table = torch.nn.Embedding(5, 3, sparse=True)
+            table, optimizer = ud.distribute(table, torch.optim.SGD(table.parameters(), lr=0.1))
+            with pytest.raises(UsageError, match="'weight' is sparse"):
+                table(torch.tensor([1, 2])).sum().backward()
+        finally:
+            ud.shutdown()
+    with set_variables({"UNIDIST_STRATEGY": "zero=3", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, optimizer = network()
+            with pytest.raises(UsageError, match=r"distribute\(model, optimizer\)"):
+                ud.DistributedOptimizer(optimizer)
+        finally:
+            ud.shutdown()
+
+
+@script
+def parameters_of_stage_3_outside_of_forward() -> None:
+    with training("zero=3") as (model, optimizer):
+        step(model, optimizer, 0)
+        weight = model[0].weight
+        assert weight.shape == (7, 5)
+        assert weight.isnan().all()
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            weight.mul_(2)
+        before = model.state_dict()["0.weight"]
+        assert before.isfinite().all()
+        with gathered(model), torch.no_grad():
+            weight.mul_(2)
+        assert weight.isnan().all()
+        torch.testing.assert_close(model.state_dict()["0.weight"], 2 * before)
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        torch.testing.assert_close(model.state_dict()["0.weight"], 2 * before + 1)
+        before_step = values(model)
+        step(model, optimizer, 1)
+        assert not torch.equal(values(model)[0], before_step[0])

@@ -1,0 +1,25 @@
+"""What a script sees of ZeRO in PyTorch: state dicts, errors, ranks that join, values at stage 3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _torch_scripts import SCRIPTS
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_with_shared_updates(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
