@@ -18,6 +18,10 @@ from unidist_tensorflow.conformance import computing_in_float64
 STEPS, BATCH, ROWS, WIDTH, CLASSES, RATE = 5, 12, 20, 5, 3, 0.5
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""Where a rank of a pool is: in a world of its own. One process less is started for a world of one rank."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One training.
@@ -61,11 +65,12 @@ class Model(keras.Model):
         return ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred * 3, from_logits=True))
 
 
-def train_over_ranks(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Train with unidist, one case after another; return the variables of each."""
+def train_over_ranks(cases: Sequence[Case], *, alone: bool = False) -> list[dict[str, Any]]:
+    """Train with unidist, one case after another, or each rank alone with it; return the variables of each."""
     results = []
+    place = {f"UNIDIST_{name}": value for name, value in ALONE.items()} if alone else {}
     for case in cases:
-        with set_variables({"UNIDIST_STRATEGY": case.strategy}), computing_in_float64():
+        with set_variables({"UNIDIST_STRATEGY": case.strategy, **place}), computing_in_float64():
             ud.init()
             try:
                 model: Any = Model()

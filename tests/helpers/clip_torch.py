@@ -15,6 +15,10 @@ from unidist.environment import set_variables
 STEPS, BATCH, ROWS, WIDTH, CLASSES = 6, 12, 20, 5, 3
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""Where a rank of a pool is: in a world of its own. One process less is started for a world of one rank."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One training.
@@ -55,11 +59,12 @@ class Model(torch.nn.Module):
         return torch.tanh(self.embedding(words).sum(1) @ self.inner) @ self.head
 
 
-def train_over_ranks(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Train with unidist, one case after another; return the parameters of each."""
+def train_over_ranks(cases: Sequence[Case], *, alone: bool = False) -> list[dict[str, Any]]:
+    """Train with unidist, one case after another, or each rank alone with it; return the parameters of each."""
     results = []
+    place = {f"UNIDIST_{name}": value for name, value in ALONE.items()} if alone else {}
     for case in cases:
-        with set_variables({"UNIDIST_STRATEGY": case.strategy}):
+        with set_variables({"UNIDIST_STRATEGY": case.strategy, **place}):
             ud.init()
             try:
                 model: Any = Model(case.sparse)

@@ -96,7 +96,7 @@ def one_overflow(strategy: str, where: int) -> dict[str, Any]:
             found["scales"].append(update.scaler.scale)
             found["changed"].append(not torch.equal(before, model.weight))
             found["gradient"] = None if model.weight.grad is None else float(model.weight.grad.sum())
-        found["steps"] = int(optimizer.state[model.weight]["step"])
+        found["steps"] = int(optimizer.state_dict()["state"][0]["step"])
         found["counted"] = update.step
         found["finite"] = bool(torch.isfinite(model.weight).all())
         found["weight"] = model.weight.detach().numpy().tolist()

@@ -35,6 +35,9 @@ CASES = [
     Case("clip_norm=0.1,clip_value=0.02", (by_norm(0.1, 2), VALUE)),
     Case("clip_norm=0.5", (by_norm(0.5, 2),), sparse=True, as_dense=True),
     Case("clip_norm=1000", ()),
+    Case("zero=1,clip_norm=0.5", (by_norm(0.5, 2),)),
+    Case("clip_norm=0.05:p=inf,zero=2,accumulate=2", (by_norm(0.05, math.inf),), passes=2),
+    Case("zero=2,clip_value=0.02,clip_norm=0.1:p=3", (VALUE, by_norm(0.1, 3))),
 ]
 
 
@@ -45,12 +48,12 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_clipping_over_ranks_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
-    pool = rank_pool(size)
+    pool = rank_pool(max(size, 2))
     expected = pool.run(clip_torch.train_in_one_process, (CASES,))[0]
     unclipped = pool.run(clip_torch.train_in_one_process, ([Case(case.strategy, (), case.passes) for case in CASES],))[
         0
     ]
-    found = pool.run(clip_torch.train_over_ranks, (CASES,))
+    found = pool.run(clip_torch.train_over_ranks, (CASES,), {"alone": size == 1})
     for number, case in enumerate(CASES):
         for rank in range(size):
             error = largest_difference(found[rank][number], expected[number])

@@ -20,11 +20,15 @@ def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactor
     plain = pool.run(precision_keras.digits, ("precision=fp32",))
     assert plain[0]["accuracy"] > 0.85
     assert plain[0]["computed"] == "float32"
-    for line, dtype, skipped, built in (("bf16", "bfloat16", None, False), ("fp16,clip_norm=5", "float16", 0, True)):
+    for line, computed, kept, skipped, built in (
+        ("bf16", "bfloat16", "float32", None, False),
+        ("fp16,clip_norm=5", "float16", "float32", 0, True),
+        ("fp16,zero=2", "float16", "float16", 0, True),
+    ):
         found = pool.run(precision_keras.digits, (f"precision={line}",), {"built": built})
         assert found[0] == found[1]
         assert abs(found[0]["accuracy"] - plain[0]["accuracy"]) < 0.02
-        assert (found[0]["computed"], found[0]["kept"]) == (dtype, "float32")
+        assert (found[0]["computed"], found[0]["kept"]) == (computed, kept)
         assert (found[0]["skipped"], found[0]["updates"]) == (skipped, 112)
         assert found[0]["sum"] != plain[0]["sum"]
 
@@ -36,7 +40,8 @@ def test_gradients_that_float16_cannot_hold_need_a_scaled_loss(rank_pool: RankPo
 
 
 @pytest.mark.parametrize(
-    ("mode", "line"), [("eager", ",clip_value=1"), ("function", ",accumulate=2"), ("fit", ",clip_norm=1")]
+    ("mode", "line"),
+    [("eager", ",clip_value=1"), ("function", ",accumulate=2"), ("fit", ",clip_norm=1"), ("fit", ",zero=1")],
 )
 def test_an_overflow_on_one_rank_is_skipped_by_all(rank_pool: RankPoolFactory, mode: str, line: str) -> None:
     pool = rank_pool(2, env=ENVIRONMENT)

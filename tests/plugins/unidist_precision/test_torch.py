@@ -33,14 +33,30 @@ def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactor
         assert found[0]["sum"] != plain[0]["sum"]
 
 
+def test_with_zero_parameters_are_of_16_bits_and_updated_in_32(rank_pool: RankPoolFactory) -> None:
+    pytest.importorskip("sklearn")
+    pool = rank_pool(2)
+    plain = pool.run(precision_torch.digits, ("precision=fp32",))
+    for line, dtype in (
+        ("zero=2,precision=bf16:reduce=fp32", "torch.bfloat16"),
+        ("precision=fp16,zero=1,clip_norm=5", "torch.float16"),
+    ):
+        found = pool.run(precision_torch.digits, (line,))
+        assert found[0] == found[1]
+        assert abs(found[0]["accuracy"] - plain[0]["accuracy"]) < 0.02
+        assert (found[0]["computed"], found[0]["kept"]) == (dtype, dtype)
+        assert found[0]["skipped"] in (None, 0)
+
+
 def test_gradients_that_float16_cannot_hold_need_a_scaled_loss(rank_pool: RankPoolFactory) -> None:
     pool = rank_pool(2)
     assert pool.run(precision_torch.small_gradients, ("precision=fp16:loss_scale=1:growth_interval=0",))[0] > 0.5
     assert pool.run(precision_torch.small_gradients, ("precision=fp16:loss_scale=268435456",))[0] < 0.1
     assert pool.run(precision_torch.small_gradients, ("precision=bf16",))[0] < 0.1
+    assert pool.run(precision_torch.small_gradients, ("precision=fp16:loss_scale=268435456,zero=2",))[0] < 0.1
 
 
-@pytest.mark.parametrize("line", ["", ",clip_norm=1", ",accumulate=2,clip_value=1", ",data:overlap=false"])
+@pytest.mark.parametrize("line", ["", ",clip_norm=1", ",accumulate=2,clip_value=1", ",data:overlap=false", ",zero=1"])
 def test_an_overflow_on_one_rank_is_skipped_by_all(rank_pool: RankPoolFactory, line: str) -> None:
     found = rank_pool(2).run(precision_torch.one_overflow, (f"precision=fp16:loss_scale=1024{line}", 1))
     assert found[0] == found[1]
