@@ -1,7 +1,7 @@
-"""Brings updated shards into the variables of a Keras model on every rank: one node, and no copy but the gathering.
+"""Brings updated shards into the variables of a Keras model on every rank: a node for each bucket, no further copy.
 
-What is gathered becomes the memory of the variables. So it is new memory each time; what TensorFlow has let go of is
-used again.
+What is gathered becomes the memory of the variables. So it is other memory each time: that which the bucket before has
+set free, mostly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist.buffer import Buffer
+from unidist.buffer import HOST
 from unidist.timeline import Recorder
 from unidist_tensorflow.memory import Array, array_of_buffer
 from unidist_tensorflow.training_tensors import host_node
@@ -38,30 +38,31 @@ class VariableGather:
         self._exchange = exchange
         self._shards = shards
         self._recorder = recorder
-        self._memories = [Memories(partial(exchange.allocate, cut.count, cut)) for cut in exchange.partition.buckets]
+        self._memories = Memories(exchange.lanes[HOST].shard)
 
     def run(self, variables: Sequence[Any]) -> None:
         """Assign to the model's variables, by place, what the shards are now. Collective; eager, or in a graph."""
-        places = self._exchange.partition.places()
+        for number, cut in enumerate(self._exchange.partition.buckets):
+            shards = [shard for shard in self._shards if shard.run.bucket == number]
+            of_bucket = [variables[slot.parameter] for slot in cut.slots]
+            specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_bucket]
+            values = [tf.convert_to_tensor(shard.variable) for shard in shards]
+            gathered = host_node(partial(self._gathered, number, shards, specs), values, specs, name=NODE)
+            for variable, value in zip(of_bucket, gathered, strict=True):
+                variable.assign(value)
 
-        def gathered(*values: Any) -> list[Array]:
-            buckets = self._gathered([np.asarray(value) for value in values])
-            arrays = []
-            for place, variable in enumerate(variables):
-                number, slot = places[place]
-                arrays.append(array_of_buffer(buckets[number].slice(slot.offset, slot.count), tuple(variable.shape)))
-            return arrays
-
-        specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-        values = [tf.convert_to_tensor(shard.variable) for shard in self._shards]
-        for variable, value in zip(variables, host_node(gathered, values, specs, name=NODE), strict=True):
-            variable.assign(value)
-
-    def _gathered(self, values: Sequence[Array]) -> list[Buffer]:
-        buckets = [memories.take() for memories in self._memories]
-        for shard, value in zip(self._shards, values, strict=True):
-            target = array_of_buffer(buckets[shard.run.bucket].slice(shard.run.offset, shard.run.count))
-            target[:] = value.reshape(-1)
-        partition, lanes = self._exchange.partition, self._exchange.lanes
-        ShardGather(partition, buckets, lanes, self._recorder).all()
-        return buckets
+    def _gathered(
+        self, number: int, shards: Sequence[Shard], specs: Sequence[tf.TensorSpec], *values: Any
+    ) -> list[Array]:
+        partition = self._exchange.partition
+        cut = partition.buckets[number]
+        memory = self._memories.take(cut.count, cut.dtype)
+        for shard, value in zip(shards, values, strict=True):
+            array_of_buffer(memory.slice(shard.run.offset, shard.run.count))[:] = np.asarray(value).reshape(-1)
+        gather = ShardGather(partition, {number: memory}, self._exchange.lanes, self._recorder)
+        gather.post(number)
+        gather.wait()
+        return [
+            array_of_buffer(memory.slice(slot.offset, slot.count), tuple(spec.shape))
+            for slot, spec in zip(cut.slots, specs, strict=True)
+        ]

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator
 
-from unidist.buffer import Buffer
+_NUM_KEPT = 2
 
 
 class Memories:
-    """Memories of one size: those that nobody uses any more are given out again.
+    """Gives out memory, and again what nobody uses any more. Little is kept: what is idle is missing elsewhere.
 
     Args:
-        allocate: makes another one.
+        communicator: whose engine memory it is.
     """
 
-    def __init__(self, allocate: Callable[[], Buffer]) -> None:
-        self._allocate = allocate
-        self._idle: list[Buffer] = []
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._idle: list[Buffer] = []  # by size
 
-    def take(self) -> Buffer:
-        """Return a memory. It is this one's until nobody refers to it; what was written to it before may be there."""
-        memory = self._idle.pop() if self._idle else self._allocate()
-        return Buffer(memory.address, memory.count, memory.dtype, _Loan(self._idle, memory))
+    def take(self, count: int, dtype: DType) -> Buffer:
+        """Return `count` elements. They are the caller's until nobody refers to them; anything may be in them."""
+        nbytes = count * dtype.itemsize
+        memory = next((each for each in self._idle if each.nbytes >= nbytes), None)
+        if memory is None:
+            if self._idle:
+                del self._idle[0]  # all are too small: one of them makes room
+            memory = self._communicator.allocate(nbytes)
+        else:
+            self._idle.remove(memory)
+        return Buffer(memory.address, count, dtype, _Loan(self._idle, memory))
 
 
 class _Loan:
@@ -33,3 +41,6 @@ class _Loan:
 
     def __del__(self) -> None:
         self._idle.append(self._memory)
+        self._idle.sort(key=lambda idle: idle.nbytes)
+        if len(self._idle) > _NUM_KEPT:
+            del self._idle[0]

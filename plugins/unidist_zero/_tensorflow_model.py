@@ -18,6 +18,7 @@ from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.memory import dtype_of
 from unidist_zero._partition import Partition, partition
 from unidist_zero._tensorflow_fragments import Fragment, check_can_be_fragmented, make_fragment
+from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_movement import UnitMovement
 from unidist_zero._tensorflow_units import Unit, plan_units
 from unidist_zero.gathering import GathersParameters
@@ -64,10 +65,11 @@ class FragmentedModel(GathersParameters, HasKeptState):
         reduce_dtypes = {kind: kind if precision is None else precision.reduce_dtype(kind) for kind in kinds}
         for fragment in self.fragments:
             fragment.install()
+        memories = Memories(self.communicator)
         self.units: list[Unit] = []
         for number, plan in enumerate(plans):
             numbers = [i for i, variable in enumerate(variables) if unit_of[id(variable)] == number]
-            movement = UnitMovement(self.partition, self.fragments, numbers, self.communicator, reduce_dtypes)
+            movement = UnitMovement(self.partition, self.fragments, numbers, self.communicator, reduce_dtypes, memories)
             is_root = plan.layer is model
             self.units.append(Unit(plan.layer, movement, lambda: self._is_suspended, recomputes=not is_root))
         self._unit_of = unit_of

@@ -7,14 +7,13 @@ nobody writes to any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from unidist.buckets import Slot
-from unidist.buffer import Buffer, DType
+from unidist.buffer import DType
 from unidist.communicator import Communicator
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
 from unidist_tensorflow.training_tensors import host_node
@@ -37,6 +36,7 @@ class UnitMovement:
         numbers: of the unit's variables; all variables of their buckets are the unit's.
         communicator: over the ranks that share, for this and other units of the model.
         reduce_dtypes: for each dtype of the variables in which type gradients are added up.
+        memories: for all units of the model.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class UnitMovement:
         numbers: Sequence[int],
         communicator: Communicator,
         reduce_dtypes: dict[DType, DType],
+        memories: Memories,
     ) -> None:
         self.fragments = [fragments[number] for number in numbers]
         self._partition = partition
@@ -53,12 +54,8 @@ class UnitMovement:
         places = partition.places()
         self._places: list[tuple[int, Slot]] = [places[number] for number in numbers]
         self._buckets = sorted({number for number, _ in self._places})
-        self._whole: dict[int, Memories] = {}
-        self._gradients: dict[int, Memories] = {}
-        for number in self._buckets:
-            cut = partition.buckets[number]
-            self._whole[number] = self._memories(cut.count, cut.dtype)
-            self._gradients[number] = self._memories(cut.count, reduce_dtypes[cut.dtype])
+        self._memories = memories
+        self._reduce_dtypes = reduce_dtypes
 
     def whole(self, storages: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the unit's variables as whole tensors, which have gradients; of what the fragments hold. Collective.
@@ -86,7 +83,8 @@ class UnitMovement:
         return self.whole([tf.convert_to_tensor(each.storage.value) for each in self.fragments])
 
     def _gather(self, *values: Any) -> list[Array]:
-        memory = {number: self._whole[number].take() for number in self._buckets}
+        cuts = self._partition.buckets
+        memory = {number: self._memories.take(cuts[number].count, cuts[number].dtype) for number in self._buckets}
         for fragment, value in zip(self.fragments, values, strict=True):
             if fragment.piece is not None:
                 own = memory[fragment.piece.bucket].slice(fragment.piece.offset, fragment.piece.count)
@@ -106,7 +104,10 @@ class UnitMovement:
         return arrays
 
     def _scatter(self, *gradients: Any) -> list[Array]:
-        memory = {number: self._gradients[number].take() for number in self._buckets}
+        memory = {}
+        for number in self._buckets:
+            cut = self._partition.buckets[number]
+            memory[number] = self._memories.take(cut.count, self._reduce_dtypes[cut.dtype])
         for (number, slot), gradient in zip(self._places, gradients, strict=True):
             array_of_buffer(memory[number].slice(slot.offset, slot.count))[:] = np.asarray(gradient).reshape(-1)
         rank = self._communicator.rank
@@ -127,10 +128,3 @@ class UnitMovement:
                 array.reshape(-1)[:] = array_of_buffer(memory[piece.bucket].slice(piece.offset, piece.count))
             arrays.append(array)
         return arrays
-
-    def _memories(self, count: int, dtype: DType) -> Memories:
-        return Memories(partial(_allocate, self._communicator, count, dtype))
-
-
-def _allocate(communicator: Communicator, count: int, dtype: DType) -> Buffer:
-    return communicator.allocate(count * dtype.itemsize).cast(dtype)

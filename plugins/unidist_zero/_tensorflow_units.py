@@ -34,7 +34,9 @@ class UnitPlan:
 
 
 def plan_units(model: Any, variables: Sequence[Any]) -> list[UnitPlan]:
-    """Divide a model's variables into units: its layers, and those of the models in it; the root unit is the last one.
+    """Divide a model's variables into units: its layers, those of models in it, and blocks of layers that have some.
+
+    What several units use, or none has for itself, is the root unit's, which is the last one.
 
     Args:
         model: built.
@@ -56,13 +58,24 @@ def plan_units(model: Any, variables: Sequence[Any]) -> list[UnitPlan]:
     return [*units, UnitPlan(model, rest)] if rest else units
 
 
-def _layers(model: Any) -> list[Any]:
-    """Return the layers that are no models, each once."""
+def _layers(outer: Any) -> list[Any]:
+    """Return the layers that are to be units, each once: models and stacks of blocks are taken apart."""
     found: dict[int, Any] = {}
-    for layer in model.layers:
-        for each in _layers(layer) if isinstance(layer, keras.Model) else [layer]:
+    for layer in _inside(outer):
+        is_apart = isinstance(layer, keras.Model) or _is_stack(layer)
+        for each in _layers(layer) if is_apart else [layer]:
             found.setdefault(id(each), each)
     return list(found.values())
+
+
+def _is_stack(layer: Any) -> bool:
+    """Say whether a layer has several layers of one class that consist of layers themselves: blocks."""
+    kinds = [type(each) for each in _inside(layer) if any(part.trainable_variables for part in _inside(each))]
+    return len(kinds) > len(set(kinds))
+
+
+def _inside(layer: Any) -> list[Any]:
+    return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 class Unit:

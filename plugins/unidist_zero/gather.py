@@ -19,7 +19,7 @@ class ShardGather:
 
     Args:
         partition: of the buckets.
-        memory: one buffer for each bucket, `(bucket.count,)` elements; of any type.
+        memory: one buffer for each bucket that is to be gathered, by number, `(bucket.count,)` elements; of any type.
         lanes: by kind of memory.
         recorder: takes one event per bucket.
     """
@@ -27,7 +27,7 @@ class ShardGather:
     def __init__(
         self,
         partition: Partition,
-        memory: Sequence[Buffer],
+        memory: Sequence[Buffer] | Mapping[int, Buffer],
         lanes: Mapping[str, Lane],
         recorder: Recorder | None = None,
     ) -> None:

@@ -52,15 +52,37 @@ def test_layers_of_a_model_and_of_models_in_it_are_units_and_what_they_share_bel
             """Return the same shape."""
             return self.own(self.inner(x))
 
+    class Stack(keras.layers.Layer):
+        """Blocks of its own, and a variable."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [keras.Sequential([keras.layers.Dense(4)], name=f"block_{i}") for i in range(2)]
+
+        def build(self, shape: Any) -> None:
+            """Build the blocks."""
+            self.factor = self.add_weight((), name="factor")
+            for block in self.blocks:
+                block.build(shape)
+
+        def call(self, x: Any) -> Any:
+            """Return the same shape."""
+            return self.blocks[1](self.blocks[0](x)) * self.factor
+
     features = keras.Input((4,))
     within = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="a"), keras.layers.ReLU()])
-    model = keras.Model(features, shared(Uses()(within(features))))
+    model = keras.Model(features, shared(Uses()(Stack()(within(features)))))
     units = plan_units(model, model.trainable_variables)
     names = [[variable.path.rpartition("/")[2] for variable in unit.variables] for unit in units]
-    assert [unit.layer.name for unit in units[:-1]] == ["a", "uses"]
+    assert [unit.layer.name.rpartition("_")[0] or unit.layer.name for unit in units[:-1]] == [
+        "a",
+        "dense",
+        "dense",
+        "uses",
+    ]
     assert units[-1].layer is model
-    assert names == [["kernel", "bias"]] * 3
-    assert [id(variable) for variable in units[-1].variables] == [id(shared.kernel), id(shared.bias)]
+    assert names == [["kernel", "bias"]] * 4 + [["factor", "kernel", "bias"]]
+    assert [id(variable) for variable in units[-1].variables[1:]] == [id(shared.kernel), id(shared.bias)]
 
 
 def test_at_stage_3_values_are_found_in_calls_and_within_gathered_only(tmp_path: Path) -> None:
