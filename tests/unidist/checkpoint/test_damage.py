@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -266,3 +267,20 @@ def test_an_asynchronous_error_that_nobody_asked_for_is_raised_by_the_next_save(
     with ThreadWorld(2) as world:
         world.run(main)
     assert json.loads((tmp_path / "c" / index.NAME).read_text())["index"]["sections"]["model"]["tensors"]
+
+
+def test_what_the_file_system_itself_refuses_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    """The limit of a process stands for a disk that fills up in the middle of a shard."""
+    path = tmp_path / "c"
+    save_whole(path)
+    large = {"model": MemoryState([piece("x", np.zeros(1 << 20, "uint8"))])}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
+    try:
+        (error,) = save_from(1, path, lambda rank, size: large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(error, DiskError)
+    assert "cannot be saved: File too large" in str(error)
+    assert [child.name for child in tmp_path.iterdir()] == ["c"]
+    assert read_all(path).keys() == SHAPES.keys()
