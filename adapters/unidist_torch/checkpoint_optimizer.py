@@ -16,6 +16,9 @@ from unidist.errors import CheckpointError, UsageError
 from unidist_torch.checkpoint_tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 
+MASTER = "master"
+"""The slot by which a strategy that shares updates saves its copy of a 16-bit parameter in a wider type."""
+
 
 class OptimizerState(KeepsState):
     """What an optimizer that every rank steps as a whole keeps for its parameters.
@@ -80,7 +83,8 @@ class OptimizerState(KeepsState):
         slots: dict[str, list[str]] = {}
         for name in section.tensors:
             path, slot = split_slot(name)
-            slots.setdefault(path, []).append(slot)
+            if slot != MASTER:  # the model has the same, rounded
+                slots.setdefault(path, []).append(slot)
         state: dict[int, dict[str, Any]] = {}
         for index, (_, parameter) in enumerate(self._parameters()):
             placement = self._placements[id(parameter)]

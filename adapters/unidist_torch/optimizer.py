@@ -109,8 +109,8 @@ class DistributedOptimizerMixin:
         return plain.__new__, (plain,), self.__getstate__()
 
 
-# torch wraps the `step` of a class in what calls step hooks, unless this says that it did: `load_state_dict` would do it
-# here. The plain class's step is wrapped already, and hooks would run twice.
+# torch wraps the `step` of a class in what calls step hooks, unless this says that it did: `load_state_dict` would do
+# it here. The plain class's step is wrapped already, and hooks would run twice.
 DistributedOptimizerMixin.step.hooked = True  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,7 @@ from unidist.checkpoint.pieces import Piece as SavedPiece
 from unidist.checkpoint.pieces import Placement, slot_name, split_slot
 from unidist.checkpoint.state import Plain, SavedSection
 from unidist.errors import UsageError
-from unidist_torch.checkpoint_optimizer import OptimizerState, is_slot, scalar_dtype
+from unidist_torch.checkpoint_optimizer import MASTER, OptimizerState, is_slot, scalar_dtype
 from unidist_torch.checkpoint_tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_zero._partition import Piece
@@ -50,7 +50,7 @@ class SharedOptimizerState(OptimizerState):
         found = []
         for share in self._shares:
             for run in share.runs:
-                for slot, value in self._inner.state(run).items():
+                for slot, value in self._kept(run):
                     if run.form is not None:
                         if is_slot(slot, value, run.form):
                             placement = self._placement(share.parameters[run.pieces[0].parameter])
@@ -81,7 +81,8 @@ class SharedOptimizerState(OptimizerState):
         slots: dict[str, list[str]] = {}
         for name in sorted(section.tensors):
             path, slot = split_slot(name)
-            slots.setdefault(path, []).append(slot)
+            if slot != MASTER:
+                slots.setdefault(path, []).append(slot)
         self._optimizer.load_state_dict({"state": {}, "param_groups": self._groups(record)})
         for share in self._shares:
             runs: list[RunTensor] = []
@@ -93,9 +94,29 @@ class SharedOptimizerState(OptimizerState):
                 parts = [run] if alike else [part for part, _ in run.split([repr(key) for key in keys], {})]
                 for part in parts:
                     self._inner.set_state(part, self._read(section, record, share, part, slots))
+                    self._read_master(section, share, part)
                 runs += parts
             share.runs = runs
         self._loaded()
+
+    def _kept(self, run: RunTensor) -> list[tuple[str, Any]]:
+        """Return a run's state, and its master copy."""
+        master = [] if run.master is None else [(MASTER, run.leaf.detach())]
+        return [*self._inner.state(run).items(), *master]
+
+    def _read_master(self, section: SavedSection, share: ParameterShare, run: RunTensor) -> None:
+        """Read a master copy that was saved; without one it follows the parameters."""
+        if run.master is None:
+            return
+        leaf = run.leaf.detach()
+        for piece in run.pieces:
+            placement = self._placement(share.parameters[piece.parameter])
+            name = slot_name(placement.name, MASTER)
+            if name in section.tensors:
+                begin = piece.offset - run.run.offset
+                target = leaf if run.form is not None else leaf[begin : begin + piece.count]
+                part = placement.part(piece.start, piece.start + piece.count)
+                read_into(section, name, part, target)
 
     def _read(
         self,
@@ -112,8 +133,8 @@ class SharedOptimizerState(OptimizerState):
         }
         for slot in slots.get(first.name, ()):
             if run.form is not None:
-                value = self._slot(section, record, first, slot, run.form)
-                state[self._speech.native(slot)] = value.to(run.leaf.dtype) if value.is_floating_point() else value
+                # Of the leaf's type, which is wider than the parameter's where there is a master copy.
+                state[self._speech.native(slot)] = self._slot(section, record, first, slot, run.leaf.detach())
                 continue
             dtype = section.tensors[slot_name(first.name, slot)].dtype
             flat = torch.zeros(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,13 +27,13 @@ def script(function: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def training(strategy: str, **options: Any) -> Iterator[tuple[Any, Any]]:
+def training(strategy: str, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Any, Any]]:
     """Start unidist, and give a model and its optimizer."""
     with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
         ud.init()
         try:
             model, optimizer = network()
-            yield ud.distribute(model, optimizer, **options)
+            yield ud.distribute(model.to(dtype), optimizer)
         finally:
             ud.shutdown()
 
@@ -47,7 +50,8 @@ def network() -> tuple[Any, Any]:
 def loss_of(model: Any, number: int) -> torch.Tensor:
     """Return a loss, alike on both ranks."""
     inputs = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
-    loss: torch.Tensor = model(inputs).square().mean()
+    dtype = next(model.parameters()).dtype
+    loss: torch.Tensor = model(inputs.to(dtype)).square().mean()
     return loss
 
 
@@ -218,3 +222,29 @@ def parameters_of_stage_3_outside_of_forward() -> None:
         before_step = values(model)
         step(model, optimizer, 1)
         assert not torch.equal(values(model)[0], before_step[0])
+
+
+@script
+def master_weights_go_on_from_a_checkpoint() -> None:
+    def masters(optimizer: Any) -> list[torch.Tensor]:
+        return [run.leaf.detach().clone() for run in optimizer._unidist._inner._runs()]
+
+    for strategy in ("zero=1,precision=bf16", "zero=3:whole=true,precision=bf16"):
+        with training(strategy, torch.float32) as (model, optimizer):
+            path = ud.broadcast_object(tempfile.mkdtemp() if ud.rank() == 0 else "") + "/saved"
+            for number in range(4):
+                if number == 2:
+                    ud.save(path, model, optimizer)
+                step(model, optimizer, number)
+            expected = masters(optimizer)
+            assert all(leaf.dtype is torch.float32 for leaf in expected)
+            assert not any(torch.equal(leaf, leaf.bfloat16().float()) for leaf in expected), "more than 16 bits"
+        with training(strategy, torch.float32) as (model, optimizer):
+            ud.load(path, model, optimizer)
+            for number in (2, 3):
+                step(model, optimizer, number)
+            for found, wanted in zip(masters(optimizer), expected, strict=True):
+                assert torch.equal(found, wanted), (strategy, found.shape, (found - wanted).abs().max())
+            ud.barrier()
+            if ud.rank() == 0:
+                shutil.rmtree(os.path.dirname(path))
