@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from unidist.strategy import Plan
 
 
+_EPSILON = 1e-6
+"""Added to a norm before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
+
 _NEVER_SCALED, _SCALED, _OVERFLOWED = range(3)
 """What a rank knows of an update whose loss is scaled; the largest of all ranks holds."""
 
@@ -45,6 +48,32 @@ class GradientRule(ABC):
         Called once for each update, on every rank of the model alike, so what the methods of `gradient` communicate
         matches.
         """
+
+
+class NormRule(GradientRule):
+    """Scales the gradient down where its norm is above a limit (Pascanu et al. 2013, https://arxiv.org/abs/1211.5063).
+
+    Same numbers as `torch.nn.utils.clip_grad_norm_` in one process.
+
+    Args:
+        limit: the largest norm, above 0.
+        order: of the norm, above 0; `math.inf` for the largest absolute value.
+
+    Attributes:
+        norm: of the last gradient, before it was scaled; equal on every rank.
+    """
+
+    def __init__(self, limit: float, order: float = 2.0) -> None:
+        self.limit = limit
+        self.order = order
+        self.norm = 0.0
+
+    def apply(self, gradient: WholeGradient) -> None:
+        """See `GradientRule.apply`."""
+        self.norm = gradient.norm(self.order)
+        factor = self.limit / (self.norm + _EPSILON)
+        if not factor >= 1.0:  # NaN too: what is not finite spreads, as it does in one process
+            gradient.multiply(factor)
 
 
 class _Part:
@@ -192,6 +221,19 @@ class GradientRules:
             rule.apply(whole)
         return [part.settle() for part in parts]
 
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing is to be done to gradients."""
+        return self.scaler is None and not self._rules
+
+    def apply_once(
+        self, rule: GradientRule, gradients: Sequence[ReducedGradients], factors: Sequence[float]
+    ) -> list[float]:
+        """Apply one more rule, to gradients that `apply` has seen (its result is `factors`). Collective like it."""
+        parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
+        rule.apply(WholeGradient(parts, self._model_axes))
+        return [part.settle() for part in parts]
+
     def close(self) -> None:
         """Give back communicators. Idempotent."""
         for communicator in (self._everyone, *self._model_axes):
@@ -215,8 +257,8 @@ class GradientRules:
         return found == _OVERFLOWED
 
 
-def rules_of(plan: Plan, context: Context, framework: Framework, options: ExchangeOptions) -> GradientRules | None:
-    """Return what the plan's strategies ask for, or None where they ask for nothing. Collective.
+def rules_of(plan: Plan, context: Context, framework: Framework, options: ExchangeOptions) -> GradientRules:
+    """Return what the plan's strategies ask for. Collective.
 
     Args:
         plan: its strategies with the powers `ActsOnGradients` and `ChoosesPrecision` are asked.
@@ -227,8 +269,6 @@ def rules_of(plan: Plan, context: Context, framework: Framework, options: Exchan
     rules = [item.gradient_rule() for item in plan.strategies if isinstance(item, ActsOnGradients)]
     precision = precision_of(plan)
     scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
-    if not rules and scaler is None:
-        return None
     model_axes = [name for name in plan.mesh.axes if name != DATA_AXIS and plan.mesh.size(name) > 1]
     if model_axes and options.process_set is not None:
         raise UsageError(

@@ -29,6 +29,7 @@ from unidist.process_sets import ProcessSet, global_process_set
 from unidist_torch import elastic
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
 from unidist_torch.checkpoint import load, save
+from unidist_torch.clipping import clip_grad_norm_
 from unidist_torch.compression import Compression
 from unidist_torch.data import shard
 from unidist_torch.distribute import DistributedOptimizer, distribute
@@ -85,9 +86,9 @@ __all__ = [
     "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
     "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async",
     "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "cross_rank", "cross_size",
-    "cuda_built", "ddl_built", "distribute", "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled",
-    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "distribute", "elastic", "empty", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "poll", "rank", "recv", "reducescatter", "reducescatter_async",

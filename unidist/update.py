@@ -16,6 +16,7 @@ after every pass and all but every N-th call do nothing. *Horovod's* (`backward_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.errors import PeerLostError, UsageError
 from unidist.exchange_options import ExchangeOptions
+from unidist.gradient_rules import NormRule
 from unidist.gradients import GradientExchange, ReducedGradients
 
 if TYPE_CHECKING:
@@ -92,7 +94,9 @@ class Update:
         self.average = average
         self.strategies = strategies
         self.sharding = sharding
-        self.rules = rules
+        self._arithmetic = rules
+        self.rules = None if rules is None or rules.is_empty else rules
+        """What is done to reduced gradients before every inner step; None: nothing."""
         self.overflowed = False
         """A reduced gradient was not finite, and the rules say that no rank steps: the binding leaves the step out."""
         self.in_backward = in_backward
@@ -351,6 +355,30 @@ class Update:
         for exchange, factor in zip(self._exchanges, remaining or folded, strict=False):
             exchange.pending_factor = factor
 
+    def clip_norm(self, limit: float, order: float, others: Sequence[ReducedGradients] = ()) -> float:
+        """Clip the gradient by its norm once, between `conclude` and the inner step. Collective like `conclude`.
+
+        Args:
+            limit: the largest norm, above 0.
+            order: of the norm, above 0; `math.inf` for the largest absolute value.
+            others: see `conclude`.
+
+        Returns:
+            The norm over all elements before; infinite where a gradient has overflowed, which then stays as it is.
+        """
+        assert self._arithmetic is not None, "made by planned_update, which gives it rules"
+        if self.overflowed:
+            return math.inf
+        rule = NormRule(limit, order)
+        remaining = self._arithmetic.apply_once(
+            rule,
+            [*(exchange.reduced() for exchange in self._exchanges), *others],
+            [*(exchange.pending_factor for exchange in self._exchanges), *(1.0 for _ in others)],
+        )
+        for exchange, factor in zip(self._exchanges, remaining, strict=False):
+            exchange.pending_factor = factor
+        return rule.norm
+
     def applied(self) -> None:
         """Start the next window: the inner step is done."""
         self.reset_window()
@@ -413,7 +441,7 @@ class Update:
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges.clear()
-        if self.rules is not None:
-            self.rules.close()
+        if self._arithmetic is not None:
+            self._arithmetic.close()
         if self._communicator is not None:
             self._communicator.close()

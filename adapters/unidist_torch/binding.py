@@ -27,6 +27,7 @@ from unidist_torch.inner_step import InnerStep, WholeStep
 from unidist_torch.memory import buffer_of, dtype_of, memory_kind
 from unidist_torch.parameters import describe
 from unidist_torch.places import Place, place_of
+from unidist_torch.shared_gradient import SharedGradient, shared_gradient
 from unidist_torch.sparse import SparseGradients
 
 
@@ -117,7 +118,7 @@ class Binding:
         if self._update.in_round:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._finish()
-        self._plain.zero_grad(self._optimizer, set_to_none)
+        self._plain.zero_grad(self._optimizer, set_to_none or not self._shows)
         self._callback_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()
@@ -128,6 +129,20 @@ class Binding:
             if not self._update.finished:
                 self._finish()
             self._synchronized = True
+
+    def clip_norm(self, max_norm: float, order: float) -> float:
+        """See `clipping.clip_grad_norm_`."""
+        if not self._update.completes_window:
+            return 0.0
+        if not self._update.finished:
+            self._finish()
+        norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self._parameters))
+        if self._sparse.as_dense:
+            for index, parameter in enumerate(self._parameters):
+                if self._sparse.agreed(index) and parameter.grad is not None:
+                    parameter.grad = self._shown(index, parameter)
+            self._sparse.make_sparse(self._parameters)
+        return norm
 
     def flush(self) -> bool:
         """See `DistributedOptimizerMixin.flush`."""
@@ -298,8 +313,12 @@ class Binding:
             else:
                 place.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = place.view if self._shows and update.is_last_pass(index) else None
+        parameter.grad = self._shown(index, parameter) if update.is_last_pass(index) else None
         update.gradient_ready(index)
+
+    def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return what the script sees as a gradient."""
+        return self._places[index].view if self._shows else shared_gradient(parameter)
 
     def _finish_after_backward(self) -> None:
         """Complete the exchange when this backward pass ends, if it is the last of its window."""
@@ -374,7 +393,7 @@ class Binding:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
         for index in range(first, len(self._parameters)):
             gradient = self._parameters[index].grad
-            if gradient is None or self._update.has_gradient(index):
+            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, SharedGradient):
                 continue
             if gradient.layout is not torch.strided:
                 if not self._sparse.as_dense:

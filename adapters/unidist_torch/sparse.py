@@ -12,6 +12,7 @@ from unidist.communicator import Communicator
 from unidist.gradients import ReducedGradients
 from unidist.objects import gather_objects
 from unidist_torch.memory import buffer_of
+from unidist_torch.shared_gradient import SharedGradient
 
 
 class SparseGradients:
@@ -95,7 +96,7 @@ class SparseGradients:
             return
         for index in self._agreed:
             gradient = parameters[index].grad
-            if gradient is not None and gradient.layout is torch.strided:
+            if gradient is not None and gradient.layout is torch.strided and not isinstance(gradient, SharedGradient):
                 parameters[index].grad = gradient.to_sparse(1)
         self._pending.clear()
 

@@ -153,8 +153,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = next_character_loss(model, *draw(text.train, args.batch_size, args.context, generator))
         loss.backward()
-        optimizer.synchronize()  # the gradients are those of all ranks now: clip them
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        ud.clip_grad_norm_(optimizer, 1.0)  # of the gradient of all ranks, wherever a strategy keeps it
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}", perplexity=f"{loss.exp().item():.1f}", refresh=False)

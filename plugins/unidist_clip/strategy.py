@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unidist.errors import ConfigurationError
-from unidist.gradient_rules import GradientRule, WholeGradient
+from unidist.gradient_rules import GradientRule, NormRule, WholeGradient
 from unidist.strategy import ActsOnGradients, Plan, Strategy
-
-_EPSILON = 1e-6
-"""Added to the norm before it divides, as `torch.nn.utils.clip_grad_norm_` does, whose numbers are reproduced."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +61,6 @@ class ClipValue(Strategy, ActsOnGradients):
     def gradient_rule(self) -> GradientRule:
         """See `ActsOnGradients.gradient_rule`."""
         return ValueRule(self.limit)
-
-
-@dataclass(frozen=True)
-class NormRule(GradientRule):
-    """See `ClipNorm`."""
-
-    limit: float
-    order: float
-
-    def apply(self, gradient: WholeGradient) -> None:
-        """See `GradientRule.apply`."""
-        factor = self.limit / (gradient.norm(self.order) + _EPSILON)
-        if not factor >= 1.0:  # NaN too: what is not finite spreads, as it does in one process
-            gradient.multiply(factor)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from unidist.errors import ConfigurationError
 from unidist.update import Update
 from unidist_torch.elementwise import needs_whole_tensors
 from unidist_torch.inner_step import InnerStep, refuse_scaler
+from unidist_torch.shared_gradient import shared_gradient
 from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
@@ -111,7 +112,8 @@ class ShardedStep(InnerStep):
         """See `InnerStep.take`: the gradients are where this rank's runs look for them."""
         for index, is_present in enumerate(present, start=first):
             self._present[index] = bool(is_present)
-            self._parameters[index].grad = None
+            parameter = self._parameters[index]
+            parameter.grad = shared_gradient(parameter) if is_present else None
 
     def step(self, grad_scaler: Any) -> Any:
         """See `InnerStep.step`."""
@@ -138,7 +140,13 @@ class ShardedStep(InnerStep):
             share.memory.start()
         for share in self._shares:
             share.memory.finish()
+        self.skip()
         return result
+
+    def skip(self) -> None:
+        """See `InnerStep.skip`."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def take_part(self) -> None:
         """See `InnerStep.take_part`: the others need this rank's share, updated with the options that it has."""

@@ -126,7 +126,7 @@ class GatheredBucket:
         if self.presence is Presence.GATHERED:
             for parameter, _, nothing in self._places.values():
                 parameter.data = nothing
-            self._storage.resize_(0)
+            self._let_go()
             self.presence = Presence.ABSENT
 
     def let_write(self) -> None:
@@ -139,6 +139,18 @@ class GatheredBucket:
         parameter, view, _ = self._places.pop(number)
         if parameter.data_ptr() == view.data_ptr():
             parameter.data = view.clone()
+
+    def _let_go(self) -> None:
+        """Give the flat memory back; where an array of numpy has been made of it, leave it to that and take other."""
+        if not self._storage.resizable():
+            self._flat = torch.empty_like(self._flat)
+            self._storage = self._flat.untyped_storage()
+            for slot in self.cut.slots:
+                if slot.parameter in self._places:
+                    parameter, view, nothing = self._places[slot.parameter]
+                    moved = self._flat.as_strided(view.shape, view.stride(), slot.offset)
+                    self._places[slot.parameter] = (parameter, moved, nothing)
+        self._storage.resize_(0)
 
     def _show(self) -> None:
         for parameter, view, _ in self._places.values():

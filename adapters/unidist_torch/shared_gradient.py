@@ -1,0 +1,45 @@
+"""What stands in `p.grad` where the gradient is shared out over the ranks: nothing that could be used by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unidist.errors import UsageError
+
+_DESCRIBING = frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "layout", "is_sparse", "requires_grad", "grad_fn", "is_leaf", "ndim")
+)
+
+
+class SharedGradient(torch.Tensor):
+    """A gradient of which this rank holds a share, elsewhere. Its form can be asked for, its values raise UsageError.
+
+    Without it a script that clips by `torch.nn.utils.clip_grad_norm_` would clip nothing, in silence.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See torch: called for whatever is done with it."""
+        if func in _DESCRIBING:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise UsageError(
+            "the values of p.grad were asked for, but the strategy shares gradients out: each rank holds some of them, "
+            "elsewhere. To clip use ud.clip_grad_norm_(optimizer, max_norm), which works with every strategy, or "
+            "--strategy clip_norm=1"
+        )
+
+
+def shared_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Return what stands for the gradient of `parameter`; it takes no memory."""
+    return parameter.new_zeros(()).expand(parameter.shape).as_subclass(SharedGradient)
