@@ -289,3 +289,47 @@ def _footprint(stage: int) -> Footprint:
         sent_parameters=moved["allgather"],
         other=moved["other"],
     )
+
+
+def beside_fully_shard(folder: str) -> float:
+    """Train with zero=3 and, independently, with PyTorch's FSDP2; returns the largest difference of a parameter."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def network() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 5), torch.nn.Linear(5, 3))
+
+    def steps(model: Any, optimizer: Any, rank: int) -> None:
+        for step in range(6):
+            rng = np.random.default_rng((step, rank))
+            inputs = torch.from_numpy(rng.standard_normal((4, 6))).float()
+            optimizer.zero_grad()
+            torch.tanh(model(inputs)).square().mean().backward()
+            optimizer.step()
+
+    with set_variables({"UNIDIST_STRATEGY": "zero=3", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            rank, size = ud.rank(), ud.size()
+            model: Any = network()
+            model, optimizer = ud.distribute(model, torch.optim.AdamW(model.parameters(), lr=0.05))
+            steps(model, optimizer, rank)
+            found = model.state_dict()
+        finally:
+            ud.shutdown()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    try:
+        mesh = init_device_mesh("cpu", (size,))
+        other = network()
+        for layer in other:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(other, mesh=mesh)
+        steps(other, torch.optim.AdamW(other.parameters(), lr=0.05), rank)
+        expected = {name: value.full_tensor() for name, value in other.state_dict().items()}
+    finally:
+        dist.destroy_process_group()
+    start = network().state_dict()
+    assert all((start[name] - value).abs().max() > 1e-3 for name, value in expected.items()), "nothing was trained"
+    return max(float((found[name] - value).abs().max()) for name, value in expected.items())

@@ -13,7 +13,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _torch_zero import Case, errors_of, footprint
+from _torch_zero import Case, beside_fully_shard, errors_of, footprint
 
 pytestmark = pytest.mark.parallel
 
@@ -99,3 +99,7 @@ def test_each_stage_holds_and_sends_what_the_formulas_say(rank_pool: RankPoolFac
             assert held.other < 64, "a byte for each parameter"
             if stage == 3:
                 assert held.most_gathered <= 0.3 * n, "a unit, and the next one"
+
+
+def test_stage_3_and_fully_shard_of_pytorch_agree(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    assert max(rank_pool(2).run(beside_fully_shard, (str(tmp_path),))) < 1e-6
