@@ -29,6 +29,11 @@ def clamp(buffer: Buffer, limit: float) -> None:
 
 
 def _norm(array: Array, order: float) -> float:
+    if order == 2 and array.dtype == np.float32:  # squares fit and add up well enough in a chunk, and need no copy
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(np.dot(array, array))
+        if math.isfinite(total):
+            return math.sqrt(total)
     values = np.abs(array) if array.dtype.kind == "c" or order != 2 else array
     values = values.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):  # overflows are what callers look for
