@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from unidist import engine_choice
 from unidist.announcements import Announcements
+from unidist.buffer import HOST
 from unidist.communicator import Communicator
 from unidist.environment import Placement, Settings, configure_logging, read_placement
 from unidist.errors import NotInitializedError, UsageError
@@ -60,6 +61,7 @@ class Context:
 
     def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
         self.topology: Topology = placement.topology
+        self._placement = placement
         self.settings = settings
         self.plugins = plugins
         self.plan: Plan = make_plan(
@@ -179,7 +181,7 @@ class Context:
     def _meet(self, placement: Placement) -> Rendezvous:
         if self.topology.world_size == 1:
             return SingleRendezvous()
-        epoch = next(_epochs)
+        epoch = self._epoch = next(_epochs)
         if not self.topology.single_host:
             from unidist.control.rendezvous import ControlRendezvous
 
@@ -198,12 +200,37 @@ class Context:
             timeout=self.settings.start_timeout,
         )
 
+    def _meet_on_host(self, kind: str) -> Rendezvous:
+        """Meet the ranks of this host, in a job that has others."""
+        if self.topology.local_size == 1:
+            return SingleRendezvous()
+        return LocalRendezvous(
+            rank=self.topology.local_rank,
+            world_size=self.topology.local_size,
+            key=f"{self._placement.job_key}/{self._epoch}/{kind}",
+            secret=self._placement.secret,
+            timeout=self.settings.start_timeout,
+        )
+
     def _connect(self, kind: str, choice: engine_choice.EngineChoice) -> Communicator:
         engine_choice.check_same(choice, self._rendezvous, self.topology, self.settings.start_timeout)
         if self.topology.rank == 0:
             choice.tell()
         engine = choice.spec.load()
         world = engine.connect(self.topology, self._rendezvous, timeout=self.settings.timeout)
+        if self.settings.hierarchical and kind == HOST and not self.topology.single_host:
+            from unidist.hierarchical import connect_hosts
+
+            world, meeting = connect_hosts(
+                world,
+                self.topology,
+                self._rendezvous,
+                meet_on_host=lambda: self._meet_on_host(kind),
+                engines=self.plugins.engines,
+                timeout=self.settings.start_timeout,
+            )
+            if meeting is not None:
+                self._closers.append(meeting.close)
         self._closers.append(world.close)
         if self.settings.allreduce_algorithm is not None:
             from unidist.algorithms import AlgorithmCommunicator

@@ -36,6 +36,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_ENGINE": "engine, see `--engine` (default: auto)",
     "UNIDIST_STRATEGY": "strategies, see `--strategy` (default: plain data parallelism)",
     "UNIDIST_ALLREDUCE_ALGORITHM": "see `--allreduce-algorithm` (default: the engine's own)",
+    "UNIDIST_HIERARCHICAL": "0: collectives over several hosts take no account of which ranks share one (default: 1)",
     "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
     "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
     "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with who is missing (default: 60; 0: no)",
@@ -94,6 +95,7 @@ class Settings:
     engine: str = "auto"
     strategy: str = ""
     allreduce_algorithm: str | None = None
+    hierarchical: bool = True
     timeout: timedelta = timedelta(seconds=1800)
     start_timeout: timedelta = timedelta(seconds=120)
     heartbeat: timedelta = timedelta(seconds=5)
@@ -130,6 +132,7 @@ class Settings:
             engine=env.get("UNIDIST_ENGINE") or "auto",
             strategy=env.get("UNIDIST_STRATEGY", ""),
             allreduce_algorithm=env.get("UNIDIST_ALLREDUCE_ALGORITHM") or None,
+            hierarchical=_integer(env, "UNIDIST_HIERARCHICAL", 1) > 0,
             timeout=_seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
             start_timeout=_seconds(env, start_timeout, default.start_timeout),
             heartbeat=_seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),

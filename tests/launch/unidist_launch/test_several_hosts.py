@@ -150,12 +150,16 @@ def test_training_over_hosts_gives_the_numbers_of_one_process(launch: Launch) ->
             model = network()
             left_out = train(mine, model, torch.optim.SGD(model.parameters(), lr=0.1))
             print("without exchange:", bool((left_out - alone).abs().max() > 1e-3))
+            large = torch.arange(300_000, dtype=torch.float64) * (ud.rank() + 1)  # large enough for stages
+            print("large sum:", bool((ud.allreduce(large, op=ud.Sum) == 10 * torch.arange(300_000)).all()))
             ud.shutdown()
         """,
     )
     assert code == 0, err
     assert "[0-3] difference below 1e-12: True" in lines
     assert "[0-3] without exchange: True" in lines
+    assert "[0-3] large sum: True" in lines
+    assert "collectives are hierarchical: gloo between 2 hosts, shm inside, ranks 0-3" in err
     assert "engine gloo for host memory: the first choice for 4 rank(s) on 2 host(s)" in err
 
 

@@ -1,0 +1,10 @@
+"""Collectives over several hosts with several ranks each: inside the hosts by one engine, between them by another.
+
+`layout` says which rank does what, `pipeline` carries operations out stage by stage, `communicator` makes the stages,
+`connecting` puts it on top of an engine.
+"""
+
+from unidist.hierarchical.communicator import HierarchicalCommunicator
+from unidist.hierarchical.connecting import connect_hosts
+
+__all__ = ["HierarchicalCommunicator", "connect_hosts"]

@@ -1,0 +1,322 @@
+"""A communicator over several hosts: what can stay inside a host does.
+
+An all-reduce of n elements on hosts with m ranks each: reduce-scatter inside the host, so that each rank has n/m
+elements of its host's sum; all-reduce of these between the ranks of one row; all-gather inside. So a host sends what
+one rank alone would send, over m connections at a time. (Horovod's hierarchical all-reduce works likewise.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from unidist.algorithms import _checks
+from unidist.algorithms._reduce import check_reduction
+from unidist.buffer import HOST, Buffer, DType, copy
+from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, format_ranks
+from unidist.errors import PeerLostError, StalledError, UsageError
+from unidist.hierarchical.layout import Layout
+from unidist.hierarchical.pipeline import Pipeline, Stage, WorkOfParts
+
+_INSIDE, _BETWEEN, _BACK = 0, 1, 2
+
+_PART_BYTES = 8 << 20
+
+DIRECT_BYTES = 32 << 10
+"""Up to this size an operation is one of `outer`: stages cost more in latency than they save in bytes."""
+
+
+class HierarchicalCommunicator(Communicator):
+    """Composes a communicator inside each host with one between all ranks. Host memory only.
+
+    Making one is collective over `outer`. It takes both over: `close` and `abort` reach them.
+
+    Args:
+        outer: over all ranks of the group.
+        inner: over those of this host, in ascending order of their ranks in `outer`.
+        layout: which ranks share a host, by their ranks in `outer`.
+        direct_bytes: see `DIRECT_BYTES`; equal on every rank.
+    """
+
+    def __init__(
+        self, outer: Communicator, inner: Communicator, layout: Layout, *, direct_bytes: int = DIRECT_BYTES
+    ) -> None:
+        self.rank, self.size, self.members, self.timeout = outer.rank, outer.size, outer.members, outer.timeout
+        self._layout = layout
+        self._direct_bytes = direct_bytes
+        self._host, self._index = layout.host_of(self.rank), layout.index_of(self.rank)
+        assert (inner.rank, inner.size) == (self._index, len(layout.hosts[self._host]))
+        self.description = (
+            f"{outer.description.partition(',')[0]} between {len(layout.hosts)} hosts, "
+            f"{inner.description.partition(',')[0]} inside, ranks {format_ranks(self.members)}"
+        )
+        self.capabilities = replace(
+            outer.capabilities,
+            memory_kinds=frozenset((HOST,)),
+            dtypes=outer.capabilities.dtypes & inner.capabilities.dtypes,
+            point_to_point=outer.capabilities.point_to_point and inner.capabilities.point_to_point,
+            detects_mismatch=False,
+            negotiates=False,
+            engine_memory=inner.capabilities.engine_memory,
+        )
+        self._outer, self._inner = outer, inner
+        # Where all ranks share a host, or none do, there is nothing to compose.
+        sizes = {len(ranks) for ranks in layout.hosts}
+        self._flat = inner if len(layout.hosts) == 1 else outer if sizes == {1} else None
+        self._parts: list[Communicator] = [inner, outer]
+        self._aborted = ""
+        self._closed = False
+        self._pipeline = Pipeline(self.timeout, translate=self._translate, stalled=self._stalled)
+        if self._flat is None:
+            self._inside, self._back = _copy_of(inner), _copy_of(inner)
+            row = layout.row(self._index) if self._index < layout.num_rows else ()
+            self._between = outer.split(row)
+            self._parts += [self._inside, self._back, *([self._between] if self._between else [])]
+
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
+        """See `Communicator.allreduce`."""
+        _checks.check_same_type("allreduce", source, target)
+        _checks.check_count("allreduce", "target", target, source.count)
+        check_reduction(target, op)
+        self._check_open("allreduce")
+        if (direct := self._direct(source.nbytes)) is not None:
+            return self._pipeline.adopt(direct.allreduce(source, target, op=op, scale=scale))
+        # In parts, so that what is inside and what is between hosts overlap.
+        part = max(1, _PART_BYTES // source.dtype.itemsize)
+        return WorkOfParts(
+            [
+                self._post_allreduce(source.slice(start, count), target.slice(start, count), op, scale)
+                for start in range(0, max(1, source.count), part)
+                for count in (min(part, source.count - start),)
+            ]
+        )
+
+    def _post_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp, scale: float) -> Work:
+        pieces = self._layout.pieces(source.count)
+        counts = pieces + [0] * (self._inner.size - len(pieces))
+        own = counts[self._index]
+        partial = self._scratch(own, source.dtype)
+        total = self._scratch(own, source.dtype)
+        between = self._between
+        return self._pipeline.post(
+            f"allreduce of {source.dtype}[{source.count}]",
+            [
+                Stage(_INSIDE, lambda: self._inside.reducescatter(source, partial, op=op, counts=counts)),
+                Stage(
+                    _BETWEEN,
+                    lambda: between.allreduce(partial, total, op=op, scale=scale) if between and own else None,
+                ),
+                Stage(_BACK, lambda: self._back.allgather(total, target, counts=counts)),
+            ],
+        )
+
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """See `Communicator.allgather`."""
+        counts = list(_checks.checked_counts("allgather", counts, [target.count // self.size] * self.size, self))
+        _checks.check_same_type("allgather", source, target)
+        _checks.check_count("allgather", "source", source, counts[self.rank])
+        _checks.check_count("allgather", "target", target, sum(counts))
+        self._check_open("allgather")
+        if (direct := self._direct(target.nbytes, self._layout.is_even)) is not None:
+            return self._pipeline.adopt(direct.allgather(source, target, counts=counts))
+        rows = [self._layout.row(index) for index in range(self._layout.num_rows)]
+        row_counts = [sum(counts[rank] for rank in row) for row in rows]
+        gathered = self._scratch(row_counts[self._index], source.dtype)
+        by_rows = self._scratch(sum(counts), source.dtype)
+        between = self._between
+        assert between is not None, "in an even layout every rank is in a row"
+
+        def unpack() -> None:
+            _move(by_rows, target, [rank for row in rows for rank in row], counts, to_ranks=True)
+
+        own_counts = [counts[rank] for rank in rows[self._index]]
+        return self._pipeline.post(
+            f"allgather of {source.dtype}{counts}",
+            [
+                Stage(_BETWEEN, lambda: between.allgather(source, gathered, counts=own_counts)),
+                Stage(_BACK, lambda: self._back.allgather(gathered, by_rows, counts=row_counts)),
+                Stage(_BACK, unpack),
+            ],
+        )
+
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """See `Communicator.broadcast`."""
+        self.check_rank(root, "root")
+        self._check_open("broadcast")
+        index = self._layout.index_of(root)
+        if (direct := self._direct(buffer.nbytes, index < self._layout.num_rows)) is not None:
+            return self._pipeline.adopt(direct.broadcast(buffer, root=root))
+        between = self._between if self._index == index else None
+        host = self._layout.host_of(root)
+        return self._pipeline.post(
+            f"broadcast of {buffer.dtype}[{buffer.count}] from rank {root}",
+            [
+                Stage(_BETWEEN, lambda: between.broadcast(buffer, root=host) if between else None),
+                Stage(_BACK, lambda: self._back.broadcast(buffer, root=index)),
+            ],
+        )
+
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """See `Communicator.reducescatter`."""
+        default = equal_counts(source.count, self.size) if counts is None else ()
+        counts = list(_checks.checked_counts("reducescatter", counts, default, self))
+        _checks.check_same_type("reducescatter", source, target)
+        _checks.check_count("reducescatter", "source", source, sum(counts))
+        _checks.check_count("reducescatter", "target", target, counts[self.rank])
+        check_reduction(target, op)
+        self._check_open("reducescatter")
+        if (direct := self._direct(source.nbytes, self._layout.is_even)) is not None:
+            return self._pipeline.adopt(direct.reducescatter(source, target, op=op, scale=scale, counts=counts))
+        rows = [self._layout.row(index) for index in range(self._layout.num_rows)]
+        row_counts = [sum(counts[rank] for rank in row) for row in rows]
+        by_rows = self._scratch(sum(counts), source.dtype)
+        partial = self._scratch(row_counts[self._index], source.dtype)
+        between = self._between
+        assert between is not None, "in an even layout every rank is in a row"
+        _move(source, by_rows, [rank for row in rows for rank in row], counts, to_ranks=False)
+        own_counts = [counts[rank] for rank in rows[self._index]]
+        return self._pipeline.post(
+            f"reducescatter of {source.dtype}{counts}",
+            [
+                Stage(_INSIDE, lambda: self._inside.reducescatter(by_rows, partial, op=op, counts=row_counts)),
+                Stage(_BETWEEN, lambda: between.reducescatter(partial, target, op=op, scale=scale, counts=own_counts)),
+            ],
+        )
+
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """See `Communicator.alltoall`; between all ranks, as each piece has one source and one target."""
+        self._check_open("alltoall")
+        direct = self._flat or self._outer
+        return self._pipeline.adopt(
+            direct.alltoall(source, target, send_counts=send_counts, receive_counts=receive_counts)
+        )
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """See `Communicator.send`."""
+        self.check_rank(to, "to")
+        self._check_open("send")
+        part, rank = self._route(to)
+        return self._pipeline.adopt(part.send(buffer, to=rank))
+
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """See `Communicator.recv`."""
+        self.check_rank(source, "source")
+        self._check_open("recv")
+        part, rank = self._route(source)
+        return self._pipeline.adopt(part.recv(buffer, source=rank))
+
+    def barrier(self) -> Work:
+        """See `Communicator.barrier`."""
+        self._check_open("barrier")
+        if (direct := self._direct(0)) is not None:
+            return self._pipeline.adopt(direct.barrier())
+        between = self._between if self._index == 0 else None
+        return self._pipeline.post(
+            "barrier",
+            [
+                Stage(_INSIDE, self._inside.barrier),
+                Stage(_BETWEEN, lambda: between.barrier() if between else None),
+                Stage(_BACK, self._back.barrier),
+            ],
+        )
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """See `Communicator.split`."""
+        self._check_open("split")
+        chosen = tuple(ranks)
+        outer = self._outer.split(chosen)  # checks the ranks too
+        layout = Layout.of([self._layout.host_of(rank) for rank in chosen])
+        here = self._layout.hosts[self._host]
+        inner = self._inner.split([here.index(rank) for rank in chosen if rank in here])
+        if outer is None or inner is None:
+            return None
+        return HierarchicalCommunicator(outer, inner, layout, direct_bytes=self._direct_bytes)
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """See `Communicator.allocate`: memory of the engine inside the host."""
+        return self._inner.allocate(nbytes)
+
+    def abort(self, reason: str) -> None:
+        """See `Communicator.abort`."""
+        self._aborted = self._aborted or reason or "no reason given"
+        for part in self._parts:
+            part.abort(reason)
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        if not self._closed:
+            self._closed = True
+            self._pipeline.end(UsageError(f"this communicator is closed ({self.description})"))
+            for part in reversed(self._parts):
+                part.close()
+
+    def _direct(self, nbytes: int, has_stages: bool = True) -> Communicator | None:
+        """Return the part that runs an operation as it is; None: it runs in stages. The same on every rank."""
+        if self._flat is None and (nbytes <= self._direct_bytes or not has_stages):
+            return self._outer
+        return self._flat
+
+    def _route(self, rank: int) -> tuple[Communicator, int]:
+        """Return the part by which another rank is reached, and its rank there."""
+        here = self._layout.hosts[self._host]
+        return (self._inner, here.index(rank)) if rank in here else (self._outer, rank)
+
+    def _scratch(self, count: int, dtype: DType) -> Buffer:
+        if self._inner.capabilities.engine_memory and count:
+            return self._inner.allocate(count * dtype.itemsize).cast(dtype)
+        return Buffer.allocate(count, dtype)
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: this communicator is closed ({self.description})")
+        if self._aborted:
+            raise PeerLostError(
+                f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}"
+            )
+
+    def _translate(self, what: str, error: BaseException, lane: int) -> BaseException:
+        """End the communicator, for other ranks wait in stages that this one will not come to; name ranks of ours."""
+        reason = self._aborted or str(error)
+        self.abort(f"rank {self.rank} failed in {what}: {error}")
+        text = f"{what} on rank {self.rank} ({self.description}): {reason}"
+        if isinstance(error, PeerLostError):
+            here = self._layout.hosts[self._host]
+            row = self._layout.row(self._index) if self._index < self._layout.num_rows else ()
+            names: Sequence[int] = row if lane == _BETWEEN else here
+            return type(error)(text, ranks=[names[rank] for rank in error.ranks if rank < len(names)])
+        return error
+
+    def _stalled(self, what: str, limit: timedelta) -> BaseException:
+        text = f"{what} on rank {self.rank}: not complete after {limit.total_seconds():g} seconds ({self.description})"
+        self.abort(text)
+        return StalledError(text)
+
+
+def _copy_of(communicator: Communicator) -> Communicator:
+    made = communicator.split(range(communicator.size))
+    assert made is not None, "split(range(size)) includes every rank"
+    return made
+
+
+def _move(source: Buffer, target: Buffer, order: Sequence[int], counts: Sequence[int], *, to_ranks: bool) -> None:
+    """Copy pieces from rank order into `order`, or (`to_ranks`) from `order` into rank order."""
+    starts = [0] * len(counts)
+    for rank in range(1, len(counts)):
+        starts[rank] = starts[rank - 1] + counts[rank - 1]
+    at = 0
+    for rank in order:
+        ordered, ranked = (source, target) if to_ranks else (target, source)
+        pieces = ordered.slice(at, counts[rank]), ranked.slice(starts[rank], counts[rank])
+        copy(*(pieces if to_ranks else pieces[::-1]))
+        at += counts[rank]
