@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mpi_pool import MpiPool, variables
 
 from unidist.plugins import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
@@ -37,6 +38,9 @@ CASES = {
         Case("zero=3", "sgd", deep=True),
         Case("zero=3", "adafactor", passes=2, deep=True),
         Case("zero=3", "adamw", deep=True, unfreezes=True, engine="gloo"),
+        Case("zero=1", "adafactor", engine="horovod", steps=3),
+        Case("zero=2", "adamw", passes=2, engine="horovod", steps=3),
+        Case("zero=3", "sgd", deep=True, engine="horovod", steps=3),
     ],
     3: [
         Case("zero=2:bucket_mb=0.0002", "sgd"),
@@ -69,6 +73,11 @@ def line(case: Case) -> Case:
     return replace(case, strategy=",".join([case.strategy, *extra]))
 
 
+def usable(engine: str) -> bool:
+    """Say whether this machine has an engine."""
+    return PluginManager().load().engines.get(engine).load().availability().usable
+
+
 def check(case: Case, errors: dict[str, float]) -> None:
     alone = errors.pop("alone", None)
     assert alone is None or alone > 1e-6, "without the exchange it would be the same"
@@ -79,11 +88,27 @@ def check(case: Case, errors: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("size", CASES)
 def test_training_in_pytorch_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
-    usable = {name: PluginManager().load().engines.get(name).load().availability() for name in ("shm", "gloo")}
-    cases = [line(case) for case in CASES[size] if usable[case.engine].usable]
+    cases = [line(case) for case in CASES[size] if usable(case.engine)]
     for errors in rank_pool(size).run(errors_of, (cases,)):
         for case, found in zip(cases, errors, strict=True):
             check(case, found)
+
+
+def test_training_over_mpi(tmp_path: Path) -> None:
+    if not usable("mpi"):
+        pytest.skip("MPI is not installed")
+    cases = [
+        Case("zero=2:bucket_mb=0.0002", "adamw", passes=2, engine="mpi", steps=4),
+        Case("zero=3", "adafactor", deep=True, engine="mpi", steps=4),
+    ]
+    cases = [line(case) for case in cases]
+    pool = MpiPool(2, tmp_path, variables({"UNIDIST_ENGINE": "mpi"}))
+    try:
+        for errors in pool.run(errors_of, (cases,)):
+            for case, found in zip(cases, errors, strict=True):
+                check(case, found)
+    finally:
+        pool.close()
 
 
 def test_each_stage_holds_and_sends_what_the_formulas_say(rank_pool: RankPoolFactory) -> None:
