@@ -167,15 +167,19 @@ def make(case: Case) -> tuple[Any, Any]:
 
 
 def data(num_batches: int) -> list[tuple[Any, Any]]:
-    """Return batches of all ranks together."""
+    """Return the first batches of all ranks together."""
     generator = np.random.default_rng(7)
-    features = generator.standard_normal((num_batches, BATCH, 7))
-    labels = generator.integers(0, 3, (num_batches, BATCH))
-    return list(zip(features, labels, strict=True))
+    return [(generator.standard_normal((BATCH, 7)), generator.integers(0, 3, BATCH)) for _ in range(num_batches)]
 
 
 def train(case: Case, model: Any, optimizer: Any, batches: Sequence[tuple[Any, Any]]) -> Parameters:
     """Train on these batches, in the way of the case; returns the variables."""
+    step_through(case, model, optimizer, batches)
+    return values(model)
+
+
+def step_through(case: Case, model: Any, optimizer: Any, batches: Sequence[tuple[Any, Any]]) -> None:
+    """Train on these batches."""
     if case.mode == "fit":
         model.compile(optimizer, _loss, jit_compile=False)
         features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
@@ -192,7 +196,6 @@ def train(case: Case, model: Any, optimizer: Any, batches: Sequence[tuple[Any, A
         run = tf.function(step) if case.mode == "function" else step
         for features, labels in batches:
             run(tf.constant(features), tf.constant(labels))
-    return values(model)
 
 
 def values(model: Any) -> Parameters:
@@ -302,9 +305,9 @@ def record_step(case: Case) -> tuple[dict[str, int], int, int]:
         runtime.new_communicator = lambda *a, **k: RecordingCommunicator(new(*a, **k), records)  # type: ignore[method-assign]  # this run only
         model, optimizer = ud.distribute(*make(case))
         first, second = share(data(2), ud.rank(), ud.size())
-        train(case, model, optimizer, [first])
+        step_through(case, model, optimizer, [first])
         records.clear()
-        train(case, model, optimizer, [second])
+        step_through(case, model, optimizer, [second])
         found: dict[str, int] = {}
         for record in records:
             found[record.operation] = found.get(record.operation, 0) + record.nbytes

@@ -108,11 +108,10 @@ def test_a_step_sends_what_the_formulas_say(rank_pool: RankPoolFactory, strategy
 
 # Each job goes on with what the one before it has saved.
 JOBS = [
-    (2, "zero=2:bucket_mb=0.0002", "zero=1:bucket_mb=0.0002"),
-    (1, "zero=1", ""),
     (3, "zero=3", "zero=2"),
+    (1, "zero=1", ""),
     (2, "", "zero=3"),
-    (1, "zero=2", "zero=1"),
+    (2, "zero=2:bucket_mb=0.0002", "zero=1:bucket_mb=0.0002"),
 ]
 STEPS = 2
 
