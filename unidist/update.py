@@ -345,6 +345,8 @@ class Update:
                 once. Equal on all ranks unless they say otherwise; not deferred.
         """
         if self.rules is None:
+            for exchange in self._exchanges:
+                exchange.pending_factor = 1.0  # `clip_norm` may have changed it in the window before
             return
         folded = [self._folded(exchange) for exchange in self._exchanges]
         remaining = self.rules.apply(

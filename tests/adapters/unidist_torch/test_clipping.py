@@ -85,6 +85,34 @@ def test_every_strategy_clips_as_one_process_does(rank_pool: RankPoolFactory) ->
         assert any(np.any(unclipped[number][name] != expected[number][name]) for name in expected[number])
 
 
+def train_in_16_bits(clips: bool) -> list[float]:
+    """Return the change of a weight in each update: the gradient is always the same, and so is what is left of it."""
+    with set_variables({"UNIDIST_STRATEGY": "zero=1,precision=bf16"}):
+        ud.init()
+        try:
+            model: Any = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            values = [0.0]
+            for _ in range(3):
+                optimizer.zero_grad()
+                (model(torch.ones(1, 1)) * 8).sum().backward()
+                if clips:
+                    ud.clip_grad_norm_(optimizer, 2.0)
+                optimizer.step()
+                values.append(model.weight.item())
+            return [before - after for before, after in zip(values, values[1:], strict=False)]
+        finally:
+            ud.shutdown()
+
+
+@pytest.mark.parallel
+def test_each_update_is_clipped_by_itself(rank_pool: RankPoolFactory) -> None:
+    pool = rank_pool(2)
+    assert pool.run(train_in_16_bits, (False,)) == [[8.0, 8.0, 8.0]] * 2
+    assert pool.run(train_in_16_bits, (True,)) == [pytest.approx([2.0, 2.0, 2.0], rel=1e-2)] * 2
+
+
 def use_shared_gradients(strategy: str) -> list[str]:
     messages = []
     with set_variables({"UNIDIST_STRATEGY": strategy}):
