@@ -174,9 +174,9 @@ class Binding:
         """See `InnerStep.state_dict`."""
         return self._inner.state_dict()
 
-    def state_loaded(self) -> None:
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """See `InnerStep.state_loaded`."""
-        self._inner.state_loaded()
+        self._inner.state_loaded(state_dict)
 
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
         """See `InnerStep.kept_state`."""

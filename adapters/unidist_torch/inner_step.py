@@ -73,8 +73,12 @@ class InnerStep(ABC):
         """Return the optimizer's `state_dict` where its own would not do; None: it does. Collective if it shares."""
         return None
 
-    def state_loaded(self) -> None:  # noqa: B027 - nothing to do is a valid answer
-        """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters."""
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters.
+
+        Args:
+            state_dict: as it was given; torch has brought its tensors to the types of the parameters.
+        """
 
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
         """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer.

@@ -87,7 +87,7 @@ class DistributedOptimizerMixin:
         """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
         self._unidist.settle()
         super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
-        self._unidist.state_loaded()
+        self._unidist.state_loaded(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and options as torch does: of all parameters, on every rank.

@@ -21,7 +21,7 @@ from unidist_zero._torch_memory import FlatMemory, ParameterMemory, UnitMemory
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
 from unidist_zero._torch_stage3 import shared_model_of
-from unidist_zero._torch_state import adopt, whole_state_dict
+from unidist_zero._torch_state import adopt, keep_types, whole_state_dict
 from unidist_zero.exchange import ReduceScatterExchange
 
 if TYPE_CHECKING:
@@ -158,8 +158,10 @@ class ShardedStep(InnerStep):
             return None
         return whole_state_dict(self._optimizer, self._plain, self._shares, self._inner)
 
-    def state_loaded(self) -> None:
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """See `InnerStep.state_loaded`: take the share of it; before the first update that can wait."""
+        if any(run.master is not None for run in self._runs()):
+            keep_types(self._optimizer, state_dict)
         if not self._is_fresh:
             self._adopt()
 

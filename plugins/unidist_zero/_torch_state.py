@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,20 @@ def adopt(optimizer: torch.optim.Optimizer, share: ParameterShare, inner: InnerO
             inner.set_state(part, _state_of(part, whole, share.forms, slots))
             runs.append(part)
     return runs
+
+
+def keep_types(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Give an optimizer the state that it has just loaded in the types that it was saved in.
+
+    torch brings it to the types of the parameters, which have 16 bits where the state belongs to a copy that has more.
+    """
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in state_dict["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype and loaded.shape == value.shape:
+                optimizer.state[parameter][name] = value.detach().to(loaded.device, copy=True)
 
 
 def whole_state_dict(

@@ -239,6 +239,11 @@ def master_weights_go_on_from_a_checkpoint() -> None:
             expected = masters(optimizer)
             assert all(leaf.dtype is torch.float32 for leaf in expected)
             assert not any(torch.equal(leaf, leaf.bfloat16().float()) for leaf in expected), "more than 16 bits"
+            optimizer.load_state_dict(optimizer.state_dict())  # in float32, although the parameters have 16 bits
+            again = optimizer.state_dict()["state"]
+            assert {value.dtype for state in again.values() for value in state.values()} == {torch.float32}
+            before = [state["exp_avg"] for state in again.values()]
+            assert any(not torch.equal(value, value.bfloat16().float()) for value in before)
         with training(strategy, torch.float32) as (model, optimizer):
             ud.load(path, model, optimizer)
             for number in (2, 3):
