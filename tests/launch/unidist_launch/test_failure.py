@@ -97,3 +97,25 @@ def test_without_a_traceback_the_last_words_are_shown() -> None:
 
 def test_sigkill_is_explained() -> None:
     assert "out of memory" in report(ended(0, -9), [], "h")
+
+
+def test_a_lost_host_is_told_once_with_its_ranks_and_is_to_blame_before_its_victims() -> None:
+    lost = [RankExit(rank, 7, 1, 5, host_lost="host h2 was lost: it is silent") for rank in (2, 3)]
+    victim = RankExit(0, 7, 1, 4, ("Traceback (most recent call last):", "unidist.errors.PeerLostError: rank 2"))
+    told = RankExit(1, 7, -15, 6, signalled=True)
+    exits = [victim, *lost, told]
+    culprit = choose_culprit(exits)
+    assert culprit is lost[0]
+    assert report(culprit, exits, "h2").splitlines() == [
+        "unidist: host h2 was lost: it is silent (ranks 2-3 ran there)",
+        "unidist: ended by the launcher: rank 1",
+        "unidist: also failed: rank 0: unidist.errors.PeerLostError: rank 2",
+        "unidist: exit code 1",
+    ]
+
+
+def test_a_host_that_is_lost_later_is_no_cause() -> None:
+    first = RankExit(0, 7, 3, 1)
+    later = RankExit(1, 7, 1, 2, host_lost="host h2 was lost: it is silent")
+    assert choose_culprit([first, later]) is first
+    assert "unidist: also failed: rank 1: host h2 was lost: it is silent" in report(first, [first, later], "h1")
