@@ -29,6 +29,9 @@ def validation_losses(output: str) -> list[float]:
         pytest.param(None, "64", (), marks=pytest.mark.soak, id="alone"),
         pytest.param(2, "64", (), id="two processes"),
         pytest.param(2, "128", ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
+        pytest.param(2, "64", ("--strategy", "zero=1"), marks=pytest.mark.soak, id="zero=1"),
+        pytest.param(2, "64", ("--strategy", "zero=2"), marks=pytest.mark.soak, id="zero=2"),
+        pytest.param(2, "64", ("--strategy", "zero=3"), marks=pytest.mark.soak, id="zero=3"),
     ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
