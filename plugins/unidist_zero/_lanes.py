@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
-from unidist_zero._partition import ShardedBucket
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
@@ -57,9 +56,6 @@ def groups_of(rank: int, size: int, num_shards: int) -> tuple[Sequence[int], Seq
     return range(first, first + num_shards), range(rank % num_shards, size, num_shards)
 
 
-def allocate(framework: Framework, communicator: Communicator, cut: ShardedBucket, count: int) -> Buffer:
-    """Return zeroed memory for elements of a bucket, which moves without a copy where there is such."""
-    nbytes = count * cut.dtype.itemsize
-    if cut.memory == HOST:
-        return communicator.allocate(nbytes).cast(cut.dtype)
-    return framework.allocate(nbytes, DType.UINT8, cut.memory).cast(cut.dtype)
+def allocate(framework: Framework, communicator: Communicator, kind: str, nbytes: int) -> Buffer:
+    """Return zeroed bytes of a kind of memory, which the communicator moves without a copy where there is such."""
+    return communicator.allocate(nbytes) if kind == HOST else framework.allocate(nbytes, DType.UINT8, kind)

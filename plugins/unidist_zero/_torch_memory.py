@@ -82,7 +82,6 @@ class UnitMemory(ParameterMemory):
     def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], model: SharedModel) -> None:
         made = model.add(exchange.partition, dict(enumerate(parameters)), model.lanes_for(exchange))
         self._buckets = {bucket.number: bucket for bucket in made}
-        self._nothing = torch.empty(0)
 
     def own(self, number: int) -> torch.Tensor:
         """See `ParameterMemory.own`."""

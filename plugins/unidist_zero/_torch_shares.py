@@ -8,7 +8,7 @@ import torch
 
 from unidist.buffer import DType
 from unidist_torch.memory import TORCH_DTYPES, tensor_of
-from unidist_zero._partition import Piece, join_runs
+from unidist_zero._partition import join_runs
 from unidist_zero._torch_memory import ParameterMemory
 from unidist_zero._torch_runs import RunTensor, form_of
 from unidist_zero.exchange import ReduceScatterExchange
@@ -65,7 +65,3 @@ class ParameterShare:
                         master=None if master is cut.dtype else TORCH_DTYPES[master],
                     )
                 )
-
-    def all_pieces(self) -> list[Piece]:
-        """Return the pieces of every rank that shares."""
-        return self.exchange.partition.all_pieces()

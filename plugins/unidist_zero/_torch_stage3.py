@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unidist.buckets import ParameterInfo, plan_buckets
-from unidist.buffer import Buffer
 from unidist.checkpoint.pieces import Piece as SavedPiece
 from unidist.checkpoint.state import HasKeptState, KeepsState, SavedSection
 from unidist.errors import ConfigurationError, UsageError
@@ -85,7 +84,8 @@ class SharedModel(HasKeptState, GathersParameters):
             own = {slot.parameter: parameters[slot.parameter] for slot in bucket.slots}
             for parameter in own.values():
                 self._leave_old_bucket(parameter)
-            shard: Buffer = allocate(framework, lane.shard, bucket, bucket.counts[rank])
+            nbytes = bucket.counts[rank] * bucket.dtype.itemsize
+            shard = allocate(framework, lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
             made.append(GatheredBucket(number, bucket, pieces, own, lane, shard))
             unit = self._unit_of(own.values())

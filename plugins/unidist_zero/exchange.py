@@ -8,8 +8,9 @@ window is reduced by itself and the shards are added up, which takes as much tra
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from unidist.buckets import ParameterInfo, Slot
@@ -19,7 +20,7 @@ from unidist.errors import UsageError
 from unidist.gradients import MAX_EARLY_OPERATIONS, GradientExchange, ReducedGradients, RoundResult
 from unidist.precision import is_narrow
 from unidist.timeline import Recorder
-from unidist_zero._lanes import Lane
+from unidist_zero._lanes import Lane, allocate
 from unidist_zero._memories import BucketMemories
 from unidist_zero._partition import Partition, ShardedBucket
 
@@ -189,8 +190,8 @@ class ReduceScatterExchange(GradientExchange):
         """Return zeroed memory that moves without a copy, for elements of a bucket: its shard, new parameters."""
         return self._allocator(cut.memory)(count * cut.dtype.itemsize).cast(cut.dtype)
 
-    def _allocator(self, kind: str) -> _Allocator:
-        return _Allocator(self._framework, self.lanes[kind].shard, kind)
+    def _allocator(self, kind: str) -> Callable[[int], Buffer]:
+        return partial(allocate, self._framework, self.lanes[kind].shard, kind)
 
     def _make_bucket(self, number: int, cut: ShardedBucket, keeps_buckets: bool) -> _Bucket:
         lane = self.lanes[cut.memory]
@@ -325,18 +326,3 @@ class ReduceScatterExchange(GradientExchange):
         assert bucket.target is not None
         bucket.work = bucket.lane.replicas.allreduce(bucket.target, bucket.target, scale=bucket.scale)
         bucket.crosses = True
-
-
-@dataclass(frozen=True)
-class _Allocator:
-    """Makes memory of one kind that moves without a copy."""
-
-    framework: Framework
-    communicator: Communicator
-    kind: str
-
-    def __call__(self, nbytes: int) -> Buffer:
-        """Return `nbytes` zeroed bytes."""
-        if self.kind == HOST:
-            return self.communicator.allocate(nbytes)
-        return self.framework.allocate(nbytes, DType.UINT8, self.kind)

@@ -81,7 +81,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
     @classmethod
     def alternatives(cls) -> Sequence[str]:
         """See `EstimatesMemory.alternatives`."""
-        return ("zero=1", "zero=2")
+        return ("zero=1", "zero=2", "zero=3")
 
     @property
     def completes_in_backward(self) -> bool:
