@@ -67,7 +67,7 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "problems": [],
     }
     assert found["core"]["engines"] == ["single", "shm"]
-    assert found["launch"]["launchers"] == ["local"]
+    assert found["launch"]["launchers"] == ["local", "ssh"]
 
 
 @pytest.mark.parametrize(
