@@ -24,6 +24,8 @@ def validation_losses(output: str) -> list[float]:
         pytest.param(2, (), id="two processes"),
         pytest.param(2, ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
         pytest.param(2, ("--engine", "gloo"), marks=pytest.mark.soak, id="gloo"),
+        pytest.param(2, ("--strategy", "zero=1"), marks=pytest.mark.soak, id="zero=1"),
+        pytest.param(2, ("--strategy", "zero=3"), marks=pytest.mark.soak, id="zero=3"),
     ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
