@@ -116,7 +116,7 @@ class GradientExchange(ABC):
         """
 
     def end_pass(self) -> None:
-        """Complete a pass that is not the last of its window; only of an exchange that `reduces_each_pass`. Collective."""
+        """Complete a pass that is not its window's last; for exchanges with `reduces_each_pass`. Collective."""
         raise NotImplementedError(f"{type(self).__name__} reduces a window once")
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -101,7 +102,7 @@ def train_in_16_bits(clips: bool) -> list[float]:
                     ud.clip_grad_norm_(optimizer, 2.0)
                 optimizer.step()
                 values.append(model.weight.item())
-            return [before - after for before, after in zip(values, values[1:], strict=False)]
+            return [before - after for before, after in itertools.pairwise(values)]
         finally:
             ud.shutdown()
 
