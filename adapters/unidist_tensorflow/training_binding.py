@@ -25,7 +25,7 @@ from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep, belonging
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-from unidist_tensorflow.training_tensors import Gradient, exchange_eagerly, exchange_in_graph, host_node
+from unidist_tensorflow.training_tensors import Gradient, Since, exchange_eagerly, exchange_in_graph, host_node
 
 _SCALE = tf.TensorSpec([], tf.float64)
 
@@ -310,11 +310,9 @@ class Binding:
             tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
 
     def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
-        current = tf.compat.v1.get_default_graph()
-        first = len(current.get_operations())
+        since = Since()
         memory = self.inner.step_in_graph(exchange, entries, outputs)
-        made = [operation for operation in current.get_operations()[first:] if operation.op_def.is_stateful]
-        with tf.control_dependencies(made):
+        with tf.control_dependencies(since.stateful()):
             self._count(memory)
         return True
 

@@ -134,6 +134,24 @@ def host_node(
     return outputs
 
 
+class Since:
+    """What is added to the graph that is being built, from now on.
+
+    TensorFlow keeps nodes of the host in program order among themselves, but not against those inside of a `tf.cond`:
+    what shall come after such ones must say so.
+    """
+
+    def __init__(self) -> None:
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._first = 0 if self._graph is None else len(self._graph.get_operations())
+
+    def stateful(self) -> list[tf.Operation]:
+        """Return the operations with effects, for `tf.control_dependencies`; none in eager mode."""
+        if self._graph is None:
+            return []
+        return [operation for operation in self._graph.get_operations()[self._first :] if operation.op_def.is_stateful]
+
+
 def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> Taken:
     """Return what takes gradients as a whole: first for each whether any rank had one, `(wanted,)` bool, then those.
 

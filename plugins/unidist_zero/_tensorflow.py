@@ -24,7 +24,7 @@ from unidist_tensorflow.elementwise import needs_whole_variables
 from unidist_tensorflow.inner_step import Entry, InnerStep, belongings, restoring
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-from unidist_tensorflow.training_tensors import Taken
+from unidist_tensorflow.training_tensors import Since, Taken
 from unidist_zero._tensorflow_adoption import Kept, keep, restore
 from unidist_zero._tensorflow_clipping import SharedClipping, exchanged
 from unidist_zero._tensorflow_gather import VariableGather
@@ -250,9 +250,11 @@ class ShardedStep(InnerStep):
                 mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
                 each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
 
+        since = Since()
         with restoring(self._optimizer, restore):
             self._apply(stepped, local, nobody=known is not None and not any(known))
-        self._gather_shards()
+        with tf.control_dependencies(since.stateful()):  # a bucket of which this rank has nothing waits for no value
+            self._gather_shards()
         for place, variable in enumerate(self._variables):
             if getattr(variable, "constraint", None) is not None:  # which wants to see all of it
                 value = tf.convert_to_tensor(variable)

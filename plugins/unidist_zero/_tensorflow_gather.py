@@ -16,7 +16,7 @@ import tensorflow as tf
 from unidist.buffer import HOST
 from unidist.timeline import Recorder
 from unidist_tensorflow.memory import Array, array_of_buffer
-from unidist_tensorflow.training_tensors import host_node
+from unidist_tensorflow.training_tensors import Since, host_node
 from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_shards import Shard
 from unidist_zero.exchange import ReduceScatterExchange
@@ -42,12 +42,16 @@ class VariableGather:
 
     def run(self, variables: Sequence[Any]) -> None:
         """Assign to the model's variables, by place, what the shards are now. Collective; eager, or in a graph."""
+        before: list[tf.Operation] = []
         for number, cut in enumerate(self._exchange.partition.buckets):
             shards = [shard for shard in self._shards if shard.run.bucket == number]
             of_bucket = [variables[slot.parameter] for slot in cut.slots]
             specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_bucket]
             values = [tf.convert_to_tensor(shard.variable) for shard in shards]
-            gathered = host_node(partial(self._gathered, number, shards, specs), values, specs, name=NODE)
+            since = Since()
+            with tf.control_dependencies(before):
+                gathered = host_node(partial(self._gathered, number, shards, specs), values, specs, name=NODE)
+            before = since.stateful()
             for variable, value in zip(of_bucket, gathered, strict=True):
                 variable.assign(value)
 
