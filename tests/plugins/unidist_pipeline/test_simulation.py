@@ -152,6 +152,7 @@ def test_actions_that_take_no_time_have_no_bubble() -> None:
     assert (simulation.makespan, simulation.bubble_fraction) == (0, 0)
 
 
+@pytest.mark.soak  # it measures time
 def test_it_takes_time_in_proportion_to_the_actions() -> None:
     """Ten times as many ranks take less than three times as long per action, from the lists to the figures."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -44,14 +45,14 @@ def server() -> Iterator[ControlServer]:
 
 
 def client(server: ControlServer, secret: bytes = SECRET) -> ControlClient:
-    return ControlClient(("127.0.0.1", server.port), secret, timeout=5)
+    return ControlClient(("127.0.0.1", server.port), secret, timeout=30)
 
 
 def works(server: ControlServer) -> None:
     """Check that the server serves."""
     with client(server) as mine:
-        mine.send({"type": "hello"}, timeout=5)
-        assert mine.receive(timeout=5) == {"type": "hello"}
+        mine.send({"type": "hello"}, timeout=30)
+        assert mine.receive(timeout=30) == {"type": "hello"}
 
 
 def events(server: ControlServer, number: int) -> list[object]:
@@ -80,28 +81,28 @@ def test_a_client_that_is_gone_is_reported(server: ControlServer) -> None:
 
 def test_other_threads_act_through_call(server: ControlServer) -> None:
     with client(server) as mine:
-        mine.send({"type": "hello"}, timeout=5)
-        mine.receive(timeout=5)
+        mine.send({"type": "hello"}, timeout=30)
+        mine.receive(timeout=30)
         server.call(lambda: [Send(1, {"type": "called"}), Send(99, {"type": "to nobody"})])
-        assert mine.receive(timeout=5) == {"type": "called"}
+        assert mine.receive(timeout=30) == {"type": "called"}
 
 
 def test_what_was_sent_before_a_drop_or_close_arrives() -> None:
     server = ControlServer(Echo(), SECRET)
     server.start()
     with client(server) as mine, client(server) as other:
-        mine.send({"type": "drop me"}, timeout=5)
-        assert mine.receive(timeout=5) == {"type": "farewell"}
+        mine.send({"type": "drop me"}, timeout=30)
+        assert mine.receive(timeout=30) == {"type": "farewell"}
         with pytest.raises(ConnectionLost):
-            mine.receive(timeout=5)
-        other.send({"type": "last"}, timeout=5)
-        other.receive(timeout=5)
+            mine.receive(timeout=30)
+        other.send({"type": "last"}, timeout=30)
+        other.receive(timeout=30)
         server.call(lambda: [Send(2, {"type": "bye"})])
         server.close()
         server.close()
-        assert other.receive(timeout=5) == {"type": "bye"}
+        assert other.receive(timeout=30) == {"type": "bye"}
         with pytest.raises(ConnectionLost):
-            other.receive(timeout=5)
+            other.receive(timeout=30)
 
 
 def test_a_client_waits_no_longer_than_told(server: ControlServer) -> None:
@@ -109,7 +110,7 @@ def test_a_client_waits_no_longer_than_told(server: ControlServer) -> None:
         begin = time.monotonic()
         with pytest.raises(TimeoutError):
             mine.receive(timeout=0.05)
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 20
 
 
 def test_a_server_that_does_not_answer_is_a_timeout() -> None:
@@ -121,7 +122,7 @@ def test_nobody_listening_is_told_with_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
     with pytest.raises(ConnectionLost, match=f"127.0.0.1:{address[1]}: Connection refused"):
-        ControlClient(address, SECRET, timeout=5)
+        ControlClient(address, SECRET, timeout=30)
 
 
 def test_a_wrong_secret_is_turned_away_and_logged(server: ControlServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +137,7 @@ def test_a_wrong_secret_is_turned_away_and_logged(server: ControlServer, caplog:
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(1000), MAGIC * 100, b"\x80\x04]" * 50])
 def test_random_bytes_are_turned_away(server: ControlServer, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.settimeout(5)
+        stranger.settimeout(30)
         stranger.sendall(data)
         while stranger.recv(4096):
             pass
@@ -160,7 +161,12 @@ def test_who_proves_nothing_is_dropped_however_busily_it_talks(
                 continue
             except OSError:
                 break
-        assert 0.2 < time.monotonic() - begin < 3
+        else:
+            stranger.settimeout(30)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # a TimeoutError: it was not dropped
+                    pass
+        assert time.monotonic() - begin > 0.2
     works(server)
 
 
@@ -179,9 +185,9 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(server: ControlServer, mon
 
 def test_a_message_that_cannot_be_understood_ends_its_sender_only(server: ControlServer) -> None:
     with client(server) as mine:
-        mine.send({"type": "nonsense"}, timeout=5)
+        mine.send({"type": "nonsense"}, timeout=30)
         with pytest.raises(ConnectionLost):
-            mine.receive(timeout=5)
+            mine.receive(timeout=30)
     assert "cannot be understood" in str(events(server, 1)[0])
     works(server)
 
