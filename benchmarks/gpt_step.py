@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -42,21 +42,14 @@ def make_step(wrap: Wrap) -> Callable[[], None]:
     return step
 
 
-def main(output: str, repetitions: int) -> None:
-    """Measure, and let rank 0 write the medians (seconds) to `output`."""
+def measure(wraps: Mapping[str, Wrap], output: str, repetitions: int) -> None:
+    """Measure the step without communication and with each of `wraps`; rank 0 writes the medians (seconds)."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ud.init()
     meeting = gloo_meeting()
-    medians = side_by_side(
-        {
-            "no communication": make_step(lambda model, optimizer: (model, optimizer)),
-            "unidist": make_step(ud.distribute),
-            "DDP over gloo": make_step(lambda model, optimizer: (DistributedDataParallel(model), optimizer)),
-        },
-        meeting,
-        repetitions=repetitions,
-    )
+    wraps = {"no communication": lambda model, optimizer: (model, optimizer), **wraps}
+    medians = side_by_side({name: make_step(wrap) for name, wrap in wraps.items()}, meeting, repetitions=repetitions)
     if ud.rank() == 0:
         with open(output, "w") as file:
             json.dump(medians, file)
@@ -65,4 +58,11 @@ def main(output: str, repetitions: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    measure(
+        {
+            "unidist": ud.distribute,
+            "DDP over gloo": lambda model, optimizer: (DistributedDataParallel(model), optimizer),
+        },
+        sys.argv[1],
+        int(sys.argv[2]),
+    )

@@ -5,7 +5,6 @@ Run by `python -m benchmarks`, which starts it on two ranks.
 
 from __future__ import annotations
 
-import json
 import sys
 
 import torch
@@ -16,9 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import unidist.torch as ud
-from benchmarks.gloo_meeting import gloo_meeting
-from benchmarks.gpt_step import Wrap, make_step
-from benchmarks.timing import side_by_side
+from benchmarks.gpt_step import Wrap, measure
 
 
 def zero(stage: int) -> Wrap:
@@ -45,30 +42,13 @@ def fully_sharded(
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
 
-def main(output: str, repetitions: int) -> None:
-    """Measure, and let rank 0 write the medians (seconds) to `output`."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ud.init()
-    meeting = gloo_meeting()
-    medians = side_by_side(
-        {
-            "no communication": make_step(lambda model, optimizer: (model, optimizer)),
-            "zero=1": make_step(zero(1)),
-            "zero=2": make_step(zero(2)),
-            "zero=3": make_step(zero(3)),
-            "ZeroRedundancyOptimizer": make_step(redundancy_optimizer),
-            "FSDP2": make_step(fully_sharded),
-        },
-        meeting,
-        repetitions=repetitions,
-    )
-    if ud.rank() == 0:
-        with open(output, "w") as file:
-            json.dump(medians, file)
-    ud.shutdown()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    measure(
+        {
+            **{f"zero={stage}": zero(stage) for stage in (1, 2, 3)},
+            "ZeroRedundancyOptimizer": redundancy_optimizer,
+            "FSDP2": fully_sharded,
+        },
+        sys.argv[1],
+        int(sys.argv[2]),
+    )

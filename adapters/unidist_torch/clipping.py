@@ -18,7 +18,8 @@ def clip_grad_norm_(
 
     As `torch.nn.utils.clip_grad_norm_`, but it takes the optimizer, and knows where its gradients are: with strategies
     that share them out as well. It completes the exchange. Every rank calls it alike, between `backward` and `step`.
-    With accumulation a pass that completes no update is left alone.
+    With accumulation a pass that completes no update is left alone. A rank that has called `join` does not clip: where
+    gradients are shared out, which takes an exchange, use the strategy clip_norm, in which it takes part.
 
     Args:
         optimizer: bound by `distribute` or `DistributedOptimizer`, or a plain one.
