@@ -1,0 +1,1 @@
+"""Registers what elastic training adds."""
