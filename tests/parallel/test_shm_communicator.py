@@ -12,6 +12,7 @@ pytestmark = pytest.mark.parallel
 class TestShmCommunicator(CommunicatorConformance):
     engine = "shm"
     sizes = (1, 2, 3, 4)
+    shares_memory = True
     life_cycles = 40
 
 

@@ -8,3 +8,4 @@ from unidist.testing import CommunicatorConformance
 class TestSingleCommunicator(CommunicatorConformance):
     engine = "single"
     sizes = (1,)
+    shares_memory = True

@@ -19,7 +19,7 @@ from pathlib import Path
 from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError
 
-_PAGE = 4096
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_ADDRESS_SPACE = 1 << 45
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _MANY = 4  # living arenas of one process, from which on a new one is preceded by a collection of garbage

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation, Arena, default_capacity
+from unidist.engines._shm_pages import all_let_go, lent_bytes
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 
@@ -40,6 +41,7 @@ class HostMemory:
         arena: this rank's own memory; gone after `close`: what still refers to a closed runtime shall hold no memory.
         bases: address in this process of every rank's memory.
         capacities: size of every rank's mapping.
+        memories: descriptor per rank of the file of its memory.
         liveness: descriptor per rank that hangs up when the rank ends.
     """
 
@@ -50,6 +52,7 @@ class HostMemory:
         self.arena = Arena(capacity or default_capacity(size))
         self.bases: list[int] = []
         self.capacities: list[int] = []
+        self.memories: list[int] = []
         self.liveness: list[int] = []
         self.pids: list[int] = []
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
@@ -67,6 +70,7 @@ class HostMemory:
 
     def _admit(self, other: int, payload: bytes, fds: tuple[int, ...]) -> None:
         memory, pipe = fds
+        self.memories.append(memory)
         self.liveness.append(pipe)
         capacity, pid, protocol = _GREETING.unpack(payload)
         try:
@@ -80,8 +84,6 @@ class HostMemory:
                 f"shm: rank {self.rank} cannot map {capacity} bytes of address space of rank {other}: {exc}. "
                 "Set UNIDIST_SHM_CAPACITY_BYTES to what this process may use."
             ) from exc
-        finally:
-            os.close(memory)
         self.capacities.append(capacity)
         self.pids.append(pid)
 
@@ -91,10 +93,10 @@ class HostMemory:
         for other, (base, capacity) in enumerate(zip(self.bases, self.capacities, strict=False)):
             if other != self.rank:
                 _shm.unmap(base, capacity)
-        for descriptor in (*self.liveness, self._write_end):
+        for descriptor in (*self.memories, *self.liveness, self._write_end):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self.bases, self.capacities, self.liveness, self._write_end = [], [], [], -1
+        self.bases, self.capacities, self.memories, self.liveness, self._write_end = [], [], [], [], -1
         if hasattr(self, "arena"):
             del self.arena
 
@@ -110,6 +112,7 @@ class SharedHost:
         self._staging_bytes = staging_bytes
         self._users = 0
         self._retired: list[tuple[_shm.Group, Allocation]] = []
+        self._lent: list[tuple[Allocation, int]] = []  # what this rank's groups share, and with how many ranks
 
     def window_bytes(self, size: int) -> int:
         """Return the size of one of the two staging windows of a slot."""
@@ -119,6 +122,24 @@ class SharedHost:
         """Return memory for this rank's slot in a group of `size`."""
         self._retired = [(group, slot) for group, slot in self._retired if not group.all_closed()]
         return self.host.arena.allocate(_shm.slot_bytes(size, SMALL_BYTES, self.window_bytes(size)))
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """Return engine memory of this rank."""
+        self._take_back()
+        return self.host.arena.allocate(nbytes)
+
+    def lend(self, nbytes: int, size: int) -> Allocation:
+        """Return memory for `SharedPages` of a group of `size`. It stays until all of them have let go of it."""
+        allocation = self.allocate(lent_bytes(nbytes))
+        self._lent.append((allocation, size))
+        return allocation
+
+    def withdraw(self, lent: Allocation) -> None:
+        """Take memory back that nobody has mapped."""
+        self._lent = [(allocation, size) for allocation, size in self._lent if allocation is not lent]
+
+    def _take_back(self) -> None:
+        self._lent = [(allocation, size) for allocation, size in self._lent if not all_let_go(allocation, size)]
 
     def acquire(self) -> None:
         """Count one communicator more."""
@@ -132,6 +153,10 @@ class SharedHost:
             for _, retired in self._retired:
                 retired.abandon()
             self._retired.clear()
+            self._take_back()
+            for lent, _ in self._lent:
+                lent.abandon()  # it ends with the last rank's mapping of it
+            self._lent.clear()
             self.host.close()
 
 

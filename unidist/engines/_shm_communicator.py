@@ -22,6 +22,7 @@ from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
 from unidist.engines._shm_messages import Mailbox
+from unidist.engines._shm_pages import SharedPages, obstacle
 from unidist.engines._shm_work import (
     DTYPE_CODES,
     OP_CODES,
@@ -32,13 +33,14 @@ from unidist.engines._shm_work import (
     patiently,
     unpack,
 )
-from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
+from unidist.errors import ConfigurationError, MismatchError, PeerLostError, StalledError, UsageError
+from unidist.shared_memory import SharedMemory, SharesMemory
 
 _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals):
+class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -182,7 +184,37 @@ class ShmCommunicator(Communicator, ReportsArrivals):
     def allocate(self, nbytes: int) -> Buffer:
         """See `Communicator.allocate`."""
         self._check_usable()
-        return self._shared.host.arena.allocate(nbytes).buffer(nbytes)
+        return self._shared.allocate(nbytes).buffer(nbytes)
+
+    def sharing_obstacle(self) -> str:
+        """See `SharesMemory.sharing_obstacle`: all ranks are on this host."""
+        return obstacle()
+
+    def allocate_shared(self, nbytes: int) -> SharedMemory:
+        """See `SharesMemory.allocate_shared`. The memory lies in the arena of the group's first rank."""
+        self._check_usable()
+        lent, refusal = (
+            None,
+            ConfigurationError(
+                f"shm: rank 0 of {self.description} could not allocate {nbytes} bytes of shared memory; it says why"
+            ),
+        )
+        if self.rank == 0:
+            try:
+                lent = self._shared.lend(nbytes, self.size)
+            except ConfigurationError as exc:
+                refusal = exc  # the others shall know before this rank raises
+        mine, everyone = bytearray(struct.pack("QQ", lent.offset if lent else 0, nbytes)), bytearray(16 * self.size)
+        self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
+        replies = list(struct.iter_unpack("QQ", everyone))
+        sizes = [size for _, size in replies]
+        if len(set(sizes)) > 1:
+            if lent:
+                self._shared.withdraw(lent)
+            raise MismatchError(f"allocate_shared: the ranks asked for different sizes ({self.description}): {sizes}")
+        if not replies[0][0]:
+            raise refusal
+        return SharedPages(self._shared.host.memories[self.members[0]], replies[0][0], nbytes, self.rank)
 
     def waiting_for(self) -> Sequence[int]:
         """See `ReportsArrivals.waiting_for`."""

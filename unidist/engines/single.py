@@ -13,6 +13,7 @@ from unidist.communicator import COMPLETED, Capabilities, Communicator, ReduceOp
 from unidist.engine import Availability, Engine
 from unidist.errors import PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
+from unidist.shared_memory import OneRanksMemory, SharedMemory, SharesMemory
 from unidist.topology import Topology
 
 
@@ -34,7 +35,7 @@ class SingleEngine(Engine):
         return SingleCommunicator(member=topology.rank, timeout=timeout)
 
 
-class SingleCommunicator(Communicator):
+class SingleCommunicator(Communicator, SharesMemory):
     """A group of one.
 
     Args:
@@ -135,6 +136,15 @@ class SingleCommunicator(Communicator):
         if len(ranks) > 1:
             raise UsageError(f"split: ranks {tuple(ranks)} name rank 0 {len(ranks)} times; pass it once, or ()")
         return SingleCommunicator(member=self.members[0], timeout=self.timeout) if ranks else None
+
+    def sharing_obstacle(self) -> str:
+        """See `SharesMemory.sharing_obstacle`."""
+        return ""
+
+    def allocate_shared(self, nbytes: int) -> SharedMemory:
+        """See `SharesMemory.allocate_shared`."""
+        self._check()
+        return OneRanksMemory(nbytes)
 
     def abort(self, reason: str) -> None:
         """Let every later call raise."""

@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
-from unidist.errors import UsageError
+from unidist.errors import MismatchError, UsageError
+from unidist.shared_memory import SharesMemory
 from unidist.testing._arrays import array_of, buffer_of
 from unidist.testing._placing import place
 
@@ -141,6 +143,69 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
     array_of(kept)[:] = 7
     part.close()
     assert (array_of(kept) == 7).all()
+
+
+def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:
+    """What is written to `shared` all see; what is written to `view` is the writer's until it settles, then its part.
+
+    Asked of communicators with the power `SharesMemory`.
+    """
+    assert isinstance(communicator, SharesMemory)
+    rank, size = communicator.rank, communicator.size
+    part: Communicator | None = communicator.split(range(size))
+    assert part is not None
+    assert isinstance(part, SharesMemory)
+    assert part.sharing_obstacle() == communicator.sharing_obstacle()
+    if part.sharing_obstacle():
+        return
+    each = 50_000  # ends of ranks' parts are in the middle of pages
+    memory = part.allocate_shared(size * each)
+    shared, view = array_of(memory.shared), array_of(memory.view)
+    assert (shared.size, view.size) == (size * each, size * each)
+    assert not shared.any()
+    assert not view.any()
+    part.barrier().wait()
+    own = slice(rank * each, (rank + 1) * each)
+    expected = np.repeat(np.arange(1, size + 1, dtype=np.uint8), each)
+    shared[own] = rank + 1
+    part.barrier().wait()
+    assert (view == expected).all(), "what all have written to their parts of the shared memory"
+    part.barrier().wait()
+
+    view[:] += 10  # on every rank: were it one memory, it would be added several times
+    assert (view == expected + 10).all()
+    part.barrier().wait()
+    if size > 1:
+        assert (array_of(memory.shared) == expected).all(), "nobody sees what another has written to its view"
+    part.barrier().wait()
+    memory.settle([(rank * each, each)])
+    part.barrier().wait()
+    assert (view == expected + 10).all(), "each has brought its own part to the shared memory"
+    assert (shared == expected + 10).all()
+    part.barrier().wait()
+
+    if size > 1:
+        view[((rank + 1) % size) * each] = 99  # the part of another
+        memory.settle([(rank * each, each)])
+        assert (view == expected + 10).all(), "and is forgotten"
+    part.barrier().wait()
+    other = part.allocate_shared(10)  # while the first is there; and it is there while the other one goes
+    array_of(other.shared)[:1] = 1
+    del other
+    part.barrier().wait()
+    assert not array_of(part.allocate_shared(0).shared).size
+    part.close()
+    assert (view == expected + 10).all(), "it outlives its communicator"
+
+
+def ranks_that_share_differing_amounts(communicator: Communicator) -> None:
+    """Ranks that ask for different amounts of shared memory all get MismatchError, and can go on."""
+    assert isinstance(communicator, SharesMemory)
+    if communicator.size == 1 or communicator.sharing_obstacle():
+        return
+    with pytest.raises(MismatchError, match="allocate_shared"):
+        communicator.allocate_shared(1000 + communicator.rank)
+    assert communicator.allocate_shared(1000).shared.count == 1000
 
 
 def _check_group(communicator: Communicator, ranks: Sequence[int]) -> None:

@@ -45,6 +45,7 @@ class CommunicatorConformance:
         names_lost_ranks: PeerLostError says who died.
         abort_reaches_peers: `abort` on one rank ends the waits of the others.
         abort_carries_reason: and its reason is in their message.
+        shares_memory: it has the power `SharesMemory`.
         in_processes: each rank is a process: it can be killed, and what it holds can be counted.
         death_bound_sec: longest time from the death of a rank to PeerLostError on the others. It tells a loss that was
             noticed from a timeout (a third of `case_timeout`); a busy machine needs seconds for it.
@@ -67,6 +68,7 @@ class CommunicatorConformance:
     names_lost_ranks: ClassVar[bool] = True
     abort_reaches_peers: ClassVar[bool] = True
     abort_carries_reason: ClassVar[bool] = True
+    shares_memory: ClassVar[bool] = False
     in_processes: ClassVar[bool] = True
     death_bound_sec: ClassVar[float] = 10.0
     abort_bound_sec: ClassVar[float] = 10.0
@@ -201,6 +203,12 @@ class CommunicatorConformance:
 
     def test_allocated_memory_is_zeroed_and_outlives_its_communicator(self, size: int) -> None:
         self.run(size, groups.allocated_memory_is_zeroed_and_outlives_the_communicator)
+
+    def test_shared_memory_is_seen_by_all_and_written_to_by_each(self, size: int) -> None:
+        if not self.shares_memory:
+            pytest.skip(f"{self.engine} does not promise it")
+        self.run(size, groups.shared_memory_is_seen_by_all_and_written_to_by_each)
+        self.run(size, groups.ranks_that_share_differing_amounts)
 
     def test_random_programs_give_numpys_results(self, size: int, seed: int) -> None:
         self.run(size, _stress_cases.random_program, seed, 120)

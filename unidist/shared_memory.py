@@ -1,0 +1,76 @@
+"""Memory that all ranks of a group use at once: a power of communicators whose ranks are on one host.
+
+Who asks for it (the strategy zero, for parameters) asks by isinstance; an engine without it has to send copies.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from unidist.buffer import Buffer, DType
+
+
+class SharedMemory(ABC):
+    """One piece of memory that every rank of a group maps, seen in two ways.
+
+    What a rank writes to `shared` all ranks see, in `shared` and in `view`. What it writes to `view` stays its own:
+    from then on its `view` shows its own copy of the pages that it has written to, until it calls `settle`. So `view`
+    can be given away as if it were this rank's memory alone, and takes no memory as long as nobody writes to it.
+
+    Nothing here waits for other ranks: who writes to `shared` makes sure, with a barrier, that nobody reads it.
+
+    Attributes:
+        shared: `(nbytes,)` uint8, zeros at first.
+        view: the same bytes.
+    """
+
+    shared: Buffer
+    view: Buffer
+
+    @abstractmethod
+    def settle(self, own: Sequence[tuple[int, int]]) -> None:
+        """Bring what this rank has written to its part of `view` to `shared`; then `view` shows `shared` again.
+
+        What it has written outside of its part is forgotten. Not collective.
+
+        Args:
+            own: first byte and number of bytes of each range that is this rank's to write.
+        """
+
+
+class SharesMemory(ABC):
+    """Power of a communicator: its ranks can use the same memory. Asked for by isinstance."""
+
+    @abstractmethod
+    def sharing_obstacle(self) -> str:
+        """Return why this group cannot share memory after all, or "" if it can. Alike on all ranks, not collective."""
+
+    @abstractmethod
+    def allocate_shared(self, nbytes: int) -> SharedMemory:
+        """Return memory that all ranks of the group share. Collective, like every operation of the communicator.
+
+        It outlives the communicator, and a rank that dies: each rank's part in it ends with the last reference to the
+        owner of `shared` or `view` on that rank, the memory itself with the last of them.
+
+        Args:
+            nbytes: the same on every rank.
+
+        Raises:
+            ConfigurationError: there is too little memory, on every rank; or there is a `sharing_obstacle`.
+            MismatchError: the ranks asked for different amounts.
+        """
+
+
+class OneRanksMemory(SharedMemory):
+    """The trivial one, of a group of one rank.
+
+    Args:
+        nbytes: size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.shared = self.view = Buffer.allocate(nbytes, DType.UINT8)
+
+    def settle(self, own: Sequence[tuple[int, int]]) -> None:
+        """See `SharedMemory.settle`: what is written is there already."""
