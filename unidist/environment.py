@@ -218,6 +218,8 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
         num_nodes=_integer(env, contract.num_nodes, default_nodes),
     )
     key = "/".join(f"{name}={env[name]}" for name in contract.job_key if name in env)
+    if contract.source == "unidist":
+        key = key.partition("/")[0]  # what follows tells apart the parts of a job on one host, which meet
     # Without a name for the job, its processes on this host still share their parent.
     place = _meeting_place(env) if contract.source == "unidist" else None
     return Placement(topology, contract.source, key or f"parent={os.getppid()}", _read_secret(env), place)

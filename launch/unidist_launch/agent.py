@@ -31,7 +31,7 @@ _EXIT_ERROR = 2
 def main() -> None:
     """Read the order and carry it out; exits with 2 and one line on standard error when it cannot."""
     try:
-        order = AgentOrder.from_line(_read_line())
+        order = AgentOrder.from_line(_read_line()).of_this_agent(os.environ)
         try:
             os.chdir(order.folder)
         except OSError as exc:
@@ -39,8 +39,8 @@ def main() -> None:
                 f"folder {order.folder!r} cannot be entered: {exc.strerror}. Every host needs the job's folder, at the "
                 "same path"
             ) from exc
-        os.environ.update(order.exported)
         launcher, own = _addresses(order)
+        os.environ.update(order.exported)
         connection, reached = _connect(order, launcher)
         own = own or _routed_address(reached, order.port)
         with AgentRanks(order, connection, server=reached, address=own) as ranks:
@@ -79,12 +79,12 @@ def _read_line() -> bytes:
 def _addresses(order: AgentOrder) -> tuple[Sequence[str], str]:
     """Return where the launcher may be reached, and this host's own address ("" when the connection will tell it)."""
     # SSH_CONNECTION: its address and port, ours and our port. Without ssh in between it is of somebody's login.
-    login = os.environ.get("SSH_CONNECTION", "").split() if order.by_ssh else []
+    login = os.environ.get(order.address_variable, "").split() if order.address_variable else []
     launcher = tuple(dict.fromkeys((*login[:1], *order.launcher_addresses)))
     if not launcher:
         raise ConfigurationError(
-            "the launcher's address is not known: SSH_CONNECTION is not set here. Use --network-interface with the "
-            "launcher's interface to the hosts"
+            f"the launcher's address is not known: {order.address_variable or 'no variable'} is not set here. Use "
+            "--network-interface with the launcher's interface to the hosts"
         )
     own = login[2] if len(login) == 4 else ""
     if order.network_interfaces:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
@@ -24,11 +24,13 @@ class AgentOrder:
 
     Args:
         version: of unidist in the launcher.
-        host: index of the host in the job.
-        job_id: random name of the job on this host.
+        host: index of the agent in the job; one agent per host, but for launchers that have one per rank.
+        job_id: random name of the job.
         secret: the job's secret, in hexadecimal.
         port: of the control server.
-        by_ssh: the agent was started by ssh: the control server is where that connection came from.
+        index_variable: the agent's own variable that holds its index, where one order goes to all; then not `host`.
+        address_variable: the agent's own variable whose first word is the address of the launcher, as a login or a
+            scheduler sets it; of four words, as ssh writes them, the third is the address of this host.
         launcher_addresses: where else the control server may be reached.
         network_interfaces: see `Job.network_interfaces`.
         command: what each rank runs.
@@ -44,7 +46,8 @@ class AgentOrder:
     job_id: str
     secret: str
     port: int
-    by_ssh: bool
+    index_variable: str
+    address_variable: str
     launcher_addresses: tuple[str, ...]
     network_interfaces: tuple[str, ...]
     command: tuple[str, ...]
@@ -78,6 +81,21 @@ class AgentOrder:
             )
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists})
+
+    def of_this_agent(self, environ: Mapping[str, str]) -> AgentOrder:
+        """Return the order with the index that the agent's own environment gives, where one order goes to all.
+
+        Raises:
+            ConfigurationError: the variable that should hold it does not.
+        """
+        if not self.index_variable:
+            return self
+        index = environ.get(self.index_variable, "")
+        if not index.isdigit():
+            raise ConfigurationError(
+                f"{self.index_variable}={index!r} should hold this agent's number; what started it?"
+            )
+        return replace(self, host=int(index))
 
 
 def exported_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

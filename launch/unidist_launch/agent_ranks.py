@@ -148,7 +148,9 @@ class AgentRanks:
         }
         defaults = {"MASTER_ADDR": message["addresses"][0], "MASTER_PORT": str(message["master_port"])}
         secret = bytes.fromhex(self._order.secret)
-        share = HostShare(self._order.job_id, secret, self._places, variables, defaults)
+        # Ranks of a host meet by what stands before the slash; each agent sweeps its own, by all of it.
+        job_id = f"{self._order.job_id}.{self._places[0].node_rank}/{self._order.host}"
+        share = HostShare(job_id, secret, self._places, variables, defaults)
         try:
             self._processes = self._stack.enter_context(
                 LocalProcesses(len(self._places), env=self._order.env, die_with_thread=True, share=share)

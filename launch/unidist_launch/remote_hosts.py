@@ -21,11 +21,37 @@ _MAX_TEXT_BYTES = 64 << 10
 
 
 class AgentStarter(ABC):
-    """How the agent of a host is started."""
+    """How the agent of a host is started, or, by one command, those of all hosts that have this same starter."""
+
+    index_variable: str = ""
+    """The agents' variable that holds their number, if one command starts all of them; "": a command for each host."""
+
+    address_variable: str = ""
+    """The agents' variable whose first word is the address of the launcher; see `AgentOrder`."""
+
+    addresses: tuple[str, ...] = ()
+    """Where agents reach the launcher, if the starter knows."""
+
+    exports: bool = True
+    """Whether the launcher's environment has to travel with the order: the command does not carry it by itself."""
 
     @abstractmethod
     def command(self, host: Host) -> Sequence[str]:
-        """Return the command that runs the agent on `host` and carries standard input and error to and from it."""
+        """Return the command that runs the agent on `host` and carries standard input and error to and from it.
+
+        With an `index_variable` it is asked for the first host only.
+        """
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the command (default: the launcher's)."""
+        return dict(os.environ)
+
+    def order_channel(self, order: bytes) -> bytes:
+        """Return what is written to the command's standard input; the default is the order itself.
+
+        A starter whose command does not carry standard input to every agent sends it another way, from here.
+        """
+        return order
 
     @abstractmethod
     def explain(self, host: Host, returncode: int, text: str) -> str:
@@ -40,6 +66,8 @@ class AgentStarter(ABC):
 
 class LocalAgents(AgentStarter):
     """The agent of this host needs nobody in between."""
+
+    addresses = ("127.0.0.1",)
 
     def command(self, host: Host) -> Sequence[str]:
         """See `AgentStarter.command`."""
@@ -58,11 +86,13 @@ class AgentProcess:
         index: of the host in the job.
         host: the host.
         starter: how its agent is started.
+        leader: the one whose command starts this agent too; None: it has its own.
     """
 
     index: int
     host: Host
     starter: AgentStarter
+    leader: AgentProcess | None = None
     process: subprocess.Popen[bytes] | None = None
     text: bytearray = field(default_factory=bytearray)
 
@@ -72,8 +102,13 @@ class AgentProcess:
         Raises:
             OSError: the command cannot be started.
         """
+        if self.leader is not None:
+            self.process, self.text, self._order = self.leader.process, self.leader.text, b""
+            return
+        self._order = self.starter.order_channel(order.to_line())
         self.process = subprocess.Popen(
             [*self.starter.command(self.host)],
+            env=self.starter.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,7 +119,6 @@ class AgentProcess:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         os.set_blocking(self.process.stdin.fileno(), False)
-        self._order = order.to_line()
 
     @property
     def wants_input(self) -> bool:
@@ -122,15 +156,19 @@ class AgentProcess:
 
 
 def end_all(agents: Sequence[AgentProcess], *, patient_with: Sequence[AgentProcess]) -> None:
-    """End the commands and close their pipes; those in `patient_with` have seconds to end with their agents."""
+    """End the commands and close their pipes; those in `patient_with` have seconds to end with their agents.
+
+    The others are asked by SIGTERM first: srun and mpirun end what they started then, as SIGKILL would not let them.
+    """
     deadline = time.monotonic() + _LEAVE_SEC
-    for agent in agents:
-        process = agent.process
-        if process is None:
-            continue
-        if agent in patient_with:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+    patient = [agent.process for agent in patient_with]
+    started = [agent.process for agent in agents if agent.leader is None and agent.process is not None]
+    for process in started:
+        if process not in patient:
+            process.terminate()
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -145,10 +183,10 @@ def agent_command() -> tuple[str, ...]:
 
 
 def agent_error(text: str) -> str:
-    """Return what an agent itself said went wrong, or what Python said of a missing unidist; "" if neither did."""
-    for line in text.splitlines():
-        if line.startswith(ERROR_MARK):
-            return line.removeprefix(ERROR_MARK)
+    """Return what agents themselves said went wrong, or what Python said of a missing unidist; "" if neither did."""
+    said = [line.removeprefix(ERROR_MARK) for line in text.splitlines() if line.startswith(ERROR_MARK)]
+    if said:
+        return "; ".join(dict.fromkeys(said))
     if "No module named" in text and "unidist" in text:
         return f"unidist is not installed for {sys.executable} there; every host needs the same environment"
     return ""

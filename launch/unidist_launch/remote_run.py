@@ -19,6 +19,7 @@ from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job
 from unidist.local_processes import describe_exit
+from unidist.topology import Topology
 from unidist_launch import hosts as host_list
 from unidist_launch.agent import interface_address
 from unidist_launch.agent_order import AgentOrder, exported_variables
@@ -26,12 +27,11 @@ from unidist_launch.ending import Ending
 from unidist_launch.failure import RankExit
 from unidist_launch.lines import Stream
 from unidist_launch.output import Output
-from unidist_launch.remote_hosts import AgentProcess, AgentStarter, end_all
+from unidist_launch.remote_hosts import AgentProcess, AgentStarter, agent_error, end_all
 from unidist_launch.signals import ForwardedSignals
 
 _TURN_SEC = 0.05
 _MORE_REASONS_SEC = 1.0
-_LOOPBACK = "127.0.0.1"
 
 
 class RemoteRun:
@@ -42,14 +42,25 @@ class RemoteRun:
         hosts: the hosts that get ranks, with their numbers.
         starter_of: how the agent of a host is started.
         stack: takes what has to be given back.
+        places: of each agent's ranks, where an agent has not all of a host's; then `hosts` has an item per agent.
     """
 
     def __init__(
-        self, job: Job, hosts: Sequence[Host], starter_of: Callable[[Host], AgentStarter], stack: ExitStack
+        self,
+        job: Job,
+        hosts: Sequence[Host],
+        starter_of: Callable[[Host], AgentStarter],
+        stack: ExitStack,
+        *,
+        places: Sequence[tuple[Topology, ...]] | None = None,
     ) -> None:
         self._job = job
-        self._places = host_list.places(hosts)
-        self._agents = [AgentProcess(i, host, starter_of(host)) for i, host in enumerate(hosts)]
+        self._places = host_list.places(hosts) if places is None else places
+        self._agents: list[AgentProcess] = []
+        for index, host in enumerate(hosts):
+            starter = starter_of(host)
+            leader = next((each for each in self._agents if each.starter is starter and starter.index_variable), None)
+            self._agents.append(AgentProcess(index, host, starter, leader))
         self._host_of = {place.rank: i for i, places in enumerate(self._places) for place in places}
         self._facts: dict[int, Message] = {}
         self._pids: dict[int, int] = {}
@@ -107,19 +118,20 @@ class RemoteRun:
         job_id = secrets.token_hex(8)
         exported = exported_variables()
         for agent in self._agents:
-            is_here = host_list.is_local(agent.host)
+            starter = agent.starter
             order = AgentOrder(
                 version=__version__,
                 host=agent.index,
-                job_id=f"{job_id}.{agent.index}",
+                job_id=job_id,
                 secret=self._secret.hex(),
                 port=self._server.port,
-                by_ssh=not is_here,
-                launcher_addresses=(_LOOPBACK,) if is_here else self._own_addresses(),
+                index_variable=starter.index_variable,
+                address_variable=starter.address_variable,
+                launcher_addresses=starter.addresses or self._own_addresses(),
                 network_interfaces=self._job.network_interfaces,
                 command=self._job.command,
                 env=dict(self._job.env),
-                exported=exported,
+                exported=exported if starter.exports else {},
                 folder=os.getcwd(),
                 heartbeat_sec=self._job.heartbeat.total_seconds(),
                 connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
@@ -129,6 +141,8 @@ class RemoteRun:
             except OSError as exc:
                 command = agent.starter.command(agent.host)[0]
                 raise ConfigurationError(f"host {agent.host.name}: cannot start {command!r}: {exc}") from exc
+            if agent.leader is not None:
+                continue
             assert agent.process is not None
             assert agent.process.stdin is not None
             assert agent.process.stdout is not None
@@ -142,7 +156,7 @@ class RemoteRun:
         while len(self._facts) < len(self._agents) and not self._ending.has_begun:
             self._turn()
             self._output.show(running=0)
-            failed = [agent for agent in self._missing() if _has_ended(agent)]
+            failed = [agent for agent in self._missing() if _has_failed(agent)]
             now = time.monotonic()
             if failed:
                 # Where one host fails, others may too: all are told at once.
@@ -270,13 +284,14 @@ class RemoteRun:
 
     def _why_missing(self) -> str:
         reasons = []
-        for agent in self._missing():
-            if _has_ended(agent):
-                while agent.read():
-                    pass
-                reasons.append(f"host {agent.host.name}: {agent.why()}")
+        failed = [agent for agent in self._missing() if _has_failed(agent)]
+        for first in {agent.leader or agent: agent for agent in failed}:
+            while first.read():
+                pass
+            its = dict.fromkeys(agent.host.name for agent in failed if agent is first or agent.leader is first)
+            reasons.append(f"host {', '.join(its)}: {first.why()}")
         if not reasons:
-            names = ", ".join(agent.host.name for agent in self._missing())
+            names = ", ".join(dict.fromkeys(agent.host.name for agent in self._missing()))
             seconds = self._job.start_timeout.total_seconds()
             reasons.append(f"no answer from {names} in {seconds:g} seconds (--start-timeout)")
         return "not all hosts can take part.\n  " + "\n  ".join(reasons)
@@ -295,8 +310,11 @@ class RemoteRun:
             return ()
 
 
-def _has_ended(agent: AgentProcess) -> bool:
-    return agent.process is not None and agent.process.poll() is not None
+def _has_failed(agent: AgentProcess) -> bool:
+    """Say whether an agent that has not come never will; a command for several may go on for the others' sake."""
+    assert agent.process is not None
+    shared = bool(agent.starter.index_variable)
+    return agent.process.poll() is not None or (shared and bool(agent_error(agent.text.decode(errors="replace"))))
 
 
 def _is_loopback(address: str) -> bool:

@@ -71,6 +71,8 @@ class SshAgents(AgentStarter):
         ConfigurationError: there is no such command, or no such identity file.
     """
 
+    address_variable = "SSH_CONNECTION"
+
     def __init__(self, shell: RemoteShell) -> None:
         self._shell = shell
         try:

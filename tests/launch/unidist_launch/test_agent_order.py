@@ -21,10 +21,11 @@ def order(folder: Path, **changes: object) -> AgentOrder:
     fields: dict[str, object] = {
         "version": __version__,
         "host": 1,
-        "job_id": "abc.1",
+        "job_id": "abc",
         "secret": "00ff" * 16,
         "port": 1,
-        "by_ssh": False,
+        "index_variable": "",
+        "address_variable": "",
         "launcher_addresses": ("127.0.0.1",),
         "network_interfaces": (),
         "command": ("python", "train.py", "ä b"),
@@ -50,6 +51,15 @@ def test_an_order_survives_its_way(tmp_path: Path) -> None:
     line = made.to_line()
     assert line.count(b"\n") == 1
     assert AgentOrder.from_line(line) == made
+
+
+def test_an_order_that_goes_to_all_leaves_the_number_to_the_agents_variable(tmp_path: Path) -> None:
+    assert order(tmp_path).of_this_agent({"NUMBER": "3"}).host == 1
+    made = order(tmp_path, index_variable="NUMBER")
+    assert made.of_this_agent({"NUMBER": "3"}).host == 3
+    for environ in ({}, {"NUMBER": "x"}):
+        with pytest.raises(ConfigurationError, match="NUMBER='x?' should hold this agent's number"):
+            made.of_this_agent(environ)
 
 
 def test_another_version_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +112,9 @@ def test_a_launcher_that_cannot_be_reached_is_told_with_address_and_advice(tmp_p
 def test_the_connection_of_a_login_is_not_taken_for_that_of_the_launcher(tmp_path: Path) -> None:
     env = {**os.environ, "SSH_CONNECTION": "127.0.0.9 4000 127.0.0.1 22"}
     assert "127.0.0.9" not in agent_says(order(tmp_path).to_line(), env)
-    assert "127.0.0.9:1: Connection refused; 127.0.0.1:1" in agent_says(order(tmp_path, by_ssh=True).to_line(), env)
+    assert "127.0.0.9:1: Connection refused; 127.0.0.1:1" in agent_says(
+        order(tmp_path, address_variable="SSH_CONNECTION").to_line(), env
+    )
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
