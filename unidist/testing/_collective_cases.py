@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -10,9 +11,10 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 from unidist.testing._arrays import Array, array_of, buffer_of, decode, encode, exact_values, reduced, storage
-from unidist.testing._placing import Mode, Outcomes, modes_for, place, room
+from unidist.testing._placing import Mode, Outcomes, in_turn, modes_for, place, room
 
 Unsupported = Collection[tuple[DType, ReduceOp]]
+_Ways = tuple[int, list[tuple[Mode, float]]]
 
 COUNTS = (0, 1, 3, 64, 1000, 5003)
 LARGE = 300_007
@@ -20,22 +22,39 @@ LARGEST = 3_000_017
 
 
 def allreduce_of_every_type(
-    communicator: Communicator, dtypes: Sequence[DType], unsupported: Unsupported
+    communicator: Communicator, dtypes: Sequence[DType], unsupported: Unsupported, in_pairs: bool = False
 ) -> dict[str, int]:
     """Every dtype, reduction and memory mode, with scales; combinations without meaning are refused."""
     size, outcomes = communicator.size, Outcomes(communicator.rank)
     rng = np.random.default_rng(1)
+    turns = itertools.count()
     for dtype in dtypes:
         for op in ReduceOp:
             if (dtype, op) in unsupported or (dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX)):
                 _refused(communicator, dtype, op)
                 continue
-            for turn, count in enumerate(COUNTS):
+            for count, ways in _two_of_the_ways(size, turns) if in_pairs else _every_way(size):
                 values = [exact_values(rng, count, dtype, op) for _ in range(size)]
-                for i, mode in enumerate(modes_for(count, turn)):
-                    scale = 1.0 if dtype is DType.BOOL else (1.0, 1.0 / size, 0.5)[(turn + i) % 3]
-                    _allreduce(communicator, outcomes, values, dtype, op, scale, mode)
+                for mode, scale in ways:
+                    usable = 1.0 if dtype is DType.BOOL else scale
+                    _allreduce(communicator, outcomes, values, dtype, op, usable, mode)
     return outcomes.digests
+
+
+def _every_way(size: int) -> Iterator[_Ways]:
+    """Yield every count, with each kind of memory where that matters."""
+    for turn, count in enumerate(COUNTS):
+        yield count, [(mode, _scales(size)[(turn + i) % 3]) for i, mode in enumerate(modes_for(count, turn))]
+
+
+def _two_of_the_ways(size: int, turns: Iterator[int]) -> Iterator[_Ways]:
+    """Yield two of them, others at every call: in 15 calls each count meets each kind of memory."""
+    for turn in itertools.islice(turns, 2):
+        yield COUNTS[turn % len(COUNTS)], [(in_turn(turn), _scales(size)[turn // len(COUNTS) % 3])]
+
+
+def _scales(size: int) -> tuple[float, float, float]:
+    return 1.0, 1.0 / size, 0.5
 
 
 def allreduce_of_large_arrays(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int]:
@@ -115,17 +134,19 @@ def nan_reaches_every_rank(
     return outcomes.digests
 
 
-def allgather(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int]:
+def allgather(communicator: Communicator, dtypes: Sequence[DType], in_pairs: bool = False) -> dict[str, int]:
     """Even, uneven, zero and large counts."""
     size, rank, outcomes = communicator.size, communicator.rank, Outcomes(communicator.rank)
     rng = np.random.default_rng(3)
     layouts: list[list[int]] = [[1] * size, [700] * size, [0] * size, [3 * i for i in range(size)]]
     layouts += [[1000 * (size - i) for i in range(size)], [LARGE // size + i for i in range(size)]]
     layouts += [[5003 if i == size - 1 else 0 for i in range(size)]]
+    modes, number = (Mode.ORDINARY, Mode.ENGINE, Mode.MIXED), 0
     for dtype in dtypes:
         for counts in layouts if dtype in (DType.UINT8, DType.FLOAT32, DType.COMPLEX128) else layouts[1:4]:
             values = [exact_values(rng, count, dtype, ReduceOp.SUM) for count in counts]
-            for mode in (Mode.ORDINARY, Mode.ENGINE, Mode.MIXED):
+            number += 1
+            for mode in (modes[number % 3],) if in_pairs else modes:
                 what = f"allgather of {dtype}{counts} in {mode}"
                 source = place(communicator, values[rank], dtype, engine=mode.engine_on(rank))
                 target = room(communicator, sum(counts), dtype, engine=mode.engine_on(rank))
@@ -154,23 +175,29 @@ def broadcast(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, 
     return outcomes.digests
 
 
-def reducescatter(communicator: Communicator, dtypes: Sequence[DType], unsupported: Unsupported) -> dict[str, int]:
+def reducescatter(
+    communicator: Communicator, dtypes: Sequence[DType], unsupported: Unsupported, in_pairs: bool = False
+) -> dict[str, int]:
     """Even, uneven and zero pieces; also with this rank's piece of the source as target."""
     size, rank, outcomes = communicator.size, communicator.rank, Outcomes(communicator.rank)
     rng = np.random.default_rng(5)
     layouts: list[list[int]] = [[1] * size, [640] * size, [0] * size, [5 * i for i in range(size)]]
     layouts += [[2000 * (size - i) for i in range(size)], [LARGE // size] * size]
+    number = 0
     for turn, dtype in enumerate(dtypes):
         for op in ReduceOp:
             if (dtype, op) in unsupported or (dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX)):
                 continue
             wide = dtype in (DType.FLOAT32, DType.INT64) and op is ReduceOp.SUM
-            for counts in layouts if wide else [layouts[(turn + i) % 5] for i in range(2)]:
+            usual = [layouts[number % 5]] if in_pairs else [layouts[(turn + i) % 5] for i in range(2)]
+            for counts in layouts if wide else usual:
                 values = [exact_values(rng, sum(counts), dtype, op) for _ in range(size)]
                 scale = 1.0 if dtype is DType.BOOL or turn % 2 else 0.5
                 expected = reduced(values, dtype, op, scale)
                 start = sum(counts[:rank])
-                for mode in Mode if wide else (Mode.ORDINARY, Mode.ENGINE_IN_PLACE):
+                modes = tuple(Mode) if wide else (Mode.ORDINARY, Mode.ENGINE_IN_PLACE)
+                number += 1
+                for mode in (modes[number % len(modes)],) if in_pairs else modes:
                     what = f"reducescatter {op} of {dtype}{counts} scale={scale:g} in {mode}"
                     source = place(communicator, values[rank], dtype, engine=mode.engine_on(rank))
                     if mode.in_place_on(rank):

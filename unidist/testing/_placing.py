@@ -38,7 +38,13 @@ def modes_for(count: int, turn: int) -> Iterator[Mode]:
     if count >= 64:
         yield from modes
     else:
-        yield modes[turn % len(modes)]
+        yield in_turn(turn)
+
+
+def in_turn(number: int) -> Mode:
+    """Return one mode; consecutive numbers give all of them."""
+    modes = list(Mode)
+    return modes[number % len(modes)]
 
 
 def place(communicator: Communicator, values: Array, dtype: DType, *, engine: bool) -> Buffer:

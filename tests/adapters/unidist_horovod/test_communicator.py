@@ -25,6 +25,7 @@ class TestHorovodCommunicator(CommunicatorConformance):
     moments: ClassVar[Sequence[Moment]] = ("barrier", "large allreduce", "split")  # each takes new processes
     life_cycles = 8
     seeds = (1,)
+    in_pairs = True  # an operation takes several of Horovod's cycles
 
     def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
         # The victim is a forked child, and Horovod's gloo cannot always be started again in a child of a process in
@@ -35,8 +36,9 @@ class TestHorovodCommunicator(CommunicatorConformance):
 
 @pytest.mark.soak
 class TestHorovodCommunicatorOfOtherSizes(TestHorovodCommunicator):
-    sizes = (2, 4)
+    sizes = (2, 3, 4)
     moments = MOMENTS
+    in_pairs = False
 
 
 class TestHorovodCommunicatorByTensorFlow(TestHorovodCommunicator):
