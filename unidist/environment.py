@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from unidist.control.worker_place import WorkerPlace
 from unidist.errors import ConfigurationError
 from unidist.launch_contracts import CONTRACTS, Contract
 from unidist.rendezvous import MeetingPlace
@@ -32,6 +33,8 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_CONTROL_ADDRESS": "HOST:PORT of the job's control server; set for several hosts, as are the next two",
     "UNIDIST_HOST_ADDRESS": "address at which the other hosts reach this one",
     "UNIDIST_GENERATION": "membership of the world that this process belongs to",
+    "UNIDIST_WORKER": "number of this process in an elastic job, where its rank may change; set by the launcher",
+    "UNIDIST_ELASTIC_TIMEOUT_SEC": "longest wait of a process for a world that takes it in (default: 600)",
     "UNIDIST_HEARTBEAT_SEC": "a host from which nothing is heard for longer is lost (default: 5)",
     "UNIDIST_ENGINE": "engine, see `--engine` (default: auto)",
     "UNIDIST_STRATEGY": "strategies, see `--strategy` (default: plain data parallelism)",
@@ -81,6 +84,7 @@ LOG_LEVELS = {
     "error": logging.ERROR,
     "fatal": logging.CRITICAL,
 }
+_ELASTIC_TIMEOUT = timedelta(seconds=600)
 MAX_CACHE_CAPACITY = 1 << 16
 """A name's number on the wire has 16 bits."""
 
@@ -164,6 +168,7 @@ class Placement:
         job_key: a string that is equal on all ranks of the job and differs between jobs on one host.
         secret: the job's secret; empty under launchers that have none.
         meeting_place: where the ranks of a job on several hosts meet; None if the launcher gives none.
+        worker: what this process is in an elastic job, whose coordinator says its place; None in any other.
     """
 
     topology: Topology
@@ -171,6 +176,7 @@ class Placement:
     job_key: str = ""
     secret: bytes = b""
     meeting_place: MeetingPlace | None = None
+    worker: WorkerPlace | None = None
 
 
 @contextmanager
@@ -222,7 +228,13 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
         key = key.partition("/")[0]  # what follows tells apart the parts of a job on one host, which meet
     # Without a name for the job, its processes on this host still share their parent.
     place = _meeting_place(env) if contract.source == "unidist" else None
-    return Placement(topology, contract.source, key or f"parent={os.getppid()}", _read_secret(env), place)
+    key, secret = key or f"parent={os.getppid()}", _read_secret(env)
+    worker = None
+    if place is not None and env.get("UNIDIST_WORKER"):
+        timeout = _seconds(env, _first(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT"), _ELASTIC_TIMEOUT)
+        number = _integer(env, "UNIDIST_WORKER", 0)
+        worker = WorkerPlace(number, place.server, place.host_address, key, secret, timeout)
+    return Placement(topology, contract.source, key, secret, place, worker)
 
 
 def _meeting_place(env: Mapping[str, str]) -> MeetingPlace | None:

@@ -40,6 +40,34 @@ class RemoteShell:
 
 
 @dataclass(frozen=True)
+class ElasticLimits:
+    """How the number of ranks of a job may change while it runs.
+
+    Args:
+        min_num: the fewest ranks that train; with fewer the job waits for replacements.
+        max_num: the most.
+        discovery_script: command that prints the hosts, again and again; None: `Job.hosts` are all there are.
+        slots_per_host: ranks on a host that the script names without a number.
+        reset_limit: so many times may the world change; None: as often as it has to.
+        timeout: longest wait for `min_num` ranks.
+        cooldown: shortest and longest pause in seconds before a slot is used again in which a rank has failed;
+            None: the launcher's own.
+        stall: a rank that has taken no step for longer, while others have, hangs; None: it may take its time.
+        event_log: file for the job's events; None: none is kept.
+    """
+
+    min_num: int
+    max_num: int
+    discovery_script: str | None = None
+    slots_per_host: int | None = None
+    reset_limit: int | None = None
+    timeout: timedelta = timedelta(seconds=600)
+    cooldown: tuple[float, float] | None = None
+    stall: timedelta | None = None
+    event_log: Path | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """What to start.
 
@@ -58,6 +86,7 @@ class Job:
             which the launcher reaches it.
         start_timeout: longest wait for all hosts.
         heartbeat: a host from which nothing is heard for longer is lost.
+        elastic: how the number of ranks may change; None: it does not.
     """
 
     command: tuple[str, ...]
@@ -73,6 +102,7 @@ class Job:
     network_interfaces: tuple[str, ...] = ()
     start_timeout: timedelta = timedelta(seconds=120)
     heartbeat: timedelta = timedelta(seconds=5)
+    elastic: ElasticLimits | None = None
 
 
 class Launcher(ABC):
