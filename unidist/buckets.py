@@ -23,6 +23,8 @@ class ParameterInfo:
         dtype: of the gradient.
         memory: kind of memory that holds the gradient ("host", "cuda:0").
         group: gradients of one group number are exchanged together, in one bucket; None leaves that to the packing.
+        copies: how many ranks along the axes of the model hold this parameter too, this one included: each of its
+            elements counts once in a norm.
     """
 
     name: str
@@ -30,6 +32,7 @@ class ParameterInfo:
     dtype: DType
     memory: str = HOST
     group: int | None = None
+    copies: int = 1
 
     @property
     def count(self) -> int:
@@ -48,12 +51,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """One bucket: `count` elements of one dtype in one kind of memory, gradients in the order of becoming ready."""
+    """One bucket: `count` elements of one dtype in one kind of memory, gradients in the order of becoming ready.
+
+    All its parameters have the same number of `copies`.
+    """
 
     dtype: DType
     memory: str
     slots: tuple[Slot, ...]
     count: int
+    copies: int = 1
 
 
 def plan_buckets(
@@ -63,7 +70,7 @@ def plan_buckets(
 
     Backward runs through a model from its end, so parameters are taken in reverse. The first bucket is small,
     so that the first exchange starts early. A gradient larger than a bucket gets one of its own. The gradients of a
-    `ParameterInfo.group` share one bucket of whatever size (one per dtype and kind of memory).
+    `ParameterInfo.group` share one bucket of whatever size (one per dtype, kind of memory and number of copies).
 
     Args:
         parameters: in registration order.
@@ -76,15 +83,14 @@ def plan_buckets(
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
     packed = _Packing()
-    grouped: dict[tuple[int, DType, str], _Packing] = {}
+    grouped: dict[tuple[int, _Kind], _Packing] = {}
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
         if parameter.group is None:
             limit = bucket_bytes if packed.closed else min(first_bucket_bytes, bucket_bytes)
             packed.add(index, parameter, limit)
         else:
-            key = (parameter.group, parameter.dtype, parameter.memory)
-            grouped.setdefault(key, _Packing()).add(index, parameter, None)
+            grouped.setdefault((parameter.group, _kind(parameter)), _Packing()).add(index, parameter, None)
     buckets = packed.close_all()
     if grouped:
         buckets += [bucket for packing in grouped.values() for bucket in packing.close_all()]
@@ -93,17 +99,25 @@ def plan_buckets(
     return tuple(buckets)
 
 
+_Kind = tuple[DType, str, int]
+
+
+def _kind(parameter: ParameterInfo) -> _Kind:
+    """Return what parameters of one bucket have in common."""
+    return parameter.dtype, parameter.memory, parameter.copies
+
+
 class _Packing:
-    """Buckets being filled, one at a time for each dtype and kind of memory."""
+    """Buckets being filled, one at a time for each dtype, kind of memory and number of copies."""
 
     def __init__(self) -> None:
         self.closed: list[BucketLayout] = []
-        self._slots: dict[tuple[DType, str], list[Slot]] = {}
-        self._filled: dict[tuple[DType, str], int] = {}
+        self._slots: dict[_Kind, list[Slot]] = {}
+        self._filled: dict[_Kind, int] = {}
 
     def add(self, index: int, parameter: ParameterInfo, limit: int | None) -> None:
         """Give parameter `index` the next place; a bucket that would grow beyond `limit` bytes is closed before."""
-        kind = (parameter.dtype, parameter.memory)
+        kind = _kind(parameter)
         item = parameter.dtype.itemsize
         if limit is not None and kind in self._slots and (self._filled[kind] + parameter.count) * item > limit:
             self._close(kind)
@@ -118,5 +132,7 @@ class _Packing:
             self._close(kind)
         return self.closed
 
-    def _close(self, kind: tuple[DType, str]) -> None:
-        self.closed.append(BucketLayout(kind[0], kind[1], tuple(self._slots.pop(kind)), self._filled.pop(kind)))
+    def _close(self, kind: _Kind) -> None:
+        dtype, memory, copies = kind
+        slots = tuple(self._slots.pop(kind))
+        self.closed.append(BucketLayout(dtype, memory, slots, self._filled.pop(kind), copies))

@@ -70,6 +70,8 @@ class Context:
         self._closers: list[Callable[[], None]] = []
         self._worlds: dict[str, Communicator] = {}
         self._axes: dict[tuple[str, str], Communicator] = {}
+        self._groups: dict[tuple[str, str], Communicator] = {}
+        self._made: list[Communicator] = []
         self._owned: dict[Any, Any] = {}
         self.recorder = Recorder()
         if settings.timeline is not None:
@@ -102,7 +104,7 @@ class Context:
     def axis(self, name: str, *, memory: str = "host") -> Communicator:
         """Return the communicator along a mesh axis, for the script's and strategies' own use.
 
-        Collective when first asked for.
+        Collective over all ranks when an axis is first asked for.
         """
         key = (name, memory.partition(":")[0])
         if key not in self._axes:
@@ -110,28 +112,79 @@ class Context:
         return self._axes[key]
 
     def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
-        """Return another communicator along a mesh axis, independent of all others. Collective."""
-        world = self.communicator(memory)
-        made = world.split(self.plan.mesh.group(axis, rank=self.topology.rank))
+        """Return another communicator along a mesh axis, independent of all others. Collective over its ranks.
+
+        The first one of an axis is collective over all ranks, see `divide`.
+        """
+        group = self._group(axis, memory)
+        made = group.split(range(group.size))
         assert made is not None
-        self._closers.append(made.close)
+        self._keep(made)
         return made
+
+    def divide(self, *, memory: str = "host") -> None:
+        """Form the groups of all mesh axes. Collective over all ranks.
+
+        Later communicators along an axis then come from its own group: what happens on one part of a divided model
+        alone (a layer is unfrozen, buckets change their size) does not concern the others.
+        """
+        for name in self.plan.mesh.axes:
+            self._group(name, memory)
+
+    def _group(self, axis: str, memory: str) -> Communicator:
+        """Return the communicator that those along an axis are made from. Collective over all ranks, the first time."""
+        world = self.communicator(memory)
+        members = self.plan.mesh.group(axis, rank=self.topology.rank)
+        if len(members) == world.size:
+            return world
+        key = (axis, memory.partition(":")[0])
+        if key not in self._groups:
+            made = world.split(members)
+            assert made is not None
+            self._groups[key] = self._keep(made)
+        return self._groups[key]
+
+    def _keep(self, communicator: Communicator) -> Communicator:
+        self._made.append(communicator)
+        self._closers.append(communicator.close)
+        return communicator
+
+    def abort(self, reason: str) -> None:
+        """End all pending and later operations of all communicators with PeerLostError, here and on their peers.
+
+        For a rank that cannot go on in the middle of what the others wait for. Callable from any thread.
+        """
+        for communicator in reversed(self._made):
+            try:
+                communicator.abort(reason)
+            except Exception:  # one that is closed, or half closed: the others count
+                _log.debug("aborting %s failed", communicator.description, exc_info=True)
 
     def axis_size(self, name: str) -> int:
         """Return the number of ranks along a mesh axis."""
         return self.plan.mesh.size(name)
 
+    def axis_rank(self, name: str) -> int:
+        """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
+        return self.plan.mesh.coordinates(self.topology.rank).get(name, 0)
+
     def plan_for(self, strategy: StrategyLike) -> Plan:
-        """Return the plan for `strategy=`; None means the command line's."""
+        """Return the plan for `strategy=`; None means the command line's.
+
+        A script that was launched without strategies may choose the mesh, once and before a communicator along an axis
+        is used; it is the runtime's from then on.
+        """
         if strategy is None:
             return self.plan
         registry = self.plugins.strategies
         plan = make_plan(build(strategy, registry), self.topology.world_size, registry)
         if plan.mesh.axes != self.plan.mesh.axes:
-            raise UsageError(
-                f"this strategy needs {plan.mesh}, but the job was launched with {self.plan.mesh}; "
-                "give strategies that claim mesh axes on the command line (--strategy)"
-            )
+            if self.settings.strategy or self._axes or self._groups:
+                raise UsageError(
+                    f"this strategy needs {plan.mesh}, but the job runs on {self.plan.mesh} already; give strategies "
+                    "that claim mesh axes on the command line (--strategy), or before anything else is distributed"
+                )
+            self.plan = Plan(self.plan.strategies, plan.mesh)
         return plan
 
     def owned(self, kind: Callable[[Context], OwnedT]) -> OwnedT:
@@ -231,20 +284,18 @@ class Context:
             )
             if meeting is not None:
                 self._closers.append(meeting.close)
-        self._closers.append(world.close)
+        self._keep(world)
         if self.settings.allreduce_algorithm is not None:
             from unidist.algorithms import AlgorithmCommunicator
 
-            world = AlgorithmCommunicator(world, self.settings.allreduce_algorithm)
-            self._closers.append(world.close)
+            world = self._keep(AlgorithmCommunicator(world, self.settings.allreduce_algorithm))
         self._worlds[kind] = world
         return world
 
     def _duplicate_world(self) -> Communicator:
         duplicate = self.world.split(range(self.world.size))
         assert duplicate is not None
-        self._closers.append(duplicate.close)
-        return duplicate
+        return self._keep(duplicate)
 
     def _named_operations(self, communicator: Communicator) -> NamedOperations:
         options = NegotiationOptions(

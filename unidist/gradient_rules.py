@@ -19,7 +19,6 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
 from unidist.loss_scaling import LossScaler
-from unidist.mesh import DATA_AXIS
 from unidist.precision import precision_of
 from unidist.strategy import ActsOnGradients
 
@@ -269,7 +268,7 @@ def rules_of(plan: Plan, context: Context, framework: Framework, options: Exchan
     rules = [item.gradient_rule() for item in plan.strategies if isinstance(item, ActsOnGradients)]
     precision = precision_of(plan)
     scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
-    model_axes = [name for name in plan.mesh.axes if name != DATA_AXIS and plan.mesh.size(name) > 1]
+    model_axes = plan.model_axes
     if model_axes and options.process_set is not None:
         raise UsageError(
             f"gradients within a process set cannot be clipped or scaled while the model is divided over "

@@ -251,7 +251,10 @@ class AllReduceExchange(GradientExchange):
 
     def reduced(self) -> ReducedGradients:
         """See `GradientExchange.reduced`: all buckets, on every rank."""
-        return ReducedGradients(tuple(bucket.memory for bucket in self._buckets))
+        return ReducedGradients(
+            tuple(bucket.memory for bucket in self._buckets),
+            copies=tuple(bucket.layout.copies for bucket in self._buckets),
+        )
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unidist.checkpoint.state import PlacesParameters
 from unidist.context import Context, gradient_owner, update_gate
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.framework import Framework
 from unidist.gradient_rules import rules_of
 from unidist.precision import precision_of
-from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates
+from unidist.strategy import ChoosesPrecision, Plan, RunsSteps, ShardsUpdates
 from unidist.update import Accumulation, Update
 
 
@@ -23,6 +24,7 @@ def planned_update(
     average: bool = True,
     options: ExchangeOptions | None = None,
     in_backward: bool = False,
+    places: PlacesParameters | None = None,
 ) -> Update:
     """Return the framework-free side of an optimizer.
 
@@ -34,6 +36,7 @@ def planned_update(
         average: the gradients of the ranks are averaged, else added up.
         options: what the script asks of the exchange.
         in_backward: complete it in the backward pass where the plan's owner can.
+        places: of the parameters, where strategies have divided the model.
     """
     gate = update_gate(plan)
     if accumulation is None:
@@ -42,7 +45,7 @@ def planned_update(
         )
     owner = gradient_owner(plan)
     options = replace(options or ExchangeOptions(), precision=precision_of(plan))
-    return Update(
+    update = Update(
         runtime,
         lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
         accumulation=accumulation,
@@ -53,6 +56,9 @@ def planned_update(
         rules=rules_of(plan, runtime, framework, options),
         in_backward=in_backward and owner.completes_in_backward,
     )
+    if places is not None and plan.model_axes:
+        update.copies = places.copies
+    return update
 
 
 def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
@@ -72,3 +78,18 @@ def check_leaves_model(plan: Plan, caller: str) -> None:
             f"strategy {' and '.join(map(repr, changing))} changes the model, and {caller} has the optimizer only; use "
             "model, optimizer = distribute(model, optimizer)"
         )
+
+
+def check_leaves_loop(plan: Plan) -> None:
+    """Raise ConfigurationError if a strategy of the plan runs the passes itself, and the script has its own loop."""
+    running = [item.name for item in plan.strategies if isinstance(item, RunsSteps)]
+    if running:
+        raise ConfigurationError(
+            f"strategy {running[0]!r} runs the forward and backward passes itself, in an order of its own. Replace the "
+            "loop's forward, backward and step by step = TrainStep(model, optimizer, loss_fn) and loss = step(x, y)"
+        )
+
+
+def step_strategy(plan: Plan) -> RunsSteps | None:
+    """Return the strategy that runs the passes of a step, if there is one."""
+    return next((item for item in plan.strategies if isinstance(item, RunsSteps)), None)

@@ -103,6 +103,6 @@ def prepared_model(model: Any, plan: Plan, context: Context) -> Any:
     for item in plan.strategies:
         if isinstance(item, ChoosesPrecision):
             model = item.prepare(model, plan, context)
-    for item in plan.strategies:
+    for item in plan.innermost_first:
         model = item.partition(model, context)
     return model

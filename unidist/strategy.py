@@ -7,12 +7,13 @@ classes at the end of the module, which other code asks for by isinstance.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unidist.mesh import Mesh
+from unidist.mesh import DATA_AXIS, Mesh
 
 if TYPE_CHECKING:
     from unidist.buckets import ParameterInfo
@@ -43,6 +44,16 @@ class Plan:
         """Number of ranks."""
         return self.mesh.world_size
 
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which the model itself is divided: ranks on them hold different parts of it."""
+        return tuple(name for name, size in self.mesh.axes.items() if name != DATA_AXIS and size > 1)
+
+    @property
+    def innermost_first(self) -> tuple[Strategy, ...]:
+        """The strategies in the order in which they partition a model: what lies further in cuts finer, and first."""
+        return tuple(sorted(self.strategies, key=lambda item: -item.axis_order if item.axis is not None else -math.inf))
+
 
 class Strategy(ABC):
     """One way of spreading training. A trivial implementation is `unidist.strategies.identity.Identity`.
@@ -71,9 +82,13 @@ class Strategy(ABC):
         """
 
     def partition(self, model: Any, context: Context) -> Any:
-        """Return the model as this rank shall hold it. Called once by `distribute`, in the order of the strategies.
+        """Return the model as this rank shall hold it. Called once by `distribute` and `TrainStep`.
 
-        Every rank calls it alike. The default returns the model unchanged.
+        Strategies that claim an axis are asked from the innermost axis outwards, those without one first. Every rank
+        calls it alike, with the whole model, in which all ranks have the same values. A strategy that cuts parameters,
+        or leaves some to other ranks, makes the model that it returns carry a `checkpoint.state.PlacesParameters`
+        (which asks the one that it finds on the model it was given). A parameter that is cut stays the same object
+        where the framework allows it: the optimizer holds it. The default returns the model unchanged.
         """
         return model
 
@@ -144,6 +159,23 @@ class ShardsUpdates(ABC):
     @abstractmethod
     def half_for(self, framework: Framework) -> Any:
         """Return a function that makes the half of one optimizer; called when the optimizer is bound.
+
+        Raises:
+            ConfigurationError: there is none for this framework; says for which there is.
+        """
+
+
+class RunsSteps(ABC):
+    """Power: runs the forward and backward passes of a step itself, so a script's loop cannot. A run has at most one.
+
+    Such a strategy needs `TrainStep` (on Keras `model.fit` too); `distribute` of PyTorch refuses it.
+    """
+
+    @abstractmethod
+    def runner_for(self, framework: Framework) -> Any:
+        """Return the function that makes the adapter's `StepRunner` for a model that `partition` has returned.
+
+        What it takes is the adapter's to say: `unidist_torch.step_runner`, `unidist_tensorflow.step_runner`.
 
         Raises:
             ConfigurationError: there is none for this framework; says for which there is.

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.mesh import DATA_AXIS, Mesh
 from unidist.registry import Registry, StrategyType
-from unidist.strategy import ChoosesPrecision, GradientOwner, Plan, Strategy, UpdateGate
+from unidist.strategy import ChoosesPrecision, GradientOwner, Plan, RunsSteps, Strategy, UpdateGate
 
 T = TypeVar("T")
 
@@ -93,6 +93,7 @@ def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registr
         (GradientOwner, "own the gradient exchange"),
         (UpdateGate, "decide when an update happens"),
         (ChoosesPrecision, "choose the precision"),
+        (RunsSteps, "run the passes of a step"),
     ):
         having = [item.name for item in chosen if isinstance(item, power)]
         if len(having) > 1:

@@ -80,18 +80,19 @@ from unidist_torch.operations import (
     synchronize,
 )
 from unidist_torch.sync_batch_norm import SyncBatchNorm
+from unidist_torch.train_step import TrainStep
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError", "Max",
-    "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
-    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async",
-    "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "distribute", "elastic", "empty", "global_process_set", "gloo_built",
-    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "save", "send", "shard", "shutdown", "size", "sparse_allreduce_async",
-    "start_timeline", "stop_timeline", "synchronize", "world",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError",
+    "Max", "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set", "allgather",
+    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
+    "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
+    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built",
+    "clip_grad_norm_", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute", "elastic", "empty",
+    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
+    "load", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll",
+    "rank", "recv", "reducescatter", "reducescatter_async", "remove_process_set", "rocm_built", "save", "send",
+    "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize", "world",
 ]  # fmt: skip

@@ -74,7 +74,13 @@ class Update:
         rules: what becomes of the reduced gradients before the inner step; default: nothing.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
+
+    Attributes:
+        copies: how many ranks along the axes of the model hold the parameter of this name; set before `add_parameters`
+            where a strategy has divided the model (`PlacesParameters.copies`).
     """
+
+    copies: Callable[[str], int] | None = None
 
     def __init__(
         self,
@@ -136,6 +142,8 @@ class Update:
         """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
         if not parameters and self._exchanges:
             return
+        if self.copies is not None:
+            parameters = [replace(each, copies=self.copies(each.name)) for each in parameters]
         exchange = self._new_exchange(parameters)
         self._exchanges.append(exchange)
         self._place += [(exchange, index) for index in range(len(parameters))]

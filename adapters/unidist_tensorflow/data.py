@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from unidist import context
 from unidist.errors import UsageError
+from unidist.mesh import DATA_AXIS
 from unidist.sharding import Tail, check_tail
 
 
@@ -19,6 +20,7 @@ def shard(
 ) -> tf.data.Dataset:
     """Return this rank's share of a dataset of single samples; batch it afterwards.
 
+    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
     Every epoch (every iteration over the result) the samples are dealt out anew; ranks iterate equally often.
 
         dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y))).batch(32)
@@ -36,8 +38,8 @@ def shard(
         UsageError: an unknown tail, or a dataset of unknown length where that matters.
     """
     check_tail(tail)
-    topology = context.current().topology
-    size, rank = topology.world_size, topology.rank
+    runtime = context.current()
+    size, rank = runtime.axis_size(DATA_AXIS), runtime.axis_rank(DATA_AXIS)
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise UsageError("this dataset repeats for ever: shard it before repeat(), or there are no epochs to deal out")

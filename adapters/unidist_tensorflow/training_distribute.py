@@ -9,15 +9,18 @@ import keras
 import tensorflow as tf
 
 from unidist import context
+from unidist.checkpoint.state import placements_of
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes
-from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update
+from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update, step_strategy
 from unidist.precision import prepared_model
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
+from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.divided_model import check_optimizer, prepare_to_divide
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
@@ -61,26 +64,54 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
         NotInitializedError: `init()` was not called.
         UsageError: no optimizer, one that is distributed already, or a model compiled with jit_compile=True.
     """
-    runtime = context.current()
-    check_place()
+    plan = context.current().plan_for(strategy)
+    chosen = _chosen_optimizer(model, optimizer)
+    model, bound = spread(model, chosen, plan)
+    if getattr(model, "optimizer", None) is not None and optimizer is None:
+        model.optimizer = bound
+    runs = step_strategy(plan)
+    if runs is None:
+        _prepare_fit(model, bound)
+    else:
+        runs.runner_for(TensorFlowFramework())(model, None, bound).prepare_fit()
+    return model, bound
+
+
+def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
     chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
     if chosen is None:
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
-    check_plain(chosen)
-    plan = runtime.plan_for(strategy)
+    return chosen
+
+
+def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
+    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model and it. Collective.
+
+    Args:
+        model: the whole model, as the script made it.
+        optimizer: of Keras 3, for its variables; afterwards for those that this rank holds.
+        plan: of the run.
+    """
+    runtime = context.current()
+    check_place()
+    check_plain(optimizer)
+    divided = bool(plan.model_axes)
+    if divided:
+        prepare_to_divide(model, optimizer, runtime)
     model = prepared_model(model, plan, runtime)
     framework = TensorFlowFramework()
-    update = planned_update(runtime, plan, framework)
-    if model.dtype_policy.name == "mixed_float16" and not scales_loss(chosen) and update.scaler is None:
-        chosen = keras.optimizers.LossScaleOptimizer(chosen, name="loss_scale_optimizer")
-    bound = bind(chosen, update)
+    update = planned_update(runtime, plan, framework, places=placements_of(model))
+    if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    if divided:
+        check_optimizer(model, optimizer)
+    bound = bind(optimizer, update)
     for item in plan.strategies:
         item.attach(model, update, framework)
-    if getattr(model, "optimizer", None) is not None and optimizer is None:
-        model.optimizer = bound
-    _prepare_fit(model, bound)
     bound._unidist.belongs_to(lambda: model.trainable_variables)
-    if runtime.topology.world_size > 1:
+    if divided:
+        bound._unidist.build_early(model.trainable_variables)
+    elif runtime.topology.world_size > 1:
         bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_everywhere(model))
         if model.built:
             bound._unidist.build_early(model.trainable_variables)
@@ -193,12 +224,23 @@ def _prepare_fit(model: Any, optimizer: Any) -> None:
 
     def train_step(data: Any) -> Any:  # runs for each batch in eager mode, else when it is traced
         _check_not_compiled_by_xla(model)
-        if not model.built:
-            _build_model(model, keras.utils.unpack_x_y_sample_weight(data)[0])
-        optimizer._unidist.settle()
+        built_alike(model, optimizer, keras.utils.unpack_x_y_sample_weight(data)[0])
         return plain(data)
 
     model.train_step = train_step
+
+
+def built_alike(model: Any, optimizer: Any, inputs: Any) -> None:
+    """Make the model's variables, if there are none yet, and give all ranks the same. Collective, the first time.
+
+    Args:
+        model: of `optimizer`.
+        optimizer: bound.
+        inputs: for which the model is built.
+    """
+    if not model.built:
+        _build_model(model, inputs)
+    optimizer._unidist.settle()
 
 
 def _build_model(model: Any, inputs: Any) -> None:

@@ -290,6 +290,14 @@ class Binding:
 
         return hook
 
+    def gradient_computed(self, parameter: torch.Tensor) -> None:
+        """Take a gradient that did not come from autograd's own accumulation, see `step_runner.gradient_computed`."""
+        index = self._index.get(id(parameter))
+        if index is None:
+            self.changed = True  # it is agreed on when the round is complete, which finds the gradient
+        else:
+            self._take(index, parameter)
+
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """A gradient has been computed: bring it into its place, and say so."""
         gradient = parameter.grad

@@ -9,6 +9,7 @@ import torch.utils.data
 
 from unidist import context
 from unidist.errors import UsageError
+from unidist.mesh import DATA_AXIS
 from unidist.sharding import Tail, check_tail, share
 
 
@@ -43,11 +44,11 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         return len(self._share())
 
     def _share(self) -> list[int]:
-        topology = context.current().topology
+        runtime = context.current()
         return share(
             len(self._dataset),
-            rank=topology.rank,
-            size=topology.world_size,
+            rank=runtime.axis_rank(DATA_AXIS),
+            size=runtime.axis_size(DATA_AXIS),
             seed=self._seed,
             epoch=self.epoch,
             shuffle=self._shuffle,
@@ -59,6 +60,8 @@ def shard(
     loader: torch.utils.data.DataLoader[Any], *, shuffle: bool | None = None, seed: int = 0, tail: Tail = "pad"
 ) -> torch.utils.data.DataLoader[Any]:
     """Return a DataLoader like this one that loads this rank's share of the samples.
+
+    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
 
     Args:
         loader: over a dataset of known length, with batches of a size; the same on every rank.

@@ -7,20 +7,24 @@ from typing import Any
 import torch
 
 from unidist import context
+from unidist.checkpoint.state import placements_of
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes, exchange_options
-from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update
+from unidist.planned_update import check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
 from unidist.precision import prepared_model
 from unidist.process_sets import ProcessSet, global_process_set
+from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation
 from unidist_torch.adasum_optimizer import bind_adasum
 from unidist_torch.compression import Compression
+from unidist_torch.divided_model import follow_model, prepare_to_divide
 from unidist_torch.framework import TorchFramework
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
 from unidist_torch.gradient_compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.operations import Adasum, Average, Op, Sum
+from unidist_torch.optimizer import check_plain
 
 
 def distribute(
@@ -47,18 +51,42 @@ def distribute(
     """
     runtime = context.current()
     plan = runtime.plan_for(strategy)
-    model = prepared_model(model, plan, runtime)
+    check_leaves_loop(plan)
+    return spread(model, optimizer, plan, in_backward=True), optimizer
+
+
+def spread(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool
+) -> torch.nn.Module:
+    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model. Collective.
+
+    Args:
+        model: the whole model, as the script made it.
+        optimizer: over its parameters; afterwards over those that this rank holds.
+        plan: of the run.
+        in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
+    """
+    runtime = context.current()
     framework = TorchFramework()
+    check_plain(optimizer)
+    _check_owned(optimizer, framework.parameters(model))
+    divided = bool(plan.model_axes)
+    if divided:
+        prepare_to_divide(model, optimizer, runtime)
+    model = prepared_model(model, plan, runtime)
     names = framework.parameters(model)
-    _check_owned(optimizer, names)
-    update = planned_update(runtime, plan, framework, in_backward=True)
+    places = placements_of(model)
+    if divided:
+        follow_model(optimizer, names, places)
+    update = planned_update(runtime, plan, framework, in_backward=in_backward, places=places)
     framework.bind_update(optimizer, update, names=names)
     for item in plan.strategies:
         item.attach(model, update, framework)
-    broadcast_parameters(framework.model_state(model), root_rank=0)
-    if runtime.topology.world_size > 1:
-        broadcast_optimizer_state(optimizer, root_rank=0)
-    return model, optimizer
+    if not divided:
+        broadcast_parameters(framework.model_state(model), root_rank=0)
+        if runtime.topology.world_size > 1:
+            broadcast_optimizer_state(optimizer, root_rank=0)
+    return model
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

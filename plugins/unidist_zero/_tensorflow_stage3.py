@@ -127,4 +127,4 @@ class FragmentExchange(AllReduceExchange):
     def reduced(self) -> ReducedGradients:
         """See `GradientExchange.reduced`."""
         whole = super().reduced()
-        return ReducedGradients(whole.memory, self._divided_over if self._divided_over.size > 1 else None)
+        return ReducedGradients(whole.memory, self._divided_over if self._divided_over.size > 1 else None, whole.copies)

@@ -172,7 +172,12 @@ class ReduceScatterExchange(GradientExchange):
         shards = tuple(bucket.shard for bucket in self._buckets)
         divided_over = self.lanes[HOST].shard
         deferred = any(is_narrow(bucket.cut.dtype) for bucket in self._buckets)
-        return ReducedGradients(shards, divided_over if divided_over.size > 1 else None, deferred=deferred)
+        return ReducedGradients(
+            shards,
+            divided_over if divided_over.size > 1 else None,
+            copies=tuple(self.parameters[bucket.cut.slots[0].parameter].copies for bucket in self._buckets),
+            deferred=deferred,
+        )
 
     def close(self) -> None:
         """See `GradientExchange.close`."""

@@ -168,6 +168,10 @@ class PlacesParameters(ABC):
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
         """Return where the parameter or buffer that this rank's model has under `path` belongs."""
 
+    def copies(self, path: str) -> int:
+        """Return how many ranks along the axes of the model hold this parameter alike, this one included."""
+        return 1
+
 
 class WholeParameters(PlacesParameters):
     """The trivial placement: every rank holds every parameter, under the path that the framework gives it."""

@@ -39,11 +39,12 @@ from unidist_tensorflow.keras_functions import (
 from unidist_tensorflow.keras_optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from unidist_tensorflow.operations import Adasum, Average, Sum
 from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.train_step import TrainStep
 from unidist_tensorflow.training_distribute import distribute
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "SyncBatchNormalization", "add_process_set", "allgather", "allreduce", "broadcast",
+    "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather", "allreduce", "broadcast",
     "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
     "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load",
     "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",

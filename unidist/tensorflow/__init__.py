@@ -77,6 +77,7 @@ from unidist_tensorflow.operations import (
     send,
 )
 from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.train_step import TrainStep
 from unidist_tensorflow.training_distribute import distribute
 from unidist_tensorflow.training_tape import DistributedGradientTape, PartialDistributedGradientTape
 from unidist_tensorflow.training_tf1 import DistributedOptimizer
@@ -84,13 +85,13 @@ from unidist_tensorflow.training_tf1 import DistributedOptimizer
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
     "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op", "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set",
-    "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
-    "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
-    "ccl_built", "check_num_rank_power_of_2", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute",
-    "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather",
-    "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init",
-    "is_homogeneous", "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size",
+    "PartialDistributedOptimizer", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "TrainStep",
+    "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
+    "broadcast_", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
+    "buffer", "ccl_built", "check_num_rank_power_of_2", "cross_rank", "cross_size", "cuda_built", "ddl_built",
+    "distribute", "elastic", "empty", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available",
+    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility",
+    "init", "is_homogeneous", "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size",
     "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op",
     "rank", "rank_op", "recv", "reducescatter", "remove_process_set", "rocm_built", "save", "send", "shard",
     "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "world",
