@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unidist.errors import ConfigurationError
+from unidist.planning.interface import PredictsStepTime, Room, divisors
 from unidist.strategy import Plan, Strategy, UpdateGate
+
+if TYPE_CHECKING:
+    from unidist.planning.interface import Setting
+    from unidist.planning.step import RankStep
 
 
 @dataclass(frozen=True)
-class Accumulate(Strategy, UpdateGate):
+class Accumulate(Strategy, UpdateGate, PredictsStepTime):
     """Adds up gradients locally and exchanges them once per N passes: less communication, a larger batch.
 
     The script keeps calling `zero_grad`, `backward` and `step` for every batch; all but every N-th `step` do nothing.
@@ -33,6 +39,17 @@ class Accumulate(Strategy, UpdateGate):
             raise ConfigurationError(f"accumulate={self.passes}: give at least 1 backward pass per update")
         if self.reduction not in ("mean", "sum"):
             raise ConfigurationError(f"accumulate:reduction={self.reduction!r}; choices: mean, sum")
+
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """See `PredictsStepTime.predict`."""
+        return step.in_passes(self.passes)
+
+    @classmethod
+    def proposals(cls, room: Room) -> Sequence[str]:
+        """Every number of passes that divides a rank's samples, unless something else cuts them into pieces already."""
+        if room.num_pieces > 1:
+            return ()
+        return tuple(f"accumulate={passes}" for passes in divisors(room.samples())[1:])
 
     @property
     def passes_per_update(self) -> int:

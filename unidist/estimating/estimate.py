@@ -62,10 +62,20 @@ def estimate(workload: Workload, plan: Plan) -> Estimate:
         workload: model, batch and optimizer.
         plan: checked; strategies without the power `EstimatesMemory` change nothing.
     """
+    return in_bytes(rank_memory(workload, plan), workload)
+
+
+def rank_memory(workload: Workload, plan: Plan) -> RankMemory:
+    """Return widths and shares of what one rank holds, see `estimate`."""
     memory = plain_memory(workload)
     for strategy in plan.strategies:
         if isinstance(strategy, EstimatesMemory):
             memory = strategy.estimate(memory, workload, plan)
+    return memory
+
+
+def in_bytes(memory: RankMemory, workload: Workload) -> Estimate:
+    """Return the bytes that widths and shares of a workload come to."""
     return Estimate((*_model_lines(memory, workload), *_activation_lines(memory, workload)), _unknown(workload))
 
 

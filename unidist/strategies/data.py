@@ -11,6 +11,8 @@ from unidist.compression import build_compressor
 from unidist.errors import ConfigurationError
 from unidist.gradients import AllReduceExchange, GradientExchange
 from unidist.mesh import DATA_AXIS
+from unidist.planning.exchanging import allreduced
+from unidist.planning.interface import PredictsStepTime
 from unidist.strategy import GradientOwner, NamesPlugins, Plan, Strategy
 
 if TYPE_CHECKING:
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
     from unidist.context import Context
     from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.planning.interface import Setting
+    from unidist.planning.step import RankStep
     from unidist.plugins import PluginManager
 
 
 @dataclass(frozen=True)
-class DataParallel(Strategy, GradientOwner, NamesPlugins):
+class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
     """Averages gradients over the data axis.
 
     Args:
@@ -57,6 +61,10 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins):
         """The bucket size must be positive."""
         if self.bucket_mb is not None and self.bucket_mb <= 0:
             raise ConfigurationError(f"data:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
+
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """See `PredictsStepTime.predict`."""
+        return allreduced(step, beside=self.overlap)
 
     @property
     def completes_in_backward(self) -> bool:

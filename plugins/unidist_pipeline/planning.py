@@ -1,0 +1,223 @@
+"""The pipeline's half of planning: what a rank holds and does, by simulating its schedule.
+
+Large pipelines are not played through as they are. With p ranks and m micro-batches, the idle time and what is held of
+micro-batches grow with p where m/p stays the same, and with m where p stays the same, both evenly: so they are
+simulated on at most `LARGEST` ranks with at most `MOST` micro-batches for each, and continued from there. For GPipe and
+1F1B that is exact, and it holds for schedules of other plugins, whose formulas nobody knows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from unidist.environment import Settings
+from unidist.errors import ConfigurationError
+from unidist.planning.interface import Room, Setting, divisors
+from unidist.planning.step import Order, RankStep
+from unidist.plugins import PluginManager
+from unidist_pipeline.catalog import build_schedule
+from unidist_pipeline.costs import Costs
+from unidist_pipeline.simulation import Simulation, simulate
+
+if TYPE_CHECKING:
+    from unidist.estimating.figures import Workload
+    from unidist.estimating.memory import RankMemory
+    from unidist.registry import Registry, ScheduleSpec
+    from unidist_pipeline.schedule import Schedule
+
+AXIS = "pipeline"
+LARGEST = 8
+"""Ranks that are simulated; more are continued from these."""
+MOST = 4
+"""Micro-batches for each of these ranks, likewise."""
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A pipeline as the strategy line describes it.
+
+    Args:
+        schedule: name of a registered schedule.
+        num_ranks: ranks of the pipeline.
+        num_microbatches: pieces of what the script passes at once.
+        stages_per_rank: None: the schedule's own.
+    """
+
+    schedule: str
+    num_ranks: int
+    num_microbatches: int
+    stages_per_rank: int | None = None
+
+    def stages(self, registry: Registry[ScheduleSpec]) -> int:
+        """Return the stages on each rank."""
+        spec = registry.get(self.schedule, hint="`unidist pipeline list` shows them.")
+        return self.stages_per_rank or spec.stages_per_rank
+
+
+def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
+    """Return the step with its blocks given to the ranks of a pipeline; see `PredictsStepTime.predict`.
+
+    Raises:
+        ConfigurationError: the model has fewer blocks than stages, or the schedule does not exist for these sizes.
+    """
+    registry = setting.plugins.schedules
+    num_stages = pipe.num_ranks * pipe.stages(registry)
+    if setting.work.num_blocks < num_stages:
+        raise ConfigurationError(
+            f"pipeline={pipe.num_ranks}:schedule={pipe.schedule} has {num_stages} stages, but the model only "
+            f"{setting.work.num_blocks} blocks. Use a smaller pipeline, or a schedule with fewer stages on each rank."
+        )
+    share = 1 / pipe.num_ranks
+    step = step.divided(pipe.num_ranks, blocks=share, traffic=share).in_pieces(pipe.num_microbatches)
+    return step.in_order(Played(pipe, registry))
+
+
+def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
+    """Return what a rank holds of its stages, and of the micro-batches that wait; see `EstimatesMemory.estimate`.
+
+    Parameters are divided evenly; the stage that has the embedding as well holds that in addition.
+    """
+    held = held_microbatches(pipe, schedules())
+    share = held / (pipe.num_microbatches * pipe.num_ranks)
+    memory = memory.split(pipe.num_ranks, "parameters", "gradients", "master", "optimizer")
+    activations = replace(memory.activations, share=memory.activations.share * share)
+    return replace(memory, activations=activations)
+
+
+def proposed(room: Room) -> Sequence[str]:
+    """Return the pipelines that fit the room: blocks divide over the stages, micro-batches the batch.
+
+    With fewer micro-batches than ranks most of a pipeline waits, so these are tried only if there are no others.
+    """
+    blocks, found = room.setting.work.num_blocks, []
+    for num_ranks in divisors(room.ranks)[1:]:
+        samples = room.samples(num_ranks)
+        counts = divisors(samples) if samples else []
+        enough = [count for count in counts if count >= num_ranks] or counts[-1:]
+        for spec in room.setting.plugins.schedules:
+            if blocks % (num_ranks * spec.stages_per_rank) == 0:
+                found += [f"pipeline={num_ranks}:schedule={spec.name}:microbatches={count}" for count in enough]
+    return found
+
+
+@dataclass(frozen=True)
+class Played(Order):
+    """The order of a schedule, by simulation.
+
+    Args:
+        pipe: which.
+        registry: where its schedule is found.
+    """
+
+    pipe: Pipe
+    registry: Registry[ScheduleSpec]
+    axis = AXIS
+
+    def seconds(self, num_pieces: int, forward: float, backward: float, message: float) -> float:
+        """See `Order.seconds`."""
+        piece = forward + backward
+        if not piece:
+            return 0.0
+        pipe = replace(self.pipe, num_microbatches=num_pieces)
+        # Times are rounded to two or three digits, so that simulations are found again.
+        share, delay = round(forward / piece, 3), float(f"{message / piece:.1e}")
+        return piece * (num_pieces + idle_microbatches(pipe, self.registry, share, delay))
+
+    def at_least(self, num_pieces: int, forward: float, backward: float) -> float:
+        """The last rank cannot begin before the first micro-batch has come through all ranks before it."""
+        first = (self.pipe.num_ranks - 1) * forward / self.pipe.stages(self.registry)
+        return num_pieces * (forward + backward) + first
+
+
+def idle_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec], forward: float, message: float) -> float:
+    """Return how long the ranks of a pipeline wait in all, in times of one micro-batch's forward and backward pass.
+
+    Args:
+        pipe: which.
+        registry: where its schedule is found.
+        forward: the part of a micro-batch's time that its forward pass takes.
+        message: time of a message, in times of a micro-batch.
+    """
+
+    def idle(num_ranks: int, num_microbatches: int) -> float:
+        found = _simulated(_source(pipe, registry), num_ranks, num_microbatches, forward, message)
+        return found.makespan - num_microbatches
+
+    return 0.0 if pipe.num_ranks == 1 else _continued(pipe, idle, fixed=1)
+
+
+def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
+    """Return the most micro-batches that a rank holds at one time, counted in activations of all of its stages."""
+
+    def held(num_ranks: int, num_microbatches: int) -> float:
+        return max(_simulated(_source(pipe, registry), num_ranks, num_microbatches, 1 / 3, 0.0).peak_activations)
+
+    return min(float(pipe.num_microbatches), _continued(pipe, held))
+
+
+def _continued(pipe: Pipe, measured: Callable[[int, int], float], fixed: int = 0) -> float:
+    """Return what `measured` gives for the pipeline, or what it would give if it is too large to be simulated.
+
+    Args:
+        pipe: which.
+        measured: takes ranks and micro-batches.
+        fixed: it grows like the number of ranks less this.
+    """
+    ranks = min(pipe.num_ranks, LARGEST)
+    wanted = max(1.0, pipe.num_microbatches * ranks / pipe.num_ranks)
+    most = MOST * ranks
+    if wanted <= most:
+        found = measured(ranks, round(wanted))
+    else:
+        found = measured(ranks, most)
+        found += (wanted - most) * (found - measured(ranks, most - ranks)) / ranks
+    return found * (pipe.num_ranks - fixed) / (ranks - fixed)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a schedule comes from; equal for equal specs, so that what was simulated is found again."""
+
+    spec: ScheduleSpec
+    stages_per_rank: int
+    registry: Registry[ScheduleSpec] = field(compare=False)
+
+
+def _source(pipe: Pipe, registry: Registry[ScheduleSpec]) -> _Source:
+    stages = pipe.stages(registry)
+    return _Source(registry.get(pipe.schedule), stages, registry)
+
+
+@lru_cache(maxsize=4096)
+def _simulated(source: _Source, num_ranks: int, num_microbatches: int, forward: float, message: float) -> Simulation:
+    stages = source.stages_per_rank
+    backward = 1 - forward
+    costs = Costs(
+        forward=forward / stages,
+        backward=backward / stages,
+        # The weights' gradient is as much arithmetic as a forward; a recomputation belongs to the other part.
+        backward_weight=min(backward / 2, forward) / stages,
+        message=message,
+        activation=1 / stages,
+    )
+    return simulate(_built(source, num_ranks, num_microbatches), costs)
+
+
+@lru_cache(maxsize=1024)
+def _built(source: _Source, num_ranks: int, num_microbatches: int) -> Schedule:
+    return build_schedule(
+        source.spec.name,
+        source.registry,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        stages_per_rank=source.stages_per_rank,
+    )
+
+
+@cache
+def schedules() -> Registry[ScheduleSpec]:
+    """Return the schedules of this installation, for what is asked without a plugin manager at hand."""
+    return PluginManager(Settings.read().disabled_plugins).load().schedules
