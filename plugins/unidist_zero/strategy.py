@@ -14,6 +14,8 @@ from unidist.estimating.interface import EstimatesMemory
 from unidist.estimating.sharding import sharded
 from unidist.gradients import GradientExchange
 from unidist.mesh import DATA_AXIS
+from unidist.planning.exchanging import sharded as sharded_step
+from unidist.planning.interface import PredictsStepTime
 from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from unidist.estimating.memory import RankMemory
     from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.planning.interface import Setting
+    from unidist.planning.step import RankStep
     from unidist.update import Update
 
 HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflow"}
@@ -33,7 +37,7 @@ PARTITIONS = {"torch": "unidist_zero._torch"}
 
 
 @dataclass(frozen=True)
-class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
+class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStepTime):
     """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
 
     Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
@@ -77,6 +81,10 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory):
         """See `EstimatesMemory.estimate`."""
         num_ranks = self.shard or plan.mesh.size(DATA_AXIS)
         return sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model)
+
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """See `PredictsStepTime.predict`."""
+        return sharded_step(step, stage=self.stage)
 
     @classmethod
     def alternatives(cls) -> Sequence[str]:
