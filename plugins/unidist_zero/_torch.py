@@ -18,11 +18,13 @@ from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
 from unidist_zero._torch_memory import FlatMemory, ParameterMemory, UnitMemory
+from unidist_zero._torch_pages import SharedPagesMemory
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
 from unidist_zero._torch_stage3 import shared_model_of
 from unidist_zero._torch_state import adopt, keep_types, whole_state_dict
 from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero.shared import shares
 
 if TYPE_CHECKING:
     from unidist.checkpoint.pieces import Placement
@@ -119,6 +121,7 @@ class ShardedStep(InnerStep):
         """See `InnerStep.step`."""
         refuse_scaler(grad_scaler, self._strategy.name)
         self._prepare()
+        self._inner.before_step()
         begin = 0
         for share in self._shares:
             present = self._present[begin : begin + len(share.parameters)]
@@ -140,6 +143,7 @@ class ShardedStep(InnerStep):
             share.memory.start()
         for share in self._shares:
             share.memory.finish()
+        self._inner.after_step()
         self.skip()
         return result
 
@@ -194,9 +198,11 @@ class ShardedStep(InnerStep):
         recorder = self._update.context.recorder
 
         def make_memory() -> ParameterMemory:
-            if self._model is None:
-                return FlatMemory(exchange, parameters, recorder)
-            return UnitMemory(exchange, parameters, self._model)
+            if self._model is not None:
+                return UnitMemory(exchange, parameters, self._model)
+            if shares(self._strategy.shared, exchange.partition, exchange.lanes):
+                return SharedPagesMemory(exchange, parameters)
+            return FlatMemory(exchange, parameters, recorder)
 
         return ParameterShare(
             exchange, parameters, make_memory, lambda index: groups[id(parameters[index])], self._master_dtype

@@ -54,16 +54,22 @@ class InnerOptimizer:
         found: State = self._inner.state.pop(run.leaf, {})
         return found
 
+    def before_step(self) -> None:
+        """Call what the script has registered for before a step; it may look at the parameters, and write to them."""
+        for hook in list(self._outer._optimizer_step_pre_hooks.values()):
+            hook(self._outer, (), {})
+
     def step(self) -> Any:
         """Update every run that has a gradient; returns what the optimizer's class returns."""
         outer, inner = self._outer, self._inner
-        for hook in list(outer._optimizer_step_pre_hooks.values()):
-            hook(outer, (), {})
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
         result = self._plain.step(inner)
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             options.update(options_of(group))
-        for hook in list(outer._optimizer_step_post_hooks.values()):
-            hook(outer, (), {})
         return result
+
+    def after_step(self) -> None:
+        """Call what the script has registered for after a step: the parameters are there."""
+        for hook in list(self._outer._optimizer_step_post_hooks.values()):
+            hook(self._outer, (), {})

@@ -17,7 +17,7 @@ from unidist_zero.gather import ShardGather
 
 
 class ParameterMemory(ABC):
-    """The memory of the parameters of one exchange, as the inner step needs it."""
+    """The memory of the parameters of one exchange, as the inner step needs it: `before_step`, `start`, `finish`."""
 
     @abstractmethod
     def own(self, number: int) -> torch.Tensor:
@@ -25,7 +25,7 @@ class ParameterMemory(ABC):
 
     @abstractmethod
     def before_step(self) -> None:
-        """Make sure that the shards hold what the parameters are."""
+        """Return when the shards hold what the parameters are, and this rank may write to them. Collective."""
 
     @abstractmethod
     def start(self) -> None:

@@ -51,6 +51,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
             tensor (Muon, Adafactor); "false" cuts through parameters; "auto" tries the optimizer on a small one.
         shard: ranks that share with each other, neighbours; the groups hold the same and add up their gradients.
             Divides the data axis. Default: all of it.
+        shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
+            where the engine can do it, "true" or an error, "false" never.
     """
 
     name: ClassVar[str] = "zero"
@@ -61,6 +63,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
     bucket_mb: float | None = None
     whole: Literal["auto", "true", "false"] = "auto"
     shard: int | None = None
+    shared: Literal["auto", "true", "false"] = "auto"
 
     def validate(self, plan: Plan) -> None:
         """A stage that there is, sizes that fit."""
@@ -70,6 +73,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
             raise ConfigurationError(f"zero:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
         if self.whole not in ("auto", "true", "false"):
             raise ConfigurationError(f"zero:whole={self.whole!r}; choices: auto, true, false")
+        if self.shared not in ("auto", "true", "false"):
+            raise ConfigurationError(f"zero:shared={self.shared!r}; choices: auto, true, false")
         size = plan.mesh.size(DATA_AXIS)
         if self.shard is not None and (self.shard < 1 or size % self.shard):
             raise ConfigurationError(

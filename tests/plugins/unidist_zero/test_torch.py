@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
 from _torch_scripts import SCRIPTS
+from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
 
 pytestmark = pytest.mark.parallel
 
@@ -22,4 +23,10 @@ pytestmark = pytest.mark.parallel
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_with_shared_updates(rank_pool: RankPoolFactory, name: str) -> None:
     script: Callable[[], Any] = SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize("name", SHARED_SCRIPTS)
+def test_a_script_with_shared_parameters(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = SHARED_SCRIPTS[name]
     assert rank_pool(2).run(script) == [None, None]
