@@ -105,6 +105,21 @@ class Job:
     elastic: ElasticLimits | None = None
 
 
+class KnowsHosts(ABC):
+    """Power of a launcher that finds its hosts by itself, as in the allocation of a scheduler. Asked for by isinstance.
+
+    Used where the user names no hosts; a number of ranks need not be given then: it is that of all slots.
+    """
+
+    @abstractmethod
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the hosts, and the most ranks of each.
+
+        Raises:
+            ConfigurationError: they cannot be found; says why, and what to do.
+        """
+
+
 class Launcher(ABC):
     """Starts a job, watches it, and reports how it ended."""
 

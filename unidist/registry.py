@@ -92,11 +92,16 @@ class StrategyType:
 
 @dataclass(frozen=True)
 class LauncherSpec:
-    """A launcher, not yet imported: `path` is "module:Class" of an `unidist.launcher.Launcher`."""
+    """A launcher, not yet imported: `path` is "module:Class" of an `unidist.launcher.Launcher`.
+
+    `marker` is a variable whose presence says that this process runs where the launcher belongs, as in an allocation
+    of a scheduler: it is then taken unless the user names hosts, or another launcher.
+    """
 
     name: str
     path: str
     summary: str
+    marker: str = ""
 
     def load(self) -> Launcher:
         """Import the class and return a new launcher."""

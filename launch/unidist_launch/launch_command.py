@@ -15,7 +15,7 @@ import click
 from unidist import preflight
 from unidist.environment import VARIABLES, Settings
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host, Job, RemoteShell
+from unidist.launcher import Host, Job, KnowsHosts, RemoteShell
 from unidist.plugins import PluginManager
 from unidist_launch import command_line, horovodrun, job_environment
 from unidist_launch import hosts as host_list
@@ -49,22 +49,25 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     itself is wrong. Ctrl-C ends all ranks; a second one kills them at once. The flags of horovodrun work
     too, or are refused with what to use instead.
     """
-    num_proc: int = options["num_proc"]
-    hosts = _hosts(options, num_proc)
-    here = all(map(host_list.is_local, hosts))
-    env = job_environment.variables(ctx, options, here=here)
+    env = job_environment.variables(ctx, options, here=False)
     merged = {**os.environ, **env}
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
+    manager = PluginManager(settings.disabled_plugins).load()
+    given = _given_hosts(options)
+    here = all(map(host_list.is_local, given))
+    launcher_name = _launcher_name(options, manager, given)
+    launcher = manager.launchers.get(launcher_name).load()
+    if not given and isinstance(launcher, KnowsHosts):
+        given = launcher.hosts()
+    num_proc = _num_proc(ctx, options, given)
+    hosts = host_list.used(given, num_proc) if given else ()
     ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
     _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
     output_dir: Path | None = options["output_dir"]
     _check_descriptors(num_proc, output_dir)
-    manager = PluginManager(settings.disabled_plugins).load()
     preflight.check(settings, num_proc, manager, topology=host_list.places(hosts)[0][0] if hosts else None)
-    launcher_name = options["launcher"] or (_HERE if here else _ELSEWHERE)
-    launcher = manager.launchers.get(launcher_name).load()
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")
@@ -90,15 +93,36 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     return launcher.run(job)
 
 
-def _hosts(options: Mapping[str, Any], num_proc: int) -> tuple[Host, ...]:
-    """Return the hosts that get ranks, with their numbers; none: this host."""
+def _given_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Return the hosts that the user names; none: this host, or what the launcher knows."""
     if options["hosts"] is not None and options["hostfile"] is not None:
         raise ConfigurationError("-H and --hostfile exclude each other; give one of them.")
     if options["hosts"] is not None:
-        return host_list.used(host_list.parse(options["hosts"]), num_proc)
+        return host_list.parse(options["hosts"])
     if options["hostfile"] is not None:
-        return host_list.used(host_list.read_hostfile(options["hostfile"]), num_proc)
+        return host_list.read_hostfile(options["hostfile"])
     return ()
+
+
+def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tuple[Host, ...]) -> str:
+    """Return the launcher that was asked for; else the one that belongs to where this is, or to the given hosts."""
+    if options["launcher"]:
+        return str(options["launcher"])
+    if not given:
+        for spec in manager.launchers:
+            if spec.marker and os.environ.get(spec.marker):
+                return spec.name
+    return _HERE if all(map(host_list.is_local, given)) else _ELSEWHERE
+
+
+def _num_proc(ctx: click.Context, options: Mapping[str, Any], hosts: tuple[Host, ...]) -> int:
+    """Return the number of ranks; where it is not given, that of the slots which the launcher knows."""
+    if options["num_proc"] is not None:
+        return int(options["num_proc"])
+    if hosts and options["hosts"] is None and options["hostfile"] is None:
+        return sum(host.slots for host in hosts)
+    parameter = next(each for each in ctx.command.params if each.name == "num_proc")
+    raise click.MissingParameter(ctx=ctx, param=parameter)
 
 
 def _remote_shell(options: Mapping[str, Any], here: bool) -> RemoteShell:

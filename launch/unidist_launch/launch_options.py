@@ -74,9 +74,8 @@ OPTIONS: tuple[Decorator, ...] = (
         _JOB,
         *("-np", "-n", "--num-proc"),
         type=click.IntRange(min=1),
-        required=True,
         metavar="N",
-        help="Number of processes.",
+        help="Number of processes (default: all slots of a scheduler's allocation; required elsewhere).",
     ),
     _option(
         _HOSTS,
@@ -117,9 +116,7 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="KEY=VALUE",
         help="Variable for every rank. KEY alone: must be set already.",
     ),
-    _option(
-        _JOB, "--launcher", metavar="NAME", help="What starts the processes (default: local, or ssh for other hosts)."
-    ),
+    _option(_JOB, "--launcher", metavar="NAME", help="What starts the processes (default: by where this is, and -H)."),
     _option(_JOB, "-p", "--plugin", multiple=True, metavar="no:NAME", help="Do not load plugin NAME. Repeatable."),
     _option(
         _JOB,
