@@ -23,6 +23,8 @@ class Cluster:
         between: between two hosts: the bandwidth is that of the host, which its ranks share.
         memory_bytes: what a rank has; None: not limited.
         memory_bandwidth: bytes in a second that a rank reads or writes; None: not counted.
+        overlap: the part of an exchange that can go on while the rank computes, where a strategy lets it. 1 for an
+            accelerator whose copies cost it nothing, 0 where the same cores compute and communicate.
     """
 
     flops: float
@@ -31,6 +33,7 @@ class Cluster:
     between: Link
     memory_bytes: float | None = None
     memory_bandwidth: float | None = None
+    overlap: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -38,6 +41,8 @@ class Cluster:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"a cluster with {name}={value:g}: give a number above 0")
+        if not 0 <= self.overlap <= 1:
+            raise ConfigurationError(f"a cluster with overlap={self.overlap:g}: it is a part, from 0 to 1")
 
     def group(self, mesh: Mesh, axis: str) -> Group:
         """Return how the ranks along an axis of the mesh lie on the hosts."""

@@ -149,6 +149,11 @@ class Outline:
         self._after = sum(item.exposed for item in self._timed if item.moment == "update") + self._updating()
 
     @property
+    def exchanging(self) -> float:
+        """Seconds of all exchanges of a step, also of those behind arithmetic."""
+        return sum(item.seconds * (1 if item.moment == "update" else self.step.num_pieces) for item in self._timed)
+
+    @property
     def at_least(self) -> float:
         """A lower bound of the step's time."""
         step = self.step
@@ -166,10 +171,8 @@ class Outline:
             Part("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
             Part("recomputation", num * self._again),
         ]
-        exchanging = 0.0
         for item in self._timed:
             times = 1 if item.moment == "update" else num
-            exchanging += item.seconds * times
             parts.append(Part(item.name, item.exposed * times, item.detail))
         stages = plan.mesh.size(step.order.axis) if step.order.axis else 1
         parts.append(Part("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
@@ -184,7 +187,7 @@ class Outline:
             parts=kept,
             estimate=self.estimate,
             flops=num * (1 + BACKWARD_FORWARDS) * (self._piece.blocks + self._piece.outside) * step.share / seconds,
-            exchanging=exchanging,
+            exchanging=self.exchanging,
         )
 
     def _exchanges(self, *, repeated: Moment | None) -> Iterator[_Timed]:
@@ -197,7 +200,7 @@ class Outline:
                 continue
             if repeated == item.moment and item.moved == "border":
                 yield _Timed(item.name, "backward", seconds, seconds, detail)
-            hidden = min(seconds, left[item.moment]) if item.beside else 0.0
+            hidden = min(seconds * self.setting.cluster.overlap, left[item.moment]) if item.beside else 0.0
             left[item.moment] -= hidden
             if hidden:
                 detail += f", {hidden:.2g} of {seconds:.2g} s behind arithmetic"

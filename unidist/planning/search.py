@@ -21,6 +21,9 @@ from unidist.strategy import Plan, Strategy
 from unidist.strategy_spec import build, make_plan, parse
 
 _Division = tuple[tuple[str, int], ...]
+_EQUAL = 1.01
+"""More than the factor by which times can differ that are equal to three digits."""
+
 _log = logging.getLogger("unidist")
 
 
@@ -82,10 +85,10 @@ def _fastest(outlines: Sequence[Outline], wanted: int) -> tuple[Prediction, ...]
     best: dict[_Division, Prediction] = {}
     for item in sorted(outlines, key=_by_bound):
         leading = sorted(best.values(), key=_by_time)[:wanted]
-        if len(leading) == wanted and item.at_least >= leading[-1].seconds:
+        if len(leading) == wanted and item.at_least > leading[-1].seconds * _EQUAL:
             break
         division = _division(item.plan)
-        if division in best and item.at_least >= best[division].seconds:
+        if division in best and _by_bound(item) >= _by_time(best[division]):
             continue
         found = item.finished()
         if division not in best or _by_time(found) < _by_time(best[division]):
@@ -94,12 +97,17 @@ def _fastest(outlines: Sequence[Outline], wanted: int) -> tuple[Prediction, ...]
 
 
 def _by_bound(item: Outline) -> tuple[float, int, float]:
-    return item.at_least, item.line.count(","), item.estimate.total()
+    return _rounded(item.at_least), item.line.count(","), item.exchanging
 
 
 def _by_time(item: Prediction) -> tuple[float, int, float]:
     """Of equally fast ones the line with fewest strategies, then the one that exchanges least, is better."""
-    return item.seconds, item.line.count(","), item.exchanging
+    return _rounded(item.seconds), item.line.count(","), item.exchanging
+
+
+def _rounded(seconds: float) -> float:
+    """Return the time to three digits: what differs by less is taken to be equally fast."""
+    return float(f"{seconds:.2e}")
 
 
 def _division(plan: Plan) -> _Division:
