@@ -13,13 +13,14 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from unidist.control.client import connect
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
 from unidist.local_processes import free_port
-from unidist_launch.agent_order import AgentOrder
+from unidist_launch.agent_order import ORDER_VARIABLE, AgentOrder
 from unidist_launch.agent_ranks import AgentRanks
 
 ERROR_MARK = "unidist-agent: error: "
@@ -31,7 +32,7 @@ _EXIT_ERROR = 2
 def main() -> None:
     """Read the order and carry it out; exits with 2 and one line on standard error when it cannot."""
     try:
-        order = AgentOrder.from_line(_read_line()).of_this_agent(os.environ)
+        order = AgentOrder.from_line(_read_order()).of_this_agent(os.environ)
         try:
             os.chdir(order.folder)
         except OSError as exc:
@@ -60,6 +61,17 @@ def main() -> None:
     except UnidistError as exc:
         print(f"{ERROR_MARK}{exc}", file=sys.stderr, flush=True)
         sys.exit(_EXIT_ERROR)
+
+
+def _read_order() -> bytes:
+    """Return the order: from standard input, or from where a variable says that it is."""
+    given = os.environ.pop(ORDER_VARIABLE, "")
+    if not given.startswith("/"):
+        return given.encode() or _read_line()
+    try:
+        return Path(given).read_bytes()
+    except OSError as exc:
+        raise ConfigurationError(f"the launcher's order cannot be read ({exc}); has the launcher ended?") from exc
 
 
 def _read_line() -> bytes:

@@ -6,14 +6,17 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
 
+ORDER_VARIABLE = "UNIDIST_AGENT_ORDER"
+"""Holds an order, or the path of one, for agents whose standard input nobody can reach. They take it out at once."""
+
 _OF_THE_HOST = re.compile(
     r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|TMPDIR|TMP|TEMP|DISPLAY|WINDOWID|TERM|COLUMNS|LINES"
-    r"|LS_COLORS|(SSH|XDG|DBUS|BASH_FUNC|TMUX|TERM)_.*|UNIDIST_(JOB_ID|SECRET_FD|LAUNCHER_PID)"
+    r"|LS_COLORS|(SSH|XDG|DBUS|BASH_FUNC|TMUX|TERM)_.*|UNIDIST_(JOB_ID|SECRET_FD|LAUNCHER_PID|AGENT_ORDER)"
 )
 """Variables that belong to a host, a login or an outer job, and do not travel."""
 
@@ -29,6 +32,7 @@ class AgentOrder:
         secret: the job's secret, in hexadecimal.
         port: of the control server.
         index_variable: the agent's own variable that holds its index, where one order goes to all; then not `host`.
+        indices: the index by the value of that variable; empty: its value is the index.
         address_variable: the agent's own variable whose first word is the address of the launcher, as a login or a
             scheduler sets it; of four words, as ssh writes them, the third is the address of this host.
         launcher_addresses: where else the control server may be reached.
@@ -56,6 +60,7 @@ class AgentOrder:
     folder: str
     heartbeat_sec: float
     connect_sec: float
+    indices: dict[str, int] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
         """Return the order as a line."""
@@ -90,10 +95,12 @@ class AgentOrder:
         """
         if not self.index_variable:
             return self
-        index = environ.get(self.index_variable, "")
+        value = environ.get(self.index_variable, "")
+        index = str(self.indices.get(value, "")) if self.indices else value
         if not index.isdigit():
+            choices = ", ".join(self.indices) or "a number"
             raise ConfigurationError(
-                f"{self.index_variable}={index!r} should hold this agent's number; what started it?"
+                f"{self.index_variable}={value!r} should tell this agent which it is ({choices}); what started it?"
             )
         return replace(self, host=int(index))
 

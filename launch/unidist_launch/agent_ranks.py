@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import selectors
+import signal
 import subprocess
 import time
 from contextlib import ExitStack
@@ -69,6 +70,7 @@ class AgentRanks:
         Raises:
             ConnectionLost: the launcher is gone, or silent for too long.
         """
+        self._watch_termination()
         while not self._may_leave:
             self._turn()
             if self._processes is not None and not self._is_done:
@@ -102,6 +104,24 @@ class AgentRanks:
             self._send({"type": "beat"})
         if now - self._heard > self._heartbeat_sec:
             raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
+
+    def _watch_termination(self) -> None:
+        """Tell the launcher when this agent gets SIGTERM, as from a scheduler that wants its host: it ends the job.
+
+        A handler, not SIG_IGN, which the ranks would inherit.
+        """
+        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stack.callback(os.close, read_end)
+        self._stack.callback(os.close, write_end)
+
+        def tell() -> None:
+            os.read(read_end, 4096)
+            self._send({"type": "terminating"})
+
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, -1)
+        self._selector.register(read_end, selectors.EVENT_READ, tell)
 
     def _read_pipes(self) -> None:
         for key, _ in self._pipes.select(0):

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from unidist.launcher import Host
 from unidist.local_processes import parent_death_signal
@@ -25,6 +26,9 @@ class AgentStarter(ABC):
 
     index_variable: str = ""
     """The agents' variable that holds their number, if one command starts all of them; "": a command for each host."""
+
+    indices: Mapping[str, int] = MappingProxyType({})
+    """The agents' numbers by the values of that variable; empty: its value is the number."""
 
     address_variable: str = ""
     """The agents' variable whose first word is the address of the launcher; see `AgentOrder`."""

@@ -6,6 +6,7 @@ import base64
 import os
 import secrets
 import selectors
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -126,6 +127,7 @@ class RemoteRun:
                 secret=self._secret.hex(),
                 port=self._server.port,
                 index_variable=starter.index_variable,
+                indices=dict(starter.indices),
                 address_variable=starter.address_variable,
                 launcher_addresses=starter.addresses or self._own_addresses(),
                 network_interfaces=self._job.network_interfaces,
@@ -228,6 +230,8 @@ class RemoteRun:
                     self._output.message(f"unidist: rank {place.rank} is process {self._pids[place.rank]} on {name}")
         elif kind == "done":
             self._done.add(host)
+        elif kind == "terminating":
+            self._ending.on_signal(signal.SIGTERM)
         elif kind == "refused":
             self._refused.append(f"host {self._name(host)}: {message['text']}")
 

@@ -25,6 +25,7 @@ def order(folder: Path, **changes: object) -> AgentOrder:
         "secret": "00ff" * 16,
         "port": 1,
         "index_variable": "",
+        "indices": {},
         "address_variable": "",
         "launcher_addresses": ("127.0.0.1",),
         "network_interfaces": (),
@@ -58,8 +59,12 @@ def test_an_order_that_goes_to_all_leaves_the_number_to_the_agents_variable(tmp_
     made = order(tmp_path, index_variable="NUMBER")
     assert made.of_this_agent({"NUMBER": "3"}).host == 3
     for environ in ({}, {"NUMBER": "x"}):
-        with pytest.raises(ConfigurationError, match="NUMBER='x?' should hold this agent's number"):
+        with pytest.raises(ConfigurationError, match="NUMBER='x?' should tell this agent which it is"):
             made.of_this_agent(environ)
+    named = order(tmp_path, index_variable="NUMBER", indices={"n1": 0, "n2": 1})
+    assert AgentOrder.from_line(named.to_line()).of_this_agent({"NUMBER": "n2"}).host == 1
+    with pytest.raises(ConfigurationError, match=r"NUMBER='n3' should tell this agent which it is \(n1, n2\)"):
+        named.of_this_agent({"NUMBER": "n3"})
 
 
 def test_another_version_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,3 +201,21 @@ def test_a_reader_that_pauses_holds_the_ranks_up_and_loses_no_host(command: Comm
         out, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     assert (first + out).count("\n") == 120000
+
+
+def test_sigterm_to_an_agent_ends_the_job_as_one_to_the_launcher(command: Command, not_ssh: str) -> None:
+    """As a scheduler does that takes a host back: the ranks of all hosts get the time to leave."""
+    script = command.script("""
+        def leave(number, frame):
+            print("got", number, flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        open(f"ready{rank}", "w")
+        for _ in range(600): time.sleep(0.1)
+    """)
+    with command.start(*RANKS, not_ssh, script) as launcher:
+        wait_for(command, "ready0", "ready1", "ready2")
+        agents(command)[0].terminate()
+        out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 143, err
+    assert out.splitlines() == ["[0-2] got 15"]
