@@ -19,6 +19,8 @@ _OWN = {
     "doctor": "unidist_launch.doctor_command:doctor",
     "plugins": "unidist_launch.plugins_command:plugins",
     "estimate": "unidist_launch.estimate_command:estimate",
+    "plan": "unidist_launch.plan_command:plan",
+    "strategies": "unidist_launch.strategies_command:strategies",
     "checkpoint": "unidist_launch.checkpoint_command:checkpoint",
     "build": "unidist_launch.build_command:build",
 }

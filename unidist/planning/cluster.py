@@ -21,6 +21,7 @@ class Cluster:
         ranks_per_host: ranks on each host; neighbours in rank order.
         inside: between two ranks of a host, while all others of the host communicate too.
         between: between two hosts: the bandwidth is that of the host, which its ranks share.
+        messages: between two ranks of a host, for single messages, where it was measured apart; None: as `inside`.
         memory_bytes: what a rank has; None: not limited.
         memory_bandwidth: bytes in a second that a rank reads or writes; None: not counted.
         overlap: the part of an exchange that can go on while the rank computes, where a strategy lets it. 1 for an
@@ -31,6 +32,7 @@ class Cluster:
     ranks_per_host: int
     inside: Link
     between: Link
+    messages: Link | None = None
     memory_bytes: float | None = None
     memory_bandwidth: float | None = None
     overlap: float = 1.0
@@ -69,7 +71,8 @@ class Cluster:
         return _seconds(self, operation, num_bytes, group)
 
     def _inside(self, operation: Operation, num_bytes: float, num_ranks: int) -> float:
-        return fastest(operation, num_ranks, num_bytes, self.inside)[1]
+        link = self.messages if self.messages is not None and operation == "sendrecv" else self.inside
+        return fastest(operation, num_ranks, num_bytes, link)[1]
 
     def _between(self, operation: Operation, num_bytes: float, num_hosts: int) -> float:
         # A rank's own share of the host's link.
