@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,3 +99,12 @@ def test_every_gradient_has_one_aligned_place_and_none_overlap(
             len(bucket.slots) == 1
             or bucket.slots[-1].offset * bucket.dtype.itemsize <= max(bucket_bytes, first) + ALIGNMENT_BYTES
         )
+
+
+def test_what_several_ranks_hold_has_buckets_of_its_own() -> None:
+    once, twice = info(4), replace(info(4), copies=2)
+    buckets = plan_buckets([once, twice, once, twice], bucket_bytes=999)
+    assert sorted((bucket.copies, slots) for bucket, slots in zip(buckets, order(buckets), strict=True)) == [
+        (1, [2, 0]),
+        (2, [3, 1]),
+    ]

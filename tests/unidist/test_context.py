@@ -13,11 +13,24 @@ import pytest
 
 from unidist import context
 from unidist.environment import Settings
-from unidist.errors import ConfigurationError, NotInitializedError, RemoteError, UsageError
+from unidist.errors import ConfigurationError, NotInitializedError, PeerLostError, RemoteError, UsageError
+from unidist.mesh import Mesh
 from unidist.runner import RankPool
+from unidist.strategy import Plan, Strategy
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.usefixtures("leak_check")
+
+
+class Tall(Strategy):
+    """Claims an axis of two ranks."""
+
+    name = "tall"
+    axis = "tall"
+
+    @property
+    def axis_size(self) -> int:
+        return 2
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +115,66 @@ def test_axes_are_cached_and_new_communicators_are_not(rank_pool: RankPoolFactor
         return outcome
 
     assert rank_pool(3).run(main) == [(True, False, (0, 1, 2))] * 3
+
+
+def test_groups_of_axes_are_formed_once_and_then_work_by_themselves(rank_pool: RankPoolFactory) -> None:
+    def main() -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+        runtime = context.init()
+        runtime.plan = Plan(runtime.plan.strategies, Mesh({"data": 2, "tensor": 2}, world_size=4))
+        runtime.divide()
+        rank = runtime.topology.rank
+        places = [runtime.axis_rank(name) for name in ("data", "tensor", "pipeline")]
+        # Only the ranks of the first group make another one: the others are not asked.
+        tensor = runtime.new_communicator("tensor") if rank < 2 else runtime.axis("tensor")
+        tensor.barrier().wait()
+        outcome = tensor.members, runtime.axis("data").members, places
+        runtime.world.barrier().wait()
+        context.shutdown()
+        return outcome
+
+    assert rank_pool(4).run(main) == [
+        ((0, 1), (0, 2), [0, 0, 0]),
+        ((0, 1), (1, 3), [0, 1, 0]),
+        ((2, 3), (0, 2), [1, 0, 0]),
+        ((2, 3), (1, 3), [1, 1, 0]),
+    ]
+
+
+def test_a_rank_that_cannot_go_on_ends_what_all_others_wait_for(rank_pool: RankPoolFactory) -> None:
+    def main() -> str:
+        runtime = context.init()
+        own = runtime.new_communicator("data")
+        try:
+            if runtime.topology.rank == 1:
+                runtime.abort("rank 1 cannot go on: out of luck")
+                runtime.abort("again")
+            own.barrier().wait()
+        except PeerLostError as exc:
+            return str(exc)
+        finally:
+            context.shutdown()
+        return ""
+
+    told = rank_pool(3).run(main)
+    assert all("rank 1 cannot go on: out of luck" in each for each in told)
+
+
+def test_a_script_may_choose_the_mesh_once_before_anything_runs_on_it(rank_pool: RankPoolFactory) -> None:
+    def main() -> tuple[list[dict[str, int]], str]:
+        runtime = context.init()
+        meshes = [runtime.plan.mesh.axes, runtime.plan_for(Tall()).mesh.axes, runtime.plan.mesh.axes]
+        runtime.divide()
+        try:
+            runtime.plan_for("data")
+        except UsageError as exc:
+            return meshes, str(exc)
+        finally:
+            context.shutdown()
+        return meshes, ""
+
+    [(meshes, told), _] = rank_pool(2).run(main)
+    assert meshes == [{"data": 2}, {"data": 1, "tall": 2}, {"data": 1, "tall": 2}]
+    assert "runs on Mesh(data=1, tall=2) already" in told
 
 
 def test_every_operation_of_the_world_ends_with_shutdown(rank_pool: RankPoolFactory) -> None:
