@@ -108,8 +108,8 @@ def read(path: Path) -> Measurements:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:
             raise ValueError("another format")
-        lines = {name: Line(**found.pop(name)) for name in ("message", "allreduce")}
-        return Measurements(**found, **lines)
+        message, allreduce = Line(**found.pop("message")), Line(**found.pop("allreduce"))
+        return Measurements(message=message, allreduce=allreduce, **found)
     except OSError as exc:
         raise ConfigurationError(
             f"{path} cannot be read: {exc.strerror}. `unidist doctor --measure` writes one"
