@@ -1,0 +1,101 @@
+"""The strategy `tensor=N`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unidist.errors import ConfigurationError
+from unidist.estimating.interface import EstimatesMemory
+from unidist.planning.interface import PredictsStepTime
+from unidist.strategy import Plan, Strategy
+from unidist_tensor_parallel import planning
+from unidist_tensor_parallel._layout import AXIS
+from unidist_tensor_parallel._plan import Role, checked, read_plan
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.estimating.figures import Workload
+    from unidist.estimating.memory import RankMemory
+    from unidist.planning.interface import Room, Setting
+    from unidist.planning.step import RankStep
+
+PARTITIONS = {"torch": "unidist_tensor_parallel._torch", "tensorflow": "unidist_tensor_parallel._tensorflow"}
+"""For each framework the module whose function `partition(strategy, model, context)` cuts a model."""
+
+
+@dataclass(frozen=True)
+class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
+    """Cuts the large layers of a model over neighbouring ranks, which compute one batch together.
+
+    Linear layers are cut in pairs, by columns and then by rows, attention by heads, and the vocabulary: each block
+    costs one sum over the ranks forward and one backward (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053).
+
+    Args:
+        size: number of ranks that a layer is cut over.
+        plan: which layers, and how: patterns of paths with roles, `"blocks.*.up=column+blocks.*.down=row"`, a file of
+            YAML or JSON with them, or (in Python) a mapping. Default: pairs and attentions are found automatically.
+        sequence: activations between the cut layers are cut along the sequence (Korthikanti et al. 2022,
+            https://arxiv.org/abs/2205.05198): less memory, the same traffic.
+    """
+
+    name: ClassVar[str] = "tensor"
+    axis: ClassVar[str | None] = AXIS
+    axis_order: ClassVar[int] = 100
+
+    size: int
+    plan: str | None = None
+    sequence: bool = False
+
+    def __post_init__(self) -> None:
+        """Accept a mapping as the plan."""
+        given: Any = self.plan
+        if isinstance(given, Mapping):
+            text = "+".join(f"{pattern}={role}" for pattern, role in checked(given).items())
+            object.__setattr__(self, "plan", text)
+
+    @property
+    def axis_size(self) -> int | None:
+        """See `Strategy.axis_size`."""
+        return self.size
+
+    def validate(self, plan: Plan) -> None:
+        """A size that there can be, and a plan that can be read."""
+        if self.size < 1:
+            raise ConfigurationError(f"tensor={self.size}: give a number of ranks, at least 1")
+        self.roles()
+
+    def roles(self) -> dict[str, Role] | None:
+        """Return the user's plan; None where layers are to be found automatically.
+
+        Raises:
+            ConfigurationError: it cannot be read.
+        """
+        return None if self.plan is None else read_plan(self.plan)
+
+    def partition(self, model: Any, context: Context) -> Any:
+        """See `Strategy.partition`: layers are cut in place.
+
+        Raises:
+            ConfigurationError: a pattern matches nothing, or a layer cannot be cut; says why and what to do.
+        """
+        for spec in context.plugins.frameworks if self.size > 1 else ():
+            module = PARTITIONS.get(spec.name)
+            if module is not None and spec.load().is_model(model):
+                return importlib.import_module(module).partition(self, model, context)
+        return model
+
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        """See `EstimatesMemory.estimate`."""
+        return planning.estimated(memory, self.size, cuts_sequence=self.sequence)
+
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """See `PredictsStepTime.predict`."""
+        return planning.predicted(step, self.size, setting, cuts_sequence=self.sequence)
+
+    @classmethod
+    def proposals(cls, room: Room) -> Sequence[str]:
+        """See `PredictsStepTime.proposals`."""
+        return planning.proposed(room)
