@@ -148,7 +148,7 @@ class OptimizerState(KeepsState):
                     yield index, self._placement(variable), self._speech.neutral(slot), value
 
     def _info(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part]:
-        local = tuple(stop - start for start, stop in placement.box)
+        local = placement.local_shape
         if tuple(value.shape) == local:
             return placement.tensor(dtype_of(value), slot), placement.part()
         if placement != Placement.whole(placement.name, local):

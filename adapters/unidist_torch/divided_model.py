@@ -62,8 +62,10 @@ def follow_model(optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Ten
     for parameter in [each for each in optimizer.state if id(each) not in held]:
         del optimizer.state[parameter]
     for parameter, placement in cut.items():
-        box = tuple(slice(start, stop) for start, stop in placement.box)
         state: dict[str, Any] = optimizer.state.get(parameter, {})
         for slot, value in state.items():
             if isinstance(value, torch.Tensor) and tuple(value.shape) == placement.shape:
-                state[slot] = value[box].clone()
+                for dim, indices in enumerate(placement.indices):
+                    if len(indices) != value.shape[dim]:
+                        value = value.index_select(dim, torch.tensor(indices, device=value.device))
+                state[slot] = value.clone()

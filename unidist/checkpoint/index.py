@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unidist.buffer import DType
-from unidist.checkpoint.parts import Part
+from unidist.checkpoint.parts import Box, Part
 from unidist.checkpoint.pieces import TensorInfo
 from unidist.errors import CheckpointError, UsageError
 
@@ -160,6 +160,8 @@ def _tensor_to_json(tensor: StoredTensor) -> dict[str, Any]:
         entry: dict[str, Any] = {"shard": piece.shard, "key": piece.key, "checksums": list(piece.checksums)}
         if not piece.part.is_whole(tensor.info.shape):
             entry |= {"box": [list(dim) for dim in piece.part.box], "range": [piece.part.start, piece.part.stop]}
+            if piece.part.more:
+                entry["more"] = [[list(dim) for dim in box] for box in piece.part.more]
         pieces.append(entry)
     return {"shape": list(tensor.info.shape), "dtype": str(tensor.info.dtype), "pieces": pieces}
 
@@ -176,13 +178,18 @@ def _tensor_from_json(name: str, content: dict[str, Any]) -> StoredTensor:
     for entry in content["pieces"]:
         part = Part.whole(info.shape)
         if "box" in entry:
-            part = Part(tuple((int(low), int(high)) for low, high in entry["box"]), *map(int, entry["range"]))
+            start, stop = map(int, entry["range"])
+            part = Part(_box(entry["box"]), start, stop, tuple(_box(box) for box in entry.get("more", ())))
         if not part.fits(info.shape):
             raise ValueError(f"a piece of {name!r} lies outside of it")
         pieces.append(StoredPiece(int(entry["shard"]), str(entry["key"]), part, tuple(entry["checksums"])))
     if sum(piece.part.count for piece in pieces) != info.count:
         raise ValueError(f"the pieces of {name!r} do not cover it")
     return StoredTensor(info, tuple(pieces))
+
+
+def _box(content: list[list[int]]) -> Box:
+    return tuple((int(low), int(high)) for low, high in content)
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from unidist.buffer import HOST, Buffer, DType
-from unidist.checkpoint.parts import Box, Part
+from unidist.checkpoint.parts import Box, Part, joint_dim
 from unidist.errors import UsageError
 
 SLOT = "#"
@@ -103,16 +103,34 @@ class Placement:
         name: stable path in the whole model, the same whatever the world size and the strategies.
         shape: of the whole parameter.
         box: what this rank holds of it.
+        more: further boxes of it that this rank holds, side by side with the first, see `Part`.
     """
 
     name: str
     shape: tuple[int, ...]
     box: Box
+    more: tuple[Box, ...] = ()
 
     @classmethod
     def whole(cls, name: str, shape: Sequence[int]) -> Placement:
         """Return the placement of a parameter that this rank holds as a whole."""
         return cls(name, tuple(shape), tuple((0, size) for size in shape))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of what this rank holds."""
+        sizes = [stop - start for start, stop in self.box]
+        for box in self.more:
+            dim = joint_dim((self.box, box))
+            assert dim is not None
+            sizes[dim] += box[dim][1] - box[dim][0]
+        return tuple(sizes)
+
+    @property
+    def indices(self) -> tuple[list[int], ...]:
+        """For each dim, the indices of the whole parameter that this rank holds, in rising order."""
+        boxes = (self.box, *self.more)
+        return tuple(sorted({i for box in boxes for i in range(*box[dim])}) for dim in range(len(self.shape)))
 
     def tensor(self, dtype: DType, slot: str | None = None) -> TensorInfo:
         """Return the whole parameter, or a slot of optimizer state of its shape."""
@@ -120,7 +138,7 @@ class Placement:
 
     def part(self, start: int = 0, stop: int | None = None) -> Part:
         """Return elements [start, stop) of what this rank holds, in row-major order; default: all."""
-        whole = Part.of_box(self.box)
+        whole = Part.of_boxes((self.box, *self.more))
         return whole.range_within(start, whole.count if stop is None else stop)
 
 

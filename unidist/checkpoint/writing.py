@@ -111,7 +111,7 @@ def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Writt
         key = f"{section}/{info.name}"
         shape = info.shape
         if not part.is_whole(shape):
-            box = ",".join(f"{start}:{stop}" for start, stop in part.box)
+            box = "+".join(",".join(f"{start}:{stop}" for start, stop in each) for each in part.boxes)
             key, shape = f"{key}[{box}][{part.start}:{part.stop}]", (part.count,)
         memory = piece.memory
         tensors[key] = (shape, memory)

@@ -16,7 +16,10 @@ from unidist.errors import UsageError
 def elements(part: Part, shape: tuple[int, ...]) -> list[int]:
     """Return the numbers of the part's elements in the whole tensor, in the part's order."""
     steps = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    indices = itertools.product(*(range(start, stop) for start, stop in part.box))
+    # Boxes side by side differ in one dim: the product of the indices of all of them is what they have together.
+    indices = itertools.product(
+        *(sorted({i for box in part.boxes for i in range(*box[dim])}) for dim in range(len(shape)))
+    )
     numbers = [sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
     return numbers[part.start : part.stop]
 
@@ -28,9 +31,14 @@ def parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Part:
         # Whole dims often: that is where rows join.
         start, stop = draw(st.one_of(st.just((0, size)), st.tuples(st.integers(0, size), st.integers(0, size))))
         box.append((min(start, stop), max(start, stop)))
-    count = prod(stop - start for start, stop in box)
+    more: list[tuple[tuple[int, int], ...]] = []
+    if shape and box[(dim := draw(st.integers(0, len(shape) - 1)))][1] < shape[dim] and draw(st.booleans()):
+        rest = sorted(draw(st.lists(st.integers(box[dim][1], shape[dim]), min_size=2, max_size=4, unique=True)))
+        ranges = list(zip(rest[::2], rest[1::2], strict=False))
+        more = [(*box[:dim], each, *box[dim + 1 :]) for each in ranges]
+    count = sum(prod(stop - start for start, stop in each) for each in (box, *more))
     first, last = draw(st.one_of(st.just((0, count)), st.tuples(st.integers(0, count), st.integers(0, count))))
-    return Part(tuple(box), min(first, last), max(first, last))
+    return Part(tuple(box), min(first, last), max(first, last), tuple(more))
 
 
 @st.composite
