@@ -12,20 +12,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from unidist import engine_choice
 from unidist.announcements import Announcements
 from unidist.buffer import HOST
 from unidist.communicator import Communicator
+from unidist.control import member
 from unidist.environment import Placement, Settings, configure_logging, read_placement
 from unidist.errors import NotInitializedError, UsageError
-from unidist.local_rendezvous import LocalRendezvous
+from unidist.local_rendezvous import Interrupt, LocalRendezvous
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
 from unidist.plugins import PluginManager
 from unidist.process_sets import ProcessSet, ProcessSets, global_process_set
-from unidist.rendezvous import Rendezvous, SingleRendezvous
+from unidist.rendezvous import MeetingPlace, Rendezvous, SingleRendezvous
 from unidist.strategy import GradientOwner, Plan, UpdateGate
 from unidist.strategy_spec import StrategyLike, build, make_plan
 from unidist.timeline import Recorder, Timeline
@@ -62,6 +64,8 @@ class Context:
     def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
         self.topology: Topology = placement.topology
         self._placement = placement
+        self.membership = member.present() if placement.worker is not None else None
+        """This process in an elastic job, in which a context lives as long as a generation; None in any other."""
         self.settings = settings
         self.plugins = plugins
         self.plan: Plan = make_plan(
@@ -77,7 +81,13 @@ class Context:
         if settings.timeline is not None:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
         self._closers.append(self.recorder.stop)
+        self._ended = ""
+        self._ending = threading.Lock()  # what is being closed is not aborted: its memory may be gone
+        self._is_closing = False
+        self._interrupt: Interrupt | None = None
         try:
+            if self.membership is not None:
+                self._end_with_generation(self.membership)
             self._rendezvous = self._meet(placement)
             self._closers.append(self._rendezvous.close)
             self.engine = engine_choice.choose(settings.engine, "host", self.topology, plugins.engines)
@@ -147,7 +157,23 @@ class Context:
     def _keep(self, communicator: Communicator) -> Communicator:
         self._made.append(communicator)
         self._closers.append(communicator.close)
+        if self._ended:
+            communicator.abort(self._ended)  # the generation ended while it was being made
         return communicator
+
+    def _end_with_generation(self, membership: member.Member) -> None:
+        """Have everything that waits for a peer end when the coordinator says that the generation has."""
+        self._interrupt = interrupt = Interrupt()
+        self._closers.append(interrupt.close)
+
+        def end(reason: str) -> None:
+            with self._ending:
+                if not self._is_closing:
+                    self._ended = reason or "this generation has ended"
+                    interrupt.set(self._ended)
+                    self.abort(self._ended)
+
+        self._closers.append(membership.interrupt_by(end))
 
     def abort(self, reason: str) -> None:
         """End all pending and later operations of all communicators with PeerLostError, here and on their peers.
@@ -228,13 +254,15 @@ class Context:
 
     def close(self) -> None:
         """Give everything back, newest first. Idempotent."""
+        with self._ending:
+            self._is_closing = True
         while self._closers:
             self._closers.pop()()
 
     def _meet(self, placement: Placement) -> Rendezvous:
         if self.topology.world_size == 1:
             return SingleRendezvous()
-        epoch = self._epoch = next(_epochs)
+        epoch = self._epoch = next(_epochs) if self.membership is None else self.membership.next_epoch()
         if not self.topology.single_host:
             from unidist.control.rendezvous import ControlRendezvous
 
@@ -251,6 +279,7 @@ class Context:
             key=f"{placement.job_key}/{epoch}",
             secret=placement.secret,
             timeout=self.settings.start_timeout,
+            interrupt=self._interrupt,
         )
 
     def _meet_on_host(self, kind: str) -> Rendezvous:
@@ -263,6 +292,7 @@ class Context:
             key=f"{self._placement.job_key}/{self._epoch}/{kind}",
             secret=self._placement.secret,
             timeout=self.settings.start_timeout,
+            interrupt=self._interrupt,
         )
 
     def _connect(self, kind: str, choice: engine_choice.EngineChoice) -> Communicator:
@@ -346,10 +376,25 @@ def init(settings: Settings | None = None) -> Context:
             return _current
         configure_logging()
         chosen = Settings.read() if settings is None else settings
-        context = Context(read_placement(), chosen, _manager(chosen.disabled_plugins))
+        context = Context(_placement(), chosen, _manager(chosen.disabled_plugins))
         _current = context
     context.plugins.notify("unidist_initialized", context=context)
     return context
+
+
+def _placement() -> Placement:
+    """Return this process's place; in an elastic job that of the present generation."""
+    placement = read_placement()
+    worker = placement.worker
+    if worker is None:
+        return placement
+    present = member.join(worker)
+    return replace(
+        placement,
+        topology=present.topology,
+        job_key=present.job_key,
+        meeting_place=MeetingPlace(worker.server, worker.host_address, present.generation),
+    )
 
 
 def shutdown() -> None:

@@ -1,7 +1,7 @@
 """State that can be committed, restored and synchronised, by Horovod's names; the framework-free part.
 
-A job that loses a rank ends for now: the launcher does not replace ranks yet. What is here works in any job:
-`sync` makes the ranks equal, `commit` and `restore` keep and bring back a state in memory.
+What is here works in any job: `sync` makes the ranks equal, `commit` and `restore` keep and bring back a state in
+memory. In an elastic one, `run` goes on with it after ranks were lost or came (`unidist.elastic_run`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,23 @@ class State(ABC):
             HostsUpdatedInterrupt: hosts came or go.
         """
         self.save()
+        self.num_commits += 1
         self.check_host_updates()
 
-    def check_host_updates(self) -> None:  # noqa: B027  # nothing to look at is a good answer
-        """Raise HostsUpdatedInterrupt, on every rank alike, if hosts came or go. No launcher changes hosts yet."""
+    num_commits = -1
+    """Commits that this state has seen, on whatever rank: whose is largest is furthest. Below 0: it was never equal."""
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt, on every rank alike, if others wait to come, or some are to go.
+
+        Collective in an elastic job: every rank calls it, or `commit`, equally often.
+        """
+        runtime = context.current()
+        if runtime.membership is not None and runtime.membership.assignment is not None:
+            from unidist.elastic_run import ask_for_change
+
+            if ask_for_change(runtime, runtime.membership):
+                raise HostsUpdatedInterrupt(skip_sync=False)
 
     @abstractmethod
     def save(self) -> None:
@@ -95,7 +108,7 @@ class Handler(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """See `State.sync`; what is kept afterwards is what rank 0 has."""
+        """See `State.sync`. `ObjectState` saves when all values are there, so that a commit is never half another's."""
 
 
 class ObjectState(State):
@@ -132,7 +145,10 @@ class ObjectState(State):
             handler.sync()
         present = {name: getattr(self, name) for name in self._saved}
         operations = context.current().negotiator
-        self._saved = objects.broadcast_object(operations, present, root=0, name="elastic.state")
+        received = objects.broadcast_object(operations, present, root=0, name="elastic.state")
+        for handler in self._handlers.values():
+            handler.save()
+        self._saved = received
         self._restore_values()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -151,24 +167,38 @@ class ObjectState(State):
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Wrap a training function `func(state, ...)`: its state is synchronised before it starts.
 
-    Where a rank is lost, the committed state is restored and the error raised with that said: the launcher does not
-    replace ranks yet. A HostsUpdatedInterrupt runs `on_reset`, and the function again.
+    In a job that was launched as elastic (`unidist launch --min-np`), the loss of a rank, or a change of the hosts,
+    ends the function; the other ranks restore the last commit, form a world anew, run `on_reset`, synchronise the
+    state, and call the function again. In any other job the committed state is restored and the error raised.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
-        skip_sync = False
-        while True:
-            if not skip_sync:
-                state.sync()
-            try:
-                return func(state, *args, **kwargs)
-            except PeerLostError as exc:
-                state.restore()
-                exc.add_note("The last committed state was restored. This job was not started to survive lost ranks.")
-                raise
-            except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
-            state.on_reset()
+        membership = context.current().membership
+        if membership is None:
+            return _run_once(func, state, *args, **kwargs)
+        from unidist.elastic_run import run_through_generations
+
+        return run_through_generations(membership, func, state, *args, **kwargs)
 
     return wrapper
+
+
+def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: Any) -> Result:
+    """Run in a job whose ranks do not change; an interrupt of the script's own is understood all the same."""
+    skip_sync = False
+    while True:
+        if not skip_sync:
+            state.sync()
+        try:
+            return func(state, *args, **kwargs)
+        except PeerLostError as exc:
+            state.restore()
+            exc.add_note(
+                "The last committed state was restored. This job was not started to survive lost ranks: launch it with "
+                "`unidist launch --min-np N`."
+            )
+            raise
+        except HostsUpdatedInterrupt as interrupt:
+            skip_sync = interrupt.skip_sync
+        state.on_reset()

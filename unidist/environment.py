@@ -69,6 +69,7 @@ HOROVOD_VARIABLES: dict[str, str] = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "as UNIDIST_STALL_CHECK_SEC",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "as UNIDIST_STALL_SHUTDOWN_SEC",
     "HOROVOD_START_TIMEOUT": "as UNIDIST_START_TIMEOUT_SEC",
+    "HOROVOD_ELASTIC_TIMEOUT": "as UNIDIST_ELASTIC_TIMEOUT_SEC",
     "HOROVOD_AUTOTUNE": "as UNIDIST_AUTOTUNE",
     "HOROVOD_AUTOTUNE_LOG": "as UNIDIST_AUTOTUNE_LOG",
     "HOROVOD_LOG_LEVEL": "as UNIDIST_LOG_LEVEL",
@@ -84,7 +85,6 @@ LOG_LEVELS = {
     "error": logging.ERROR,
     "fatal": logging.CRITICAL,
 }
-_ELASTIC_TIMEOUT = timedelta(seconds=600)
 MAX_CACHE_CAPACITY = 1 << 16
 """A name's number on the wire has 16 bits."""
 
@@ -103,6 +103,7 @@ class Settings:
     timeout: timedelta = timedelta(seconds=1800)
     start_timeout: timedelta = timedelta(seconds=120)
     heartbeat: timedelta = timedelta(seconds=5)
+    elastic_timeout: timedelta = timedelta(seconds=600)
     stall_check: timedelta = timedelta(seconds=60)
     stall_shutdown: timedelta = timedelta(0)
     timeline: Path | None = None
@@ -140,6 +141,7 @@ class Settings:
             timeout=_seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
             start_timeout=_seconds(env, start_timeout, default.start_timeout),
             heartbeat=_seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),
+            elastic_timeout=_elastic_timeout(env),
             stall_check=stall_check,
             stall_shutdown=stall_shutdown,
             timeline=_timeline(env),
@@ -231,9 +233,8 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
     key, secret = key or f"parent={os.getppid()}", _read_secret(env)
     worker = None
     if place is not None and env.get("UNIDIST_WORKER"):
-        timeout = _seconds(env, _first(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT"), _ELASTIC_TIMEOUT)
         number = _integer(env, "UNIDIST_WORKER", 0)
-        worker = WorkerPlace(number, place.server, place.host_address, key, secret, timeout)
+        worker = WorkerPlace(number, place.server, place.host_address, key, secret, _elastic_timeout(env))
     return Placement(topology, contract.source, key, secret, place, worker)
 
 
@@ -323,6 +324,11 @@ def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, 
             times[1] if env.get("UNIDIST_STALL_SHUTDOWN_SEC") else none
         )
     return times
+
+
+def _elastic_timeout(env: Mapping[str, str]) -> timedelta:
+    name = _first(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT")
+    return _seconds(env, name, Settings.elastic_timeout)
 
 
 def _timeline(env: Mapping[str, str]) -> Path | None:

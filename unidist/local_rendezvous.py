@@ -36,6 +36,32 @@ _HANDSHAKE_SEC = 5.0
 _DATA, _ERROR = b"D", b"E"
 
 
+class Interrupt:
+    """Ends the waits of a rendezvous from another thread."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why; "" while it was not set."""
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def set(self, reason: str) -> None:
+        """End the present wait, and all later ones, with PeerLostError. From any thread; the first reason counts."""
+        if not self.reason and self._write >= 0:
+            self.reason = reason or "interrupted"
+            os.write(self._write, b"\0")
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once it is set."""
+        return self._read
+
+    def close(self) -> None:
+        """Give back the descriptors. Idempotent."""
+        if self._write >= 0:
+            os.close(self._read)
+            os.close(self._write)
+            self._read = self._write = -1
+
+
 class LocalRendezvous(Rendezvous):
     """Connects the ranks of one host.
 
@@ -45,13 +71,25 @@ class LocalRendezvous(Rendezvous):
         key: equal on all ranks of the job, different between jobs and between init() calls of one job.
         secret: the job's secret; may be empty, then only the user is checked.
         timeout: longest wait for all ranks to come.
+        interrupt: ends every wait when it is set; None: only the time limit does.
 
     Raises:
         StalledError: ranks are missing after `timeout`; rank 0 names them, to the others too.
+        PeerLostError: it was interrupted.
         ConfigurationError: another job uses the same key at this moment.
     """
 
-    def __init__(self, *, rank: int, world_size: int, key: str, secret: bytes, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        key: str,
+        secret: bytes,
+        timeout: timedelta,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        self._interrupt = interrupt
         self.rank = rank
         self.world_size = world_size
         self._secret = secret
@@ -107,7 +145,7 @@ class LocalRendezvous(Rendezvous):
                 ) from exc
             listener.listen(self.world_size)
             while len(self._peers) < self.world_size - 1:
-                if not select.select([listener], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not self._wait(listener, deadline):
                     missing = sorted(set(range(1, self.world_size)) - set(self._peers))
                     text = (
                         f"init: rank{'s' if len(missing) > 1 else ''} {format_ranks(missing)} of {self.world_size} did "
@@ -162,14 +200,17 @@ class LocalRendezvous(Rendezvous):
                         "error of rank 0; slow starts need a larger UNIDIST_START_TIMEOUT_SEC.",
                         ranks=(0,),
                     ) from None
+                self._check_interrupt()
                 time.sleep(pause)
                 pause = min(2 * pause, 0.02)
         self._peers[0] = connection
         _check_user(connection)
         connection.settimeout(max(0.001, deadline - time.monotonic()))
+        self._wait(connection, deadline)  # it comes when the leader has come to this connection
         try:
             nonce, mine = connection.recv(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
             connection.send(self._sign(b"member", nonce) + mine + _HELLO.pack(self.rank, self.world_size))
+            self._wait(connection, deadline)
             proof = connection.recv(_DIGEST_BYTES)
         except OSError as exc:
             raise StalledError(f"init: rank {self.rank} lost rank 0 while it connected: {exc}", ranks=(0,)) from exc
@@ -189,8 +230,11 @@ class LocalRendezvous(Rendezvous):
         poller = select.poll()
         for descriptor in waiting:
             poller.register(descriptor, select.POLLIN)
+        if self._interrupt is not None:
+            poller.register(self._interrupt, select.POLLIN)
         while waiting:
             ready = poller.poll(max(0.0, 1000 * (deadline - time.monotonic())))
+            self._check_interrupt()
             if not ready:
                 missing = sorted(waiting.values())
                 raise StalledError(f"init: rank(s) {format_ranks(missing)} did not answer in time", ranks=missing)
@@ -199,6 +243,24 @@ class LocalRendezvous(Rendezvous):
                 poller.unregister(descriptor)
                 found[rank] = self._receive(rank, deadline)
         return found
+
+    def _wait(self, connection: socket.socket, deadline: float) -> bool:
+        """Wait until there is something to read; False if there is not in time.
+
+        Raises:
+            PeerLostError: it was interrupted.
+        """
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        if self._interrupt is not None:
+            poller.register(self._interrupt, select.POLLIN)
+        ready = poller.poll(max(0.0, 1000 * (deadline - time.monotonic())))
+        self._check_interrupt()
+        return bool(ready)
+
+    def _check_interrupt(self) -> None:
+        if self._interrupt is not None and self._interrupt.reason:
+            raise PeerLostError(f"rank {self.rank} was interrupted during init: {self._interrupt.reason}")
 
     def _send(self, peer: int, message: bytes, fds: Sequence[int]) -> None:
         try:
@@ -210,6 +272,7 @@ class LocalRendezvous(Rendezvous):
 
     def _receive(self, peer: int, deadline: float) -> Contribution:
         connection = self._peers[peer]
+        self._wait(connection, deadline)
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             try:

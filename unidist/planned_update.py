@@ -58,6 +58,19 @@ def planned_update(
     )
     if places is not None and plan.model_axes:
         update.copies = places.copies
+
+    def renew(context: Context) -> Update:
+        return planned_update(
+            context,
+            context.plan_for(list(plan.strategies)),
+            framework,
+            accumulation=accumulation,
+            average=average,
+            options=options,
+            in_backward=in_backward,
+        )
+
+    update.renew = renew
     return update
 
 

@@ -446,6 +446,29 @@ class Update:
             return 1.0 / (self.num_ranks if self.average else 1)
         return 1.0 / (passes[0] if self.average else passes[0] / self.num_ranks)
 
+    renew: Callable[[Context], Update] | None = None
+    """Makes this update anew in another context, where that can be done; set by `planned_update`."""
+
+    def move_to(self, context: Context) -> None:
+        """Go on in another context, without parameters; a window that was open is forgotten. Collective.
+
+        The number of updates, the passes of a window and the loss scale stay; see `unidist.carried`.
+        """
+        assert self.renew is not None, "made by planned_update"
+        fresh = self.renew(context)
+        scaler = self.scaler
+        self.close()
+        self.context = context
+        self.num_ranks = fresh.num_ranks
+        self._make_exchange = fresh._make_exchange
+        self._arithmetic, self.rules = fresh._arithmetic, fresh.rules
+        if self.rules is not None and scaler is not None:
+            self.rules.scaler = scaler  # others hold on to it
+        self._communicator = None
+        self._place, self._passes = [], []
+        self._pass_index = 0
+        self._dirty = self.finished = self.overflowed = False
+
     def close(self) -> None:
         """Give back buffers and communicators."""
         for exchange in self._exchanges:

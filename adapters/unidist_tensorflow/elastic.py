@@ -74,7 +74,6 @@ class _Variables(Handler):
             self._session.run(self._broadcast)
         else:
             broadcast_variables(self.value(), root_rank=0)
-        self.save()
 
 
 class TensorFlowState(ObjectState):

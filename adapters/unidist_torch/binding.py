@@ -8,13 +8,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unidist import autotune
 from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST
+from unidist.carried import carry
 from unidist.checkpoint.pieces import Placement
 from unidist.checkpoint.state import KeepsState
 from unidist.errors import UsageError
@@ -29,6 +30,9 @@ from unidist_torch.parameters import describe
 from unidist_torch.places import Place, place_of
 from unidist_torch.shared_gradient import SharedGradient, shared_gradient
 from unidist_torch.sparse import SparseGradients
+
+if TYPE_CHECKING:
+    from unidist.context import Context
 
 
 class Binding:
@@ -61,6 +65,12 @@ class Binding:
         self._plain = plain
         self._update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
+        self._begin()
+        carry(update, self)
+
+    def _begin(self) -> None:
+        """Make what belongs to the present context. Collective."""
+        optimizer, plain, update = self._optimizer, self._plain, self._update
         self._parameters: list[torch.Tensor] = []
         self._places: list[Place] = []
         self._index: dict[int, int] = {}
@@ -80,6 +90,17 @@ class Binding:
         )
         self._agree()
         self._tuner = autotune.tuner_for(update)
+
+    def move_to(self, context: Context) -> None:
+        """See `Carried.move_to`: parameters and the optimizer's state stay where they are, gradients are forgotten."""
+        for hook in self._hooks:
+            if hook is not None:
+                hook.remove()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.changed = self._synchronized = False
+        self._update.move_to(context)
+        self._begin()
 
     # What the optimizer's methods do
 

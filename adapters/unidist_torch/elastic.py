@@ -83,13 +83,11 @@ class _ModuleHandler(Handler):
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
 class _OptimizerHandler(_ModuleHandler):
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
 class _SamplerHandler(_ModuleHandler):
@@ -97,7 +95,6 @@ class _SamplerHandler(_ModuleHandler):
         operations = context.current().negotiator
         state = objects.broadcast_object(operations, self.value.state_dict(), root=0, name="elastic.sampler")
         self.value.load_state_dict(state)
-        self.save()
 
 
 _HANDLERS: tuple[tuple[type, type[Handler]], ...] = (

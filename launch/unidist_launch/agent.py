@@ -22,6 +22,7 @@ from unidist.errors import ConfigurationError, UnidistError
 from unidist.local_processes import free_port
 from unidist_launch.agent_order import ORDER_VARIABLE, AgentOrder
 from unidist_launch.agent_ranks import AgentRanks
+from unidist_launch.agent_workers import AgentWorkers
 
 ERROR_MARK = "unidist-agent: error: "
 _ORDER_SEC = 60.0
@@ -44,7 +45,8 @@ def main() -> None:
         os.environ.update(order.exported)
         connection, reached = _connect(order, launcher)
         own = own or _routed_address(reached, order.port)
-        with AgentRanks(order, connection, server=reached, address=own) as ranks:
+        runs = AgentWorkers if order.is_elastic else AgentRanks
+        with runs(order, connection, server=reached, address=own) as ranks:
             connection.send(
                 {
                     "type": "agent",

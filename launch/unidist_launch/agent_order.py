@@ -43,6 +43,7 @@ class AgentOrder:
         folder: where ranks run; the same path as in the launcher.
         heartbeat_sec: the launcher is lost when nothing came from it for longer.
         connect_sec: longest time for connecting to the control server.
+        is_elastic: ranks are started one by one, and come and go (`agent_workers`).
     """
 
     version: str
@@ -61,6 +62,7 @@ class AgentOrder:
     heartbeat_sec: float
     connect_sec: float
     indices: dict[str, int] = field(default_factory=dict)
+    is_elastic: bool = False
 
     def to_line(self) -> bytes:
         """Return the order as a line."""

@@ -15,7 +15,6 @@ import click
 
 from unidist.errors import ConfigurationError
 
-_ELASTIC = "not yet: elastic training comes with a later release. Leave it out; a lost rank ends the job."
 _AUTOTUNE = (
     "the search of --autotune has no such knob: it leaves 3 updates out after each change and measures the next 12. "
     "Leave it out."
@@ -33,13 +32,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--autotune-steps-per-sample",): _AUTOTUNE,
     ("--autotune-bayes-opt-max-samples",): _AUTOTUNE,
     ("--autotune-gaussian-process-noise",): _AUTOTUNE,
-    ("--min-np", "--min-num-proc"): _ELASTIC,
-    ("--max-np", "--max-num-proc"): _ELASTIC,
-    ("--slots-per-host",): _ELASTIC,
-    ("--elastic-timeout",): _ELASTIC,
-    ("--reset-limit",): _ELASTIC,
-    ("--blacklist-cooldown-range",): _ELASTIC,
-    ("--host-discovery-script",): _ELASTIC,
     ("--mpi",): _MPI,
     ("--mpi-args",): _MPI,
     ("--mpi-threads-disable",): _MPI,
@@ -103,7 +95,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "the engine decides.",
     "HOROVOD_BATCH_D2D_MEMCOPIES": "the engine decides.",
     "HOROVOD_CCL_CACHE": "no oneCCL is used.",
-    "HOROVOD_ELASTIC_TIMEOUT": _ELASTIC,
 }
 """Variables by which users tune Horovod, which only Horovod itself reads (`--engine horovod`), and what to do here."""
 

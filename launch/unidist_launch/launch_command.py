@@ -17,13 +17,13 @@ from unidist.environment import VARIABLES, Settings
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job, KnowsHosts, RemoteShell
 from unidist.plugins import PluginManager
-from unidist_launch import command_line, horovodrun, job_environment
+from unidist_launch import command_line, elastic_options, horovodrun, job_environment
 from unidist_launch import hosts as host_list
 from unidist_launch.grouped_help import GroupedCommand
 from unidist_launch.launch_options import add_options
 
-_HERE, _ELSEWHERE = "local", "ssh"
-"""The launchers that are taken unless one is asked for: for this host alone, and for others."""
+_HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
+"""The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
 
 
 @click.command(
@@ -62,6 +62,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         given = launcher.hosts()
     num_proc = _num_proc(ctx, options, given)
     hosts = host_list.used(given, num_proc) if given else ()
+    is_elastic = elastic_options.is_elastic(options)
+    elastic = elastic_options.limits(options, num_proc, given, settings) if is_elastic else None
     ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
     _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
@@ -78,13 +80,14 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     job = Job(
         command=full_command,
         num_proc=num_proc,
+        elastic=elastic,
         env=env,
         output_dir=output_dir,
         grace_period=timedelta(seconds=options["grace_period"]),
         verbose=options["verbose"],
         quiet=options["quiet"],
         timestamps=options["prefix_output_with_timestamp"],
-        hosts=hosts,
+        hosts=hosts if elastic is None else given,
         remote_shell=_remote_shell(options, here),
         network_interfaces=job_environment.network_interfaces(options),
         start_timeout=settings.start_timeout,
@@ -108,6 +111,8 @@ def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tu
     """Return the launcher that was asked for; else the one that belongs to where this is, or to the given hosts."""
     if options["launcher"]:
         return str(options["launcher"])
+    if elastic_options.is_elastic(options):
+        return _ELASTIC
     if not given:
         for spec in manager.launchers:
             if spec.marker and os.environ.get(spec.marker):

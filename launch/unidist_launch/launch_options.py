@@ -13,7 +13,7 @@ import click
 
 from unidist._version import __version__
 from unidist.environment import LOG_LEVELS, MAX_CACHE_CAPACITY
-from unidist_launch import config_file, horovodrun
+from unidist_launch import config_file, elastic_options, horovodrun
 from unidist_launch.config_file import Kind
 from unidist_launch.grouped_help import GroupedOption
 
@@ -130,6 +130,7 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Options from a YAML or TOML file, Horovod's sections too; the command line wins.",
     ),
     _option(_JOB, "-m", "--module", is_flag=True, help="COMMAND is a module, as in python -m."),
+    *elastic_options.OPTIONS,
     _option(
         _SPREAD,
         "--strategy",

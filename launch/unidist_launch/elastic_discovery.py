@@ -1,0 +1,117 @@
+"""Which hosts there are just now: from a fixed list, or from a script that is asked again and again.
+
+The script's format is Horovod's: a line `HOST:SLOTS` for each host, or `HOST`, whose slots --slots-per-host says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host
+
+POLL_SEC = 1.0
+"""From the end of one run of the script to the start of the next."""
+
+_SCRIPT_SEC = 60.0
+_LINE = re.compile(r"((?:\w[\w.-]*@)?\w[\w.-]*)(?::(\d+))?")
+
+
+def parse(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
+    """Return the hosts that a script's output names.
+
+    Raises:
+        ConfigurationError: a line cannot be read, or names no slots and there is no default.
+    """
+    slots: dict[str, int] = {}
+    for line in text.splitlines():
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        entry = _LINE.fullmatch(content)
+        if entry is None:
+            raise ConfigurationError(f"{content!r} cannot be read; a line is HOST:SLOTS, or HOST")
+        if entry[2] is None and slots_per_host is None:
+            raise ConfigurationError(f"{content!r} names no slots; write {content}:SLOTS, or give --slots-per-host")
+        number = int(entry[2]) if entry[2] is not None else slots_per_host or 0
+        slots[entry[1]] = slots.get(entry[1], 0) + number
+    return tuple(Host(name, number) for name, number in slots.items() if number > 0)
+
+
+class Discovery:
+    """Asks a script for hosts, without ever waiting for it.
+
+    Args:
+        script: the command, as a shell would read it; a file of this name goes first.
+        slots_per_host: of hosts that the script names without.
+
+    Raises:
+        ConfigurationError: there is no such script.
+    """
+
+    def __init__(self, script: str, slots_per_host: int | None) -> None:
+        self._command: Sequence[str] = [str(Path(script).absolute())] if Path(script).is_file() else shlex.split(script)
+        if Path(script).is_file() and not os.access(script, os.X_OK):
+            raise ConfigurationError(f"--host-discovery-script {script!r} is not executable: `chmod +x {script}`")
+        self._slots_per_host = slots_per_host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._next = 0.0
+        self._deadline = 0.0
+
+    def poll(self) -> tuple[Host, ...] | None:
+        """Return the hosts if the script has just ended with an answer, else None. Never waits.
+
+        Raises:
+            ConfigurationError: it failed or answered what cannot be read; says what. Asking goes on.
+        """
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._next:
+                self._start(now)
+            return None
+        if self._process.poll() is None:
+            if now > self._deadline:
+                self.close()
+                self._next = now + POLL_SEC
+                raise ConfigurationError(f"{self._command[0]} did not end within {_SCRIPT_SEC:g} seconds")
+            return None
+        returncode = self._process.returncode
+        self._process = None
+        assert self._output is not None
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace")
+        self._output.close()
+        self._next = now + POLL_SEC
+        if returncode:
+            raise ConfigurationError(f"{self._command[0]} ended with exit code {returncode}")
+        return parse(text, self._slots_per_host)
+
+    def close(self) -> None:
+        """End the script if it runs. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._output is not None:
+            self._output.close()
+
+    def _start(self, now: float) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the script has ended
+        self._deadline = now + _SCRIPT_SEC
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
+            )
+        except OSError as exc:
+            self._output.close()
+            self._next = now + POLL_SEC
+            raise ConfigurationError(f"{self._command[0]} cannot be started: {exc}") from exc

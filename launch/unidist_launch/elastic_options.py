@@ -1,0 +1,148 @@
+"""The options of elastic jobs, by Horovod's names, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unidist.environment import Settings
+from unidist.errors import ConfigurationError
+from unidist.launcher import ElasticLimits, Host
+from unidist_launch.grouped_help import GroupedOption
+
+_GROUP = "Elastic: ranks come and go"
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+Decorator = Callable[[Any], Any]
+
+
+def _option(*names: str, **attributes: Any) -> Decorator:
+    return click.option(*names, cls=GroupedOption, group=_GROUP, **attributes)
+
+
+OPTIONS: tuple[Decorator, ...] = (
+    _option(
+        "--min-np",
+        "min_np",
+        aliases=("--min-num-proc",),
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The fewest ranks that train; makes the job elastic (default then: 1).",
+    ),
+    _option(
+        "--max-np",
+        "max_np",
+        aliases=("--max-num-proc",),
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The most ranks; makes the job elastic (default then: -np).",
+    ),
+    _option(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="Prints the hosts, a line HOST:SLOTS for each; asked every second.",
+    ),
+    _option(
+        "--slots-per-host",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Slots of this host, and of hosts that the script names without (default: -np).",
+    ),
+    _option(
+        "--elastic-timeout",
+        type=_SECONDS,
+        metavar="SECONDS",
+        help="Longest wait for --min-np ranks (default: 600).",
+    ),
+    _option(
+        "--reset-limit",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="End the job when the ranks have changed more often (default: no limit).",
+    ),
+    _option(
+        "--blacklist-cooldown-range",
+        nargs=2,
+        type=_SECONDS,
+        metavar="MIN MAX",
+        help="Pause of a slot whose rank has failed, doubled each time (default: none at first, then 1 to 60).",
+    ),
+    _option(
+        "--step-timeout",
+        type=_SECONDS,
+        metavar="SECONDS",
+        help="A rank hangs if it takes no step for longer, while others have (default: never).",
+    ),
+    _option(
+        "--event-log",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Add what happens to the ranks to FILE, a JSON object per line.",
+    ),
+)
+
+
+def is_elastic(options: Mapping[str, Any]) -> bool:
+    """Say whether the options ask for an elastic job.
+
+    Raises:
+        ConfigurationError: there are options that only an elastic job has a use for, and it is none.
+    """
+    if any(options[name] is not None for name in ("min_np", "max_np", "host_discovery_script")):
+        return True
+    others = (
+        "slots_per_host",
+        "elastic_timeout",
+        "reset_limit",
+        "blacklist_cooldown_range",
+        "step_timeout",
+        "event_log",
+    )
+    given = next((name for name in others if options[name]), None)
+    if given is not None:
+        raise ConfigurationError(
+            f"--{given.replace('_', '-')} is for elastic jobs; give --min-np, --max-np or --host-discovery-script too."
+        )
+    return False
+
+
+def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], settings: Settings) -> ElasticLimits:
+    """Return what the options ask for.
+
+    Args:
+        options: of the command line.
+        num_proc: ranks at the beginning.
+        hosts: that were named; none: this one, or those of the script.
+        settings: from the environment.
+
+    Raises:
+        ConfigurationError: they contradict each other.
+    """
+    script = options["host_discovery_script"]
+    if script is not None and hosts:
+        raise ConfigurationError("--host-discovery-script says which hosts there are; leave -H and --hostfile out.")
+    min_num = options["min_np"] or 1
+    max_num = options["max_np"] or num_proc
+    if not min_num <= num_proc <= max_num:
+        raise ConfigurationError(
+            f"--min-np {min_num}, -np {num_proc}, --max-np {max_num}: -np lies between the other two."
+        )
+    cooldown = options["blacklist_cooldown_range"] or None
+    if cooldown is not None and cooldown[0] > cooldown[1]:
+        raise ConfigurationError(f"--blacklist-cooldown-range {cooldown[0]:g} {cooldown[1]:g}: MIN is above MAX.")
+    timeout, stall = options["elastic_timeout"], options["step_timeout"]
+    return ElasticLimits(
+        min_num=min_num,
+        max_num=max_num,
+        discovery_script=script,
+        slots_per_host=options["slots_per_host"],
+        reset_limit=options["reset_limit"],
+        timeout=settings.elastic_timeout if timeout is None else timedelta(seconds=timeout),
+        cooldown=cooldown,
+        stall=None if stall is None else timedelta(seconds=stall),
+        event_log=options["event_log"],
+    )

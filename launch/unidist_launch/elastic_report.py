@@ -1,0 +1,38 @@
+"""What the user sees of an elastic job's events: a line where something changes, else nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unidist_launch.output import Output
+
+
+def tell(output: Output, event: str, fields: dict[str, Any]) -> None:
+    """Write the line of an event, if it has one."""
+    text = line(event, fields)
+    if text:
+        output.message(f"unidist: {text}")
+
+
+def line(event: str, fields: dict[str, Any]) -> str:
+    """Return the line of an event; "" if it has none."""
+    if event == "generation" and fields["generation"] > 0:
+        return f"generation {fields['generation']}: {fields['world_size']} ranks go on from commit {fields['progress']}"
+    if event == "lost":
+        return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
+    if event == "hung":
+        return f"rank {fields['rank']} hangs: {fields['reason']}. Its stacks follow if it can show them; it is replaced"
+    if event == "short":
+        return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
+    if event == "slot_given_up":
+        return f"slot {fields['slot']} of host {fields['host']} is given up: {fields['failures']} failures in a row"
+    if event == "hosts":
+        listed = ", ".join(f"{name}:{slots}" for name, slots in fields["hosts"].items())
+        return f"hosts are now {listed or 'none'}"
+    if event in ("host_lost", "host_failed"):
+        return f"host {fields['host']} {'was lost' if event == 'host_lost' else 'did not come'}: {fields['reason']}"
+    if event == "host_terminating":
+        return f"host {fields['host']} is taken back: its ranks leave at the next commit"
+    if event == "left":
+        return f"rank {fields['rank']} has left after commit {fields['progress']}, as it was asked to"
+    return ""

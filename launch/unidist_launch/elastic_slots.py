@@ -1,0 +1,126 @@
+"""Where workers may run, and when a place is used again after its worker has failed. Pure.
+
+A *slot* is a place for one worker on one host. What happens in one slot does not cost the others of its host: each
+has a back-off and a budget of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unidist.launcher import Host
+
+FIRST_PAUSE_SEC = 1.0
+LONGEST_PAUSE_SEC = 60.0
+"""Without --blacklist-cooldown-range: pauses double from the first to the longest, and there is none at first."""
+
+MAX_FAILURES = 5
+"""So often in a row may the workers of a slot fail before they have been of use; then the slot is given up."""
+
+
+@dataclass
+class Slot:
+    """A place for one worker.
+
+    Args:
+        host: name of the host.
+        number: of the slot on its host.
+        worker: that runs there.
+        failures: in a row, of workers that were of no use.
+        free_at: when it may be used again.
+        is_gone: the host does not offer it any more.
+    """
+
+    host: str
+    number: int
+    worker: int | None = None
+    failures: int = 0
+    free_at: float = 0.0
+    is_gone: bool = False
+
+    @property
+    def is_given_up(self) -> bool:
+        """Say whether its budget is spent."""
+        return self.failures >= MAX_FAILURES
+
+
+class Slots:
+    """The slots of a job, in the order of its hosts.
+
+    Args:
+        cooldown: shortest and longest pause in seconds; None: the defaults, and the first restart at once.
+    """
+
+    def __init__(self, cooldown: tuple[float, float] | None = None) -> None:
+        self._at_once = cooldown is None
+        self._shortest, self._longest = cooldown or (FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC)
+        self._slots: list[Slot] = []
+
+    def offer(self, hosts: Sequence[Host]) -> list[int]:
+        """Take these hosts as what there is from now on; returns the workers whose slots are gone.
+
+        What is known of slots that stay, and of those that come back, is kept.
+        """
+        offered = {(host.name, number) for host in hosts for number in range(host.slots)}
+        known = {(slot.host, slot.number): slot for slot in self._slots}
+        for key, slot in known.items():
+            slot.is_gone = key not in offered
+        ordered = [(host.name, number) for host in hosts for number in range(host.slots)]
+        kept = [known[key] if key in known else Slot(*key) for key in ordered]
+        self._slots = kept + [slot for slot in self._slots if slot.is_gone]
+        return [slot.worker for slot in self._slots if slot.is_gone and slot.worker is not None]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that offer slots, in order."""
+        return list(dict.fromkeys(slot.host for slot in self._slots if not slot.is_gone))
+
+    @property
+    def num_running(self) -> int:
+        """How many workers run in slots that stay."""
+        return sum(slot.worker is not None and not slot.is_gone for slot in self._slots)
+
+    @property
+    def num_usable(self) -> int:
+        """How many slots there are that are not given up."""
+        return sum(not (slot.is_gone or slot.is_given_up) for slot in self._slots)
+
+    def num_on(self, host: str) -> int:
+        """Return how many slots a host offers."""
+        return sum(slot.host == host and not slot.is_gone for slot in self._slots)
+
+    def free(self, now: float, limit: int) -> list[Slot]:
+        """Return the slots to start workers in now, so that at most `limit` run."""
+        free = [
+            slot
+            for slot in self._slots
+            if slot.worker is None and not slot.is_gone and not slot.is_given_up and slot.free_at <= now
+        ]
+        return free[: max(0, limit - self.num_running)]
+
+    def next_free(self, now: float) -> float | None:
+        """Return when a slot that pauses may be used again; None if none pauses."""
+        return min((slot.free_at for slot in self._slots if slot.worker is None and slot.free_at > now), default=None)
+
+    def slot_of(self, worker: int) -> Slot | None:
+        """Return the slot of a worker."""
+        return next((slot for slot in self._slots if slot.worker == worker), None)
+
+    def failed(self, worker: int, now: float, *, was_useful: bool) -> Slot | None:
+        """A worker has failed; its slot pauses, the longer the more often that happened before."""
+        slot = self.slot_of(worker)
+        if slot is None:
+            return None
+        slot.worker = None
+        slot.failures = 1 if was_useful else slot.failures + 1
+        pauses = slot.failures - (2 if self._at_once else 1)
+        slot.free_at = now if pauses < 0 else now + min(self._longest, self._shortest * 2.0**pauses)
+        return slot
+
+    def vacated(self, worker: int, now: float, *, pause: float) -> None:
+        """A worker has left in good order; its slot pauses for as long as given."""
+        slot = self.slot_of(worker)
+        if slot is not None:
+            slot.worker = None
+            slot.free_at = now + pause

@@ -1,0 +1,193 @@
+"""Who takes part in an elastic job, and when the next generation of the world begins. Pure.
+
+A *worker* is one process, with a number that is never used twice. It is *starting* until it says that it is ready,
+*waiting* until a generation takes it in, and then a *member*, with a rank. When the world has to change, its members
+come back one by one and wait again; the next generation forms when the last of them has come or is gone.
+
+The state that counts is that of the member which has committed most: it becomes rank 0, from which the others get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from unidist.topology import Topology
+
+NO_STATE = -1
+"""Progress of a worker that has never been in a world: it has nothing that others could go on from."""
+
+GATHER_SEC = 1.0
+"""How long a worker that is ready waits for others that are starting, so that the world stops once for all of them."""
+
+
+class Phase(Enum):
+    """Where a worker stands."""
+
+    STARTING = auto()
+    WAITING = auto()
+    MEMBER = auto()
+    DETACHED = auto()  # it has left the world in good order, and is about to end
+
+
+@dataclass
+class Worker:
+    """One process.
+
+    Args:
+        number: of the worker.
+        host: index of its host.
+        phase: where it stands.
+        rank: in the last world that it was in.
+        progress: how many commits the state has seen that it holds; NO_STATE if it holds none.
+        is_leaving: it shall not be in the next world.
+        since: when it began to wait.
+    """
+
+    number: int
+    host: int
+    phase: Phase = Phase.STARTING
+    rank: int | None = None
+    progress: int = NO_STATE
+    is_leaving: bool = False
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class World:
+    """One generation.
+
+    Args:
+        places: of its members, by worker number.
+        progress: of the state that rank 0 gives to the others.
+        needs_sync: not all members hold that state.
+        dismissed: workers that waited and are to leave.
+    """
+
+    places: dict[int, Topology]
+    progress: int
+    needs_sync: bool
+    dismissed: tuple[int, ...]
+
+
+class Membership:
+    """The workers of one job.
+
+    Args:
+        num_first: workers of the first world.
+        min_num: the fewest workers of a world.
+        max_num: the most.
+    """
+
+    def __init__(self, *, num_first: int, min_num: int, max_num: int) -> None:
+        self.workers: dict[int, Worker] = {}
+        self.is_finishing = False
+        """A worker has come to the end of the script: nobody is taken in any more, and few are enough."""
+        self.accepts_fewer = False
+        """The first world need not wait for all of `num_first` any longer."""
+        self._num_first = num_first
+        self._min_num = min_num
+        self._max_num = max_num
+        self.has_begun = False
+        """There was a world already."""
+
+    @property
+    def members(self) -> list[Worker]:
+        """The members of the present world that have not come back yet."""
+        return [worker for worker in self.workers.values() if worker.phase is Phase.MEMBER]
+
+    @property
+    def waiting(self) -> list[Worker]:
+        """Those that wait for the next world."""
+        return [worker for worker in self.workers.values() if worker.phase is Phase.WAITING]
+
+    @property
+    def min_num(self) -> int:
+        """The fewest workers of the next world."""
+        return 1 if self.is_finishing else self._min_num
+
+    def expect(self, number: int, host: int) -> None:
+        """A worker is about to be started."""
+        self.workers[number] = Worker(number, host)
+
+    def ready(self, number: int, progress: int, now: float) -> None:
+        """A worker waits for the next world from now on."""
+        worker = self.workers[number]
+        worker.phase, worker.progress, worker.since = Phase.WAITING, progress, now
+
+    def detach(self, number: int) -> None:
+        """A worker has left the world in good order."""
+        self.workers[number].phase = Phase.DETACHED
+
+    def leave(self, number: int) -> None:
+        """A worker shall not be in the next world."""
+        if number in self.workers:
+            self.workers[number].is_leaving = True
+
+    def remove(self, number: int) -> Worker | None:
+        """A worker is gone; returns what it was, None if it is not known any more."""
+        return self.workers.pop(number, None)
+
+    def wants_change(self, now: float) -> bool:
+        """Say whether the members should come back at their next commit: some are to leave, or others wait to come."""
+        members = self.members
+        if any(worker.is_leaving for worker in members):
+            return True
+        newcomers = [worker for worker in self.waiting if not worker.is_leaving]
+        room = self._max_num - len(members)
+        if self.is_finishing or not newcomers or room <= 0:
+            return False
+        is_alone = not any(worker.phase is Phase.STARTING for worker in self.workers.values())
+        return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
+
+    def can_form(self) -> bool:
+        """Say whether the next world can begin: every member of the last one has come back, and there are enough."""
+        if self.members:
+            return False
+        number = len(self._chosen())
+        if not self.has_begun and not self.accepts_fewer:
+            return number >= self._num_first
+        return number >= self.min_num
+
+    def form(self, *, after_loss: bool = False) -> World:
+        """Begin the next world with those that wait.
+
+        Args:
+            after_loss: the last world did not end by agreement, so its members may have come to different ends.
+        """
+        chosen = self._chosen()
+        progress = max(worker.progress for worker in chosen)
+        first = min((w for w in chosen if w.progress == progress), key=_by_seniority)
+        ordered = sorted(chosen, key=lambda w: (w.host != first.host, w.host, w is not first, *_by_seniority(w)))
+        needs_sync = after_loss or not self.has_begun or any(worker.progress != progress for worker in chosen)
+        self.has_begun = True
+        places = _places(ordered)
+        for worker in ordered:
+            worker.phase, worker.rank = Phase.MEMBER, places[worker.number].rank
+        dismissed = [worker.number for worker in self.waiting if worker.is_leaving]
+        return World(places, max(progress, 0), needs_sync, tuple(dismissed))
+
+    def _chosen(self) -> list[Worker]:
+        """Return who would be in the next world: those that were in the last one go first."""
+        candidates = [worker for worker in self.waiting if not worker.is_leaving]
+        if self.is_finishing and any(worker.progress > NO_STATE for worker in candidates):
+            candidates = [worker for worker in candidates if worker.progress > NO_STATE]
+        return sorted(candidates, key=_by_seniority)[: self._max_num]
+
+
+def _by_seniority(worker: Worker) -> tuple[bool, int, int]:
+    return worker.rank is None, worker.rank or 0, worker.number
+
+
+def _places(ordered: Sequence[Worker]) -> dict[int, Topology]:
+    """Return the places of workers that are ordered by host."""
+    hosts = list(dict.fromkeys(worker.host for worker in ordered))
+    sizes = {host: sum(worker.host == host for worker in ordered) for host in hosts}
+    places: dict[int, Topology] = {}
+    seen = dict.fromkeys(hosts, 0)
+    for rank, worker in enumerate(ordered):
+        host = worker.host
+        places[worker.number] = Topology(rank, len(ordered), seen[host], sizes[host], hosts.index(host), len(hosts))
+        seen[host] += 1
+    return places

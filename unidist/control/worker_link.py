@@ -1,0 +1,254 @@
+"""A worker's connection to the coordinator of an elastic job, and the thread that listens on it.
+
+The thread beats, so that a process that stands still is noticed, and hears at once when a generation ends, whatever
+the script is doing at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from unidist.control.client import connect
+from unidist.control.connection import Address, Connection, ConnectionLost, format_address
+from unidist.control.wire import Message, WireError
+from unidist.errors import ConfigurationError, PeerLostError, StalledError
+from unidist.topology import Topology
+
+_log = logging.getLogger("unidist.elastic")
+
+_GOODBYE_SEC = 1.0
+
+
+class DismissedError(PeerLostError):
+    """The coordinator has let this worker go: it was asked to leave, or there is no place for it any more."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A worker's place in a generation.
+
+    Args:
+        generation: its number.
+        topology: the place.
+        progress: commits that the state of rank 0 has seen.
+        needs_sync: not all members hold that state.
+    """
+
+    generation: int
+    topology: Topology
+    progress: int
+    needs_sync: bool
+
+
+class WorkerLink:
+    """The connection of one worker. All methods but `close` are for the script's thread.
+
+    Args:
+        address: of the coordinator.
+        secret: the job's secret.
+        worker: this worker's number.
+        timeout: longest time for connecting.
+        on_ended: called by the link's own thread when the present generation ends, with the reason.
+
+    Attributes:
+        is_first: this worker is to be in the first world of the job.
+        change_is_wanted: the coordinator asks the members to come back at their next commit.
+
+    Raises:
+        PeerLostError: the coordinator cannot be reached.
+        ConfigurationError: it does not await this worker.
+    """
+
+    def __init__(
+        self, address: Address, secret: bytes, worker: int, *, timeout: timedelta, on_ended: Callable[[str], None]
+    ) -> None:
+        self.worker = worker
+        self.change_is_wanted = False
+        self._where = f"the job's coordinator at {format_address(address)}"
+        self._on_ended = on_ended
+        self._steps = 0
+        self._generation = -1
+        self._ended = ""
+        self._lost = ""
+        self._outbox: deque[Message] = deque()
+        self._inbox: deque[Message] = deque()
+        self._arrived = threading.Condition()
+        self._closing = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._connection = connect(address, secret, timeout=timeout.total_seconds())
+        except (ConnectionLost, WireError, TimeoutError) as exc:
+            self._close_pipe()
+            raise PeerLostError(f"worker {worker} cannot use {self._where}: {exc}. Has the launcher ended?") from exc
+        self._beat_sec = 1.0
+        self._outbox.append({"type": "worker", "worker": worker, "pid": os.getpid()})  # before any beat
+        self._thread = threading.Thread(target=self._run, name="unidist-worker", daemon=True)
+        self._thread.start()
+        welcome = self._receive("welcome", timeout)
+        self.is_first = bool(welcome["is_first"])
+        self._beat_sec = float(welcome["beat_sec"])
+
+    def step(self) -> None:
+        """Count a step: the next beat tells that this worker gets on. Costs nothing."""
+        self._steps += 1
+
+    def next_world(self, progress: int, *, reason: str, timeout: timedelta) -> Assignment:
+        """Wait for the next generation that takes this worker in, and return its place there.
+
+        Args:
+            progress: commits that the state of this worker has seen; -1: it has none.
+            reason: why it cannot go on in the present generation; "" if the coordinator wanted a change.
+            timeout: longest wait.
+
+        Raises:
+            DismissedError: there is no place for it.
+            PeerLostError: the coordinator is gone.
+            StalledError: no generation has formed in time.
+        """
+        self._send({"type": "ready", "generation": self._generation, "progress": progress, "reason": reason})
+        message = self._receive("assign", timeout)
+        return Assignment(
+            int(message["generation"]),
+            Topology(*message["place"]),
+            int(message["progress"]),
+            bool(message["needs_sync"]),
+        )
+
+    def leaving(self) -> None:
+        """Ask to be let go at the next commit. Also from a signal handler."""
+        self._send({"type": "leaving"})
+
+    @property
+    def ended(self) -> str:
+        """Why the present generation has ended; "" while it has not."""
+        return self._ended
+
+    def check(self) -> None:
+        """Raise PeerLostError if the present generation has ended."""
+        if self._ended or self._lost:
+            raise PeerLostError(self._ended or self._lost)
+
+    def close(self) -> None:
+        """Say goodbye, end the thread and close the connection. Idempotent."""
+        if self._closing:
+            return
+        self._send({"type": "detached"})
+        self._closing = True
+        self._wake()
+        self._thread.join(_GOODBYE_SEC + 1.0)
+        self._connection.close()
+        self._close_pipe()
+
+    def forget(self) -> None:
+        """Give up the connection in a forked child: held open there, it would hide the end of this process."""
+        self._closing = True
+        self._connection.close()
+        self._close_pipe()
+
+    # The thread
+
+    def _run(self) -> None:
+        beat_at = time.monotonic()
+        try:
+            while not self._closing:
+                now = time.monotonic()
+                if now >= beat_at:
+                    beat_at = now + self._beat_sec
+                    self._outbox.append({"type": "beat", "steps": self._steps})
+                self._turn(max(0.0, beat_at - now))
+            deadline = time.monotonic() + _GOODBYE_SEC
+            while (self._outbox or self._connection.pending_bytes) and time.monotonic() < deadline:
+                self._turn(0.05)
+        except (ConnectionLost, WireError, OSError) as exc:
+            if not self._closing:
+                self._lose(f"worker {self.worker} lost {self._where}: {exc}")
+
+    def _turn(self, seconds: float) -> None:
+        while self._outbox:
+            self._connection.send(self._outbox.popleft())
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection.pending_bytes else 0))
+        poller.register(self._wake_read, select.POLLIN)
+        for descriptor, _ in poller.poll(1000 * seconds):
+            if descriptor == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            else:
+                self._connection.flush()
+                for message in self._connection.receive():
+                    self._take(message)
+
+    def _take(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "ended":
+            if int(message["generation"]) == self._generation and not self._ended:
+                self._end(str(message["text"]))
+        elif kind == "change":
+            if int(message["generation"]) == self._generation:
+                self.change_is_wanted = True
+        else:
+            if kind == "assign":
+                # Before the next message is looked at: it may say that this generation has ended already.
+                self._generation = int(message["generation"])
+                self._ended = ""
+                self.change_is_wanted = False
+            with self._arrived:
+                self._inbox.append(message)
+                self._arrived.notify_all()
+
+    def _end(self, text: str) -> None:
+        self._ended = text
+        self._on_ended(text)
+
+    def _lose(self, text: str) -> None:
+        with self._arrived:
+            self._lost = text
+            self._arrived.notify_all()
+        self._end(text)
+
+    # The script's side
+
+    def _send(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _receive(self, kind: str, timeout: timedelta) -> Message:
+        deadline = time.monotonic() + timeout.total_seconds()
+        with self._arrived:
+            while not self._inbox:
+                if self._lost:
+                    raise PeerLostError(self._lost)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise StalledError(
+                        f"worker {self.worker} got no answer of {self._where} for {timeout.total_seconds():g} seconds"
+                    )
+                self._arrived.wait(remaining)
+            message = self._inbox.popleft()
+        if message["type"] == "dismissed":
+            raise DismissedError(f"worker {self.worker} was let go by {self._where}")
+        if message["type"] == "failed":
+            raise ConfigurationError(str(message["text"]))
+        if message["type"] != kind:
+            raise PeerLostError(f"worker {self.worker}: {self._where} answered {message['type']!r} instead of {kind!r}")
+        return message
+
+    def _close_pipe(self) -> None:
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+__all__ = ["Assignment", "Connection", "DismissedError", "WorkerLink"]

@@ -1,0 +1,145 @@
+"""Training through the generations of an elastic job: what `elastic.run` does when ranks are lost, come and go."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from unidist import context
+from unidist.buffer import Buffer, DType
+from unidist.carried import move_all
+from unidist.communicator import ReduceOp
+from unidist.control.worker_link import DismissedError
+from unidist.elastic import HostsUpdatedInterrupt, State
+from unidist.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.control.member import Member
+
+_log = logging.getLogger("unidist.elastic")
+
+Result = TypeVar("Result")
+
+
+def run_through_generations(
+    membership: Member, func: Callable[..., Result], state: State, *args: Any, **kwargs: Any
+) -> Result:
+    """Call `func(state, ...)` in one generation after another, until it returns.
+
+    Args:
+        membership: of this process.
+        func: the script's training function.
+        state: what it needs to go on.
+        args: further arguments of the function, as are `kwargs`.
+
+    Raises:
+        SystemExit: this process was let go: with 0, after the state was committed on every rank.
+        StalledError: there were too few processes for a world for too long.
+    """
+    with _leaving_on_sigterm(membership):
+        needs_sync = True
+        reason = ""
+        if membership.assignment is None:  # it came later, and was alone so far
+            needs_sync = _enter(membership, state, "")
+        while True:
+            try:
+                if needs_sync:
+                    state.sync()
+                assert membership.assignment is not None
+                state.num_commits = membership.assignment.progress
+                return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt:
+                reason = ""
+            except PeerLostError as exc:
+                reason = membership.link.ended or str(exc)
+                began = time.monotonic()
+                state.restore()
+                _log.info("%s; the last commit was restored in %.3f s", reason, time.monotonic() - began)
+            needs_sync = _enter(membership, state, reason)
+
+
+def _enter(membership: Member, state: State, reason: str) -> bool:
+    """Come into the next generation that lives long enough; returns whether the state has to be synchronised."""
+    while True:
+        began = time.monotonic()
+        context.shutdown()
+        try:
+            assignment = membership.next_world(state.num_commits, reason=reason)
+        except DismissedError as exc:
+            _log.info("%s", exc)
+            raise SystemExit(0) from exc
+        formed = time.monotonic()
+        try:
+            runtime = context.init()
+            move_all(runtime)
+            state.on_reset()
+        except PeerLostError as exc:
+            reason = membership.link.ended or str(exc)
+            continue
+        _log.info(
+            "generation %d: rank %d of %d; waited %.3f s for it, connected in %.3f s",
+            assignment.generation,
+            assignment.topology.rank,
+            assignment.topology.world_size,
+            formed - began,
+            time.monotonic() - formed,
+        )
+        return assignment.needs_sync
+
+
+def ask_for_change(runtime: Context, membership: Member) -> bool:
+    """Say, on every rank alike, whether the world is to change now. Collective; a step has been taken."""
+    link = membership.link
+    link.step()
+    if runtime.topology.world_size == 1:
+        link.check()
+        return link.change_is_wanted
+    return runtime.owned(_Agreement).on(link.change_is_wanted)
+
+
+class _Agreement:
+    """Tells whether any rank wants something: all of them stop at the same step. Made once for each generation."""
+
+    def __init__(self, runtime: Context) -> None:
+        self._communicator = runtime.duplicate_world()
+        self._flag = Buffer.allocate(1, DType.UINT8)
+
+    def on(self, wanted: bool) -> bool:
+        """Say whether any rank wants it. Collective."""
+        view = self._flag.bytes()
+        view[0] = int(wanted)
+        self._communicator.allreduce(self._flag, self._flag, op=ReduceOp.MAX).wait()
+        return bool(view[0])
+
+    def close(self) -> None:
+        """Give back the communicator."""
+        self._communicator.close()
+
+
+@contextmanager
+def _leaving_on_sigterm(membership: Member) -> Iterator[None]:
+    """Let a first SIGTERM ask for leave, at the next commit; a second one ends the process as it always does.
+
+    A script that handles SIGTERM itself keeps its handler.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        membership.link.leaving()
+
+    signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) == ask:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
