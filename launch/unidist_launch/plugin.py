@@ -10,4 +10,7 @@ from unidist.registry import LauncherSpec, Registry
 def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
     """Register `local` and `ssh`."""
     registry.add(LauncherSpec("local", "unidist_launch.local:LocalLauncher", "all ranks on this host (the default)"))
+    registry.add(
+        LauncherSpec("elastic", "unidist_launch.elastic:ElasticLauncher", "ranks that come and go (--min-np, --max-np)")
+    )
     registry.add(LauncherSpec("ssh", "unidist_launch.ssh:SshLauncher", "ranks on the hosts of -H, by ssh"))
