@@ -1,14 +1,26 @@
-"""Registers the schedules of pipeline parallelism, and the commands `unidist pipeline ...`."""
+"""Registers the strategy `pipeline`, the schedules of pipeline parallelism, and the commands `unidist pipeline ...`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from unidist import hookimpl
-from unidist.registry import Registry, ScheduleSpec
+from unidist.registry import Registry, ScheduleSpec, StrategyType
 
 if TYPE_CHECKING:
     from click import Group
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+    """Register `pipeline`."""
+    registry.add(
+        StrategyType(
+            "pipeline",
+            "unidist_pipeline.strategy:Pipeline",
+            "consecutive layers on consecutive ranks, through which a batch goes in micro-batches",
+        )
+    )
 
 
 @hookimpl

@@ -1,0 +1,112 @@
+"""One rank of a pipeline: its place, its channels, its schedules, and what happens when it cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import PeerLostError
+from unidist_pipeline._channels import Channels, DifferentInputsError
+from unidist_pipeline._executor import Executor, Stage
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.framework import Framework
+    from unidist_pipeline.schedule import Schedule
+    from unidist_pipeline.strategy import Pipeline
+
+
+class PipelineRank:
+    """What the frameworks' runners share. Collective over the pipeline when it is made.
+
+    Args:
+        context: the runtime.
+        strategy: the user's choices.
+        framework: whose tensors pass between the stages.
+        memory: where they lie on this rank ("host", "cuda:0").
+
+    Attributes:
+        rank: place along the pipeline.
+        size: ranks of the pipeline.
+    """
+
+    def __init__(self, context: Context, strategy: Pipeline, framework: Framework, *, memory: str = HOST) -> None:
+        from unidist_pipeline.strategy import AXIS
+
+        self.rank = context.axis_rank(AXIS)
+        self.size = context.axis_size(AXIS)
+        self._context = context
+        self._strategy = strategy
+        self._schedules: dict[int, Schedule] = {}
+        communicators = {
+            kind: context.new_communicator(AXIS, memory=kind)
+            for kind in dict.fromkeys((HOST, memory.partition(":")[0]))
+        }
+        self.communicator = communicators[HOST]
+        self.channels = Channels(communicators, framework, memory=memory)
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """Return the schedule for so many micro-batches."""
+        if num_microbatches not in self._schedules:
+            self._schedules[num_microbatches] = self._strategy.build(self._context.plugins, num_microbatches)
+        return self._schedules[num_microbatches]
+
+    def run(
+        self,
+        stages: Mapping[int, Stage],
+        *,
+        description: str,
+        keys: Sequence[Hashable],
+        forward_only: bool = False,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Run one step over this rank's stages. Every rank of the pipeline calls it alike, inside of `guarded`.
+
+        Args:
+            stages: this rank's, by number.
+            description: see `Channels.begin`; what the run is for belongs to it.
+            keys: the form of each micro-batch's inputs, see `Channels.begin`. Their number is that of micro-batches.
+            forward_only: no backward passes.
+            before: called when it is known that all ranks do the same.
+        """
+        self.channels.begin(description, keys)
+        if before is not None:
+            before()
+        executor = Executor(self.channels, stages, self._context.recorder)
+        executor.run(self.schedule(len(keys)), self.rank, forward_only=forward_only)
+
+    def from_last(self, values: Sequence[float]) -> list[float]:
+        """Return the numbers of the rank that has the last stage, on every rank of the pipeline. Collective.
+
+        Args:
+            values: that rank's; elsewhere equally many, which are ignored.
+        """
+        buffer = Buffer.allocate(len(values), DType.FLOAT64)
+        numbers = buffer.bytes().cast("d")
+        for index, value in enumerate(values):
+            numbers[index] = value
+        self.communicator.broadcast(buffer, root=self.schedule(1).placement[-1]).wait()
+        return list(numbers)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """If this rank raises inside of the block, every other rank ends with PeerLostError that names it.
+
+        All ranks that take part in the step, those of other pipelines beside this one too: they would wait for it when
+        gradients are exchanged.
+        """
+        try:
+            yield
+        except DifferentInputsError:
+            raise  # on every rank of the pipeline
+        except BaseException as error:
+            if isinstance(error, PeerLostError):
+                self._context.report_failure(error)
+            world_rank = self._context.topology.rank
+            text = str(error).strip().partition("\n")[0]
+            self._context.abort(
+                f"rank {world_rank} (rank {self.rank} of its pipeline) could not go on: {type(error).__name__}: {text}"
+            )
+            raise

@@ -1,0 +1,180 @@
+"""The strategy `pipeline=N`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from unidist.errors import ConfigurationError
+from unidist.estimating.interface import EstimatesMemory
+from unidist.planning.interface import PredictsStepTime
+from unidist.strategy import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
+from unidist_pipeline import planning
+from unidist_pipeline.catalog import build_schedule
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.estimating.figures import Workload
+    from unidist.estimating.memory import RankMemory
+    from unidist.framework import Framework
+    from unidist.planning.interface import Room, Setting
+    from unidist.planning.step import RankStep
+    from unidist.plugins import PluginManager
+    from unidist_pipeline.schedule import Schedule
+
+AXIS = planning.AXIS
+HALVES = {"torch": "unidist_pipeline._torch", "tensorflow": "unidist_pipeline._tensorflow"}
+"""For each framework the module with `partition(strategy, model, context)` and `runner(strategy)`, see
+`Strategy.partition` and `RunsSteps.runner_for`."""
+
+MICROBATCHES_PER_RANK = 4
+"""The default: with 1f1b a fifth of the time is idle then, and small micro-batches do not waste much."""
+SPLIT_SEPARATOR = "+"
+_CHECKED_MICROBATCHES = 64
+"""A schedule is made in the launcher to see whether it exists, with no more than these."""
+
+Balance = Literal["parameters", "time", "memory"]
+
+
+@dataclass(frozen=True)
+class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepTime):
+    """Gives consecutive layers to consecutive ranks, through which a batch goes in micro-batches.
+
+    The loss is the mean over the samples, and every gradient that of one process. Needs `TrainStep` (on Keras
+    `model.fit` too). `pipeline=N:microbatches=1` is plain placement of layers: one rank computes at a time.
+
+    Args:
+        stages: number of ranks that the model is divided over. Schedules with several stages on each rank cut it into
+            so many times more stages.
+        schedule: in which order a rank computes; `unidist pipeline list` shows the names. If in doubt, use 1f1b.
+        microbatches: pieces of the batch that the script passes, at most one for each sample; as equal as possible.
+            Default: 4 for each rank.
+        stages_per_rank: default: the schedule's own.
+        balance: stages get about equal numbers of "parameters", or equal "time" or "memory" as measured on rank 0 with
+            `example`.
+        split: names of modules (layers) at which a stage begins, with "+" between them: "blocks.4+blocks.8". Default:
+            chosen by `balance`.
+        example: in scripts only, for balance="time" and "memory": inputs of the model, a micro-batch.
+    """
+
+    name: ClassVar[str] = "pipeline"
+    axis: ClassVar[str | None] = AXIS
+    axis_order: ClassVar[int] = 0
+
+    stages: int
+    schedule: str = "1f1b"
+    microbatches: int | None = None
+    stages_per_rank: int | None = None
+    balance: Balance = "parameters"
+    split: str | None = None
+    example: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def axis_size(self) -> int | None:
+        """See `Strategy.axis_size`."""
+        return self.stages
+
+    @property
+    def num_microbatches(self) -> int:
+        """Pieces of a batch that has enough samples."""
+        return MICROBATCHES_PER_RANK * self.stages if self.microbatches is None else self.microbatches
+
+    @property
+    def split_points(self) -> tuple[str, ...] | None:
+        """Names of modules at which a stage begins, without the first stage; None: they are to be chosen."""
+        if self.split is None:
+            return None
+        return tuple(part.strip() for part in self.split.split(SPLIT_SEPARATOR))
+
+    def validate(self, plan: Plan) -> None:
+        """Sizes that there can be, and no strategy that needs the whole model at once."""
+        for option, value in (
+            ("stages", self.stages),
+            ("microbatches", self.num_microbatches),
+            ("stages_per_rank", 1 if self.stages_per_rank is None else self.stages_per_rank),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"pipeline={self.stages}: {option}={value}; it must be 1 or more")
+        if self.balance not in ("parameters", "time", "memory"):
+            raise ConfigurationError(f"pipeline:balance={self.balance!r}; choices: parameters, time, memory")
+        if self.split_points is not None and not all(self.split_points):
+            raise ConfigurationError(
+                f"pipeline:split={self.split!r} has an empty name. Syntax: NAME+NAME, for example blocks.4+blocks.8"
+            )
+        if isinstance(self.example, str):
+            raise ConfigurationError(
+                f"pipeline:example={self.example}: a command line cannot hold tensors. Give it in the script: "
+                'TrainStep(..., strategy=Pipeline(2, balance="time", example=x))'
+            )
+        if self.balance != "parameters" and self.split is None and self.example is None:
+            raise ConfigurationError(
+                f"pipeline:balance={self.balance} measures the model, for which it needs inputs. Give them in the "
+                f'script, TrainStep(..., strategy=Pipeline({self.stages}, balance="{self.balance}", example=x)), or use '
+                "balance=parameters, or name the split points"
+            )
+        for other in plan.strategies if self.stages > 1 else ():
+            if isinstance(other, ShardsUpdates) and other.changes_model:
+                raise ConfigurationError(
+                    f"pipeline={self.stages} and {other.name!r} with shared parameters (zero=3): each micro-batch "
+                    "would gather the parameters of its stage again. Use zero=1, or zero=2, beside a pipeline"
+                )
+
+    def check_plugins(self, plugins: PluginManager) -> None:
+        """See `NamesPlugins.check_plugins`: the schedule exists, for these sizes."""
+        self.build(plugins, min(self.num_microbatches, _CHECKED_MICROBATCHES))
+
+    def build(self, plugins: PluginManager, num_microbatches: int) -> Schedule:
+        """Return the schedule for so many micro-batches. Pure: every rank gets the same.
+
+        Raises:
+            ConfigurationError: there is no such schedule, or not for this size.
+        """
+        return build_schedule(
+            self.schedule,
+            plugins.schedules,
+            num_ranks=self.stages,
+            num_microbatches=num_microbatches,
+            stages_per_rank=self.stages_per_rank,
+        )
+
+    def partition(self, model: Any, context: Context) -> Any:
+        """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model. No communication.
+
+        Raises:
+            ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
+        """
+        for spec in context.plugins.frameworks:
+            module = HALVES.get(spec.name)
+            if module is not None and spec.load().is_model(model):
+                return importlib.import_module(module).partition(self, model, context)
+        raise ConfigurationError(
+            f"pipeline={self.stages} cuts models of {' and '.join(HALVES)}, not {type(model).__module__}."
+            f"{type(model).__qualname__}"
+        )
+
+    def runner_for(self, framework: Framework) -> Any:
+        """See `RunsSteps.runner_for`."""
+        module = HALVES.get(framework.name)
+        if module is None:
+            raise ConfigurationError(
+                f"pipeline has no half for the framework {framework.name!r}; it has for: {', '.join(sorted(HALVES))}"
+            )
+        return importlib.import_module(module).runner(self)
+
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        """See `EstimatesMemory.estimate`."""
+        return planning.estimated(memory, workload, self._pipe())
+
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """See `PredictsStepTime.predict`."""
+        return planning.predicted(step, self._pipe(), setting)
+
+    @classmethod
+    def proposals(cls, room: Room) -> Sequence[str]:
+        """See `PredictsStepTime.proposals`."""
+        return planning.proposed(room)
+
+    def _pipe(self) -> planning.Pipe:
+        return planning.Pipe(self.schedule, self.stages, self.num_microbatches, self.stages_per_rank)
