@@ -8,27 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist.buffer import DType
+from unidist.buffer import HOST, DType
 from unidist.errors import ConfigurationError
 from unidist.update import Update
 from unidist_torch.elementwise import needs_whole_tensors
 from unidist_torch.inner_step import InnerStep, refuse_scaler
+from unidist_torch.memory import memory_kind
 from unidist_torch.shared_gradient import shared_gradient
 from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
-from unidist_zero._torch_memory import FlatMemory, ParameterMemory, UnitMemory
-from unidist_zero._torch_pages import SharedPagesMemory
+from unidist_zero._torch_memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
+from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
-from unidist_zero._torch_stage3 import shared_model_of
+from unidist_zero._torch_stage3 import SharedModel, shared_model_of
 from unidist_zero._torch_state import adopt, keep_types, whole_state_dict
 from unidist_zero.exchange import ReduceScatterExchange
-from unidist_zero.shared import shares
+from unidist_zero.shared import may_share
 
 if TYPE_CHECKING:
     from unidist.checkpoint.pieces import Placement
     from unidist.checkpoint.state import KeepsState
+    from unidist.context import Context
     from unidist_zero.strategy import Zero
 
 
@@ -41,15 +43,22 @@ def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Op
     return make
 
 
-def partition(model: torch.nn.Module) -> torch.nn.Module:
-    """Prepare a model for stage 3."""
-    return _torch_stage3.partition(model)
+def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch.nn.Module:
+    """Prepare a model for stage 3. Collective over the data axis when that is first asked for."""
+    kinds = {memory_kind(parameter) for parameter in model.parameters()}
+    return _torch_stage3.partition(model, in_pages=strategy.shares_pages(context, kinds))
 
 
 def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
     """At stage 3, share out what the optimizer does not train; see `Strategy.attach`. Collective."""
-    shared = _torch_stage3.shared_model_of(list(model.parameters()))
-    shared.add_rest(update)
+    parameters = list(model.parameters())
+    shared = shared_model_of(parameters)
+    if isinstance(shared, SharedModel):
+        shared.add_rest(update)
+        return
+    exchange = update.exchanges[0]
+    assert isinstance(exchange, ReduceScatterExchange)
+    shared.add_frozen(parameters, exchange.lanes[HOST])
 
 
 class ShardedStep(InnerStep):
@@ -79,6 +88,7 @@ class ShardedStep(InnerStep):
             update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
         )
         self._model = shared_model_of(_listed(optimizer)) if strategy.stage == 3 else None
+        self._units = self._model if isinstance(self._model, SharedModel) else None
         self._strategy = strategy
         self._optimizer = optimizer
         self._plain = plain
@@ -91,8 +101,8 @@ class ShardedStep(InnerStep):
 
     def before_agreement(self) -> None:
         """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
-        if self._model is not None:
-            groups = self._model.groups(_listed(self._optimizer))
+        if self._units is not None:
+            groups = self._units.groups(_listed(self._optimizer))
             self._update.options = replace(self._update.options, groups=groups)
 
     def parameters_changed(
@@ -108,6 +118,8 @@ class ShardedStep(InnerStep):
                 assert isinstance(exchange, ReduceScatterExchange)
                 self._shares.append(self._share(exchange, self._parameters[begin:end]))
             begin = end
+        if isinstance(self._model, PagedModel):
+            self._model.leave(self._parameters)
         self._inner.hold(self._runs())
 
     def take(self, first: int, present: Sequence[bool | None]) -> None:
@@ -122,6 +134,8 @@ class ShardedStep(InnerStep):
         refuse_scaler(grad_scaler, self._strategy.name)
         self._prepare()
         self._inner.before_step()
+        if isinstance(self._model, PagedModel):
+            self._model.settle()
         begin = 0
         for share in self._shares:
             present = self._present[begin : begin + len(share.parameters)]
@@ -198,9 +212,10 @@ class ShardedStep(InnerStep):
         recorder = self._update.context.recorder
 
         def make_memory() -> ParameterMemory:
-            if self._model is not None:
-                return UnitMemory(exchange, parameters, self._model)
-            if shares(self._strategy.shared, exchange.partition, exchange.lanes):
+            if self._units is not None:
+                return UnitMemory(exchange, parameters, self._units)
+            kinds = {cut.memory for cut in exchange.partition.buckets}
+            if may_share(self._strategy.shared, exchange.lanes[HOST].shard, kinds):
                 return SharedPagesMemory(exchange, parameters)
             return FlatMemory(exchange, parameters, recorder)
 

@@ -1,4 +1,4 @@
-"""Where parameters are whose updates are shared: flat memory of all of them, or at stage 3 shards."""
+"""Where parameters are whose updates are shared: flat memory of all of them, one for all ranks, or shards (stage 3)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from unidist.timeline import Recorder
 from unidist_torch.memory import tensor_of
 from unidist_torch.parameters import shaped
 from unidist_zero._torch_gathered import Presence
+from unidist_zero._torch_pages import move_to_pages
 from unidist_zero._torch_stage3 import SharedModel
 from unidist_zero.exchange import ReduceScatterExchange
 from unidist_zero.gather import ShardGather
+from unidist_zero.shared import SharedShards
 
 
 class ParameterMemory(ABC):
@@ -68,6 +70,35 @@ class FlatMemory(ParameterMemory):
     def finish(self) -> None:
         """See `ParameterMemory.finish`."""
         self._gather.wait()
+
+
+class SharedPagesMemory(ParameterMemory):
+    """Every rank sees all parameters in the same memory, in which each updates its shards.
+
+    Args:
+        exchange: of the gradients. All its buckets are in host memory.
+        parameters: as numbered by the exchange. They stay the same objects with the same values.
+    """
+
+    def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> None:
+        self._shards = SharedShards(exchange.partition, next(iter(exchange.lanes.values())))
+        move_to_pages(self._shards, exchange.partition.places(), parameters)
+
+    def own(self, number: int) -> torch.Tensor:
+        """See `ParameterMemory.own`."""
+        return tensor_of(self._shards.own(number))
+
+    def before_step(self) -> None:
+        """See `ParameterMemory.before_step`."""
+        self._shards.begin_update()
+
+    def start(self) -> None:
+        """See `ParameterMemory.start`."""
+        self._shards.end_update()
+
+    def finish(self) -> None:
+        """See `ParameterMemory.finish`."""
+        self._shards.finish_update()
 
 
 class UnitMemory(ParameterMemory):

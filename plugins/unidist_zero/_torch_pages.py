@@ -2,57 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from unidist_torch.memory import tensor_of
+from unidist.buckets import ParameterInfo, Slot, plan_buckets
+from unidist_torch.memory import dtype_of, memory_kind, tensor_of
 from unidist_torch.parameters import shaped
-from unidist_zero._torch_memory import ParameterMemory
-from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero._lanes import Lane
+from unidist_zero._partition import partition
 from unidist_zero.shared import SharedShards
 
 
-class SharedPagesMemory(ParameterMemory):
-    """Every rank sees all parameters in the same memory, in which each updates its shards.
+class PagedModel:
+    """A model at stage 3 that needs no units, because its host holds every parameter once for all ranks.
 
-    Args:
-        exchange: of the gradients. All its buckets are in host memory.
-        parameters: as numbered by the exchange. They stay the same objects with the same values.
+    What an optimizer trains is in its `SharedPagesMemory`; the rest is here. Every rank calls the methods alike.
     """
 
-    def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> None:
-        self._shards = SharedShards(exchange.partition, next(iter(exchange.lanes.values())))
-        self._move(exchange, parameters)
+    def __init__(self) -> None:
+        self._trained: set[int] = set()
+        self._frozen: list[tuple[frozenset[int], SharedShards]] = []  # with the identities of the parameters
 
-    def own(self, number: int) -> torch.Tensor:
-        """See `ParameterMemory.own`."""
-        return tensor_of(self._shards.own(number))
+    def leave(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Take note of parameters that an optimizer trains: they have their place elsewhere."""
+        self._trained.update(map(id, parameters))
+        self._frozen = [(held, shards) for held, shards in self._frozen if not held <= self._trained]
 
-    def before_step(self) -> None:
-        """See `ParameterMemory.before_step`."""
-        self._shards.begin_update()
+    def add_frozen(self, parameters: Iterable[torch.Tensor], lane: Lane) -> None:
+        """Move what no optimizer trains to memory that the ranks of a lane share. Collective."""
+        frozen = [parameter for parameter in parameters if id(parameter) not in self._trained]
+        if not frozen:
+            return
+        infos = [
+            ParameterInfo(str(number), tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter))
+            for number, parameter in enumerate(frozen)
+        ]
+        divided = partition(plan_buckets(infos, bucket_bytes=1 << 25), lane.shard.size)
+        shards = SharedShards(divided, lane)
+        move_to_pages(shards, divided.places(), frozen)
+        self._frozen.append((frozenset(map(id, frozen)), shards))
 
-    def start(self) -> None:
-        """See `ParameterMemory.start`."""
-        self._shards.end_update()
+    def settle(self) -> None:
+        """Bring what the script has written to frozen parameters to shared memory; copies of it go. Collective."""
+        for _, shards in self._frozen:
+            shards.begin_update()
+            shards.wait()
 
-    def finish(self) -> None:
-        """See `ParameterMemory.finish`."""
-        self._shards.finish_update()
 
-    @torch.no_grad()
-    def _move(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> None:
-        """Let the parameters have their values in shared memory. Where ranks differ, each keeps its own."""
-        shards, places = self._shards, exchange.partition.places()
-        if shards.is_first:
-            for index, (number, slot) in places.items():
-                flat = tensor_of(shards.shared(number).slice(slot.offset, slot.count))
-                shaped(flat, parameters[index]).copy_(parameters[index])
-        shards.wait()
+@torch.no_grad()
+def move_to_pages(
+    shards: SharedShards, places: Mapping[int, tuple[int, Slot]], parameters: Sequence[torch.Tensor]
+) -> None:
+    """Let parameters have their values in shared memory. Where ranks differ, each keeps its own. Collective."""
+    if shards.is_first:
         for index, (number, slot) in places.items():
-            parameter = parameters[index]
-            place = shaped(tensor_of(shards.view(number).slice(slot.offset, slot.count)), parameter)
-            if not torch.equal(place, parameter):
-                place.copy_(parameter)
-            parameter.data = place
+            flat = tensor_of(shards.shared(number).slice(slot.offset, slot.count))
+            shaped(flat, parameters[index]).copy_(parameters[index])
+    shards.wait()
+    for index, (number, slot) in places.items():
+        parameter = parameters[index]
+        place = shaped(tensor_of(shards.view(number).slice(slot.offset, slot.count)), parameter)
+        if not torch.equal(place, parameter):
+            place.copy_(parameter)
+        parameter.data = place

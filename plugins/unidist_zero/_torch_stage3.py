@@ -24,6 +24,7 @@ from unidist_zero._lanes import Lane, allocate
 from unidist_zero._partition import Partition, Piece
 from unidist_zero._partition import partition as cut
 from unidist_zero._torch_gathered import GatheredBucket
+from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_units import Unit, Units
 from unidist_zero.exchange import ReduceScatterExchange
 from unidist_zero.gathering import GathersParameters
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from unidist.update import Update
 
 UNIT = "_unidist_units"
-"""The attribute by which a parameter knows the units of its model."""
+"""The attribute by which a parameter knows the `SharedModel`, or `PagedModel`, that it is of."""
 
 
 class SharedModel(HasKeptState, GathersParameters):
@@ -263,15 +264,15 @@ class SharedModelState(ModelState):
             )
 
 
-def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel:
-    """Return what the model of these parameters carries.
+def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedModel:
+    """Return what `partition` has made of the model of these parameters.
 
     Raises:
-        ConfigurationError: it is not shared.
+        ConfigurationError: it was not prepared.
     """
     for parameter in parameters:
         found = getattr(parameter, UNIT, None)
-        if isinstance(found, SharedModel):
+        if isinstance(found, SharedModel | PagedModel):
             return found
     raise ConfigurationError(
         "zero=3 shares out the model's parameters, so it must see the model: bind the optimizer with "
@@ -279,9 +280,19 @@ def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel:
     )
 
 
-def partition(model: torch.nn.Module) -> torch.nn.Module:
-    """Prepare a model for stage 3; its parameters stay as they are until `attach`."""
+def partition(model: torch.nn.Module, *, in_pages: bool) -> torch.nn.Module:
+    """Prepare a model for stage 3; its parameters stay as they are until `attach`.
+
+    Args:
+        model: the model.
+        in_pages: its parameters will be in memory that all ranks share, and need no units.
+    """
     if getattr(model, "__dict__", {}).get("_unidist") is not None:
         raise ConfigurationError("this model is distributed already; call distribute() once")
-    model._unidist = SharedModel(model)  # type: ignore[assignment]  # no parameter and no module
+    if not in_pages:
+        model._unidist = SharedModel(model)  # type: ignore[assignment]  # no parameter and no module
+        return model
+    paged = PagedModel()
+    for parameter in model.parameters():
+        setattr(parameter, UNIT, paged)
     return model

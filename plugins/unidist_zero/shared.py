@@ -16,8 +16,6 @@ brings what it finds written to its shard to the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from unidist.buckets import ALIGNMENT_BYTES
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, Work
@@ -104,21 +102,20 @@ def obstacle(communicator: Communicator, memory_kinds: set[str]) -> str:
     return communicator.sharing_obstacle()
 
 
-def shares(wish: str, partition: Partition, lanes: Mapping[str, Lane]) -> bool:
-    """Say whether parameters are to be in memory that the ranks share.
+def may_share(wish: str, communicator: Communicator, memory_kinds: set[str]) -> bool:
+    """Say whether parameters are to be in memory that ranks share.
 
     Args:
         wish: the option `shared`: "auto" where it is possible, "true", or "false".
-        partition: of their buckets.
-        lanes: by kind of memory.
+        communicator: over these ranks.
+        memory_kinds: where the parameters are.
 
     Raises:
         ConfigurationError: "true", and it is not possible; says why.
     """
-    communicator = lanes[HOST].shard
     if wish == "false" or communicator.size == 1:
         return False
-    reason = obstacle(communicator, {cut.memory for cut in partition.buckets})
+    reason = obstacle(communicator, memory_kinds)
     if reason and wish == "true":
         raise ConfigurationError(f"zero:shared=true: {reason}. Use shared=auto")
     return not reason

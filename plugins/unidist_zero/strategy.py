@@ -139,8 +139,23 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
         for spec in context.plugins.frameworks if self.stage == 3 else ():
             module = PARTITIONS.get(spec.name)
             if module is not None and spec.load().is_model(model):
-                return importlib.import_module(module).partition(model)
+                return importlib.import_module(module).partition(self, model, context)
         return model
+
+    def shares_pages(self, context: Context, memory_kinds: set[str]) -> bool:
+        """Say whether a model's parameters are to be in memory that the ranks share. Alike on every rank.
+
+        Args:
+            context: of the run.
+            memory_kinds: where the parameters are.
+
+        Raises:
+            ConfigurationError: they shall be, and cannot.
+        """
+        from unidist_zero.shared import may_share
+
+        communicator = context.axis(DATA_AXIS)
+        return self.shard != 1 and may_share(self.shared, communicator, memory_kinds)
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""

@@ -309,7 +309,7 @@ def beside_fully_shard(folder: str) -> float:
             torch.tanh(model(inputs)).square().mean().backward()
             optimizer.step()
 
-    with set_variables({"UNIDIST_STRATEGY": "zero=3", "UNIDIST_ENGINE": "shm"}):
+    with set_variables({"UNIDIST_STRATEGY": "zero=3:shared=false", "UNIDIST_ENGINE": "shm"}):
         ud.init()
         try:
             rank, size = ud.rank(), ud.size()

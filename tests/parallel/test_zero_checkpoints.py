@@ -18,8 +18,8 @@ pytestmark = pytest.mark.parallel
 
 # Each job goes on with what the one before it has saved.
 JOBS = [
-    (4, "zero=1:bucket_mb=0.0002", "zero=2", "zero=3"),
-    (2, "zero=2", "zero=1:whole=true", "zero=3:whole=true"),
+    (4, "zero=1:bucket_mb=0.0002", "zero=2", "zero=3:shared=false"),
+    (2, "zero=2:shared=false", "zero=1:whole=true", "zero=3:whole=true:shared=false"),
     (3, "zero=1", "zero=1", "zero=1"),
     (1, "", "zero=2", "zero=3"),
     (2, "zero=1:whole=true", "", "zero=3"),

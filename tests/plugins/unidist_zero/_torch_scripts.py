@@ -79,7 +79,7 @@ def state_dicts_are_those_of_the_plain_optimizer() -> None:
     plain_model, plain = network()
     for number in range(3):
         step(plain_model, plain, number)
-    for strategy in ("zero=1", "zero=2:whole=true", "zero=3"):
+    for strategy in ("zero=1", "zero=2:whole=true", "zero=3:shared=false"):
         with training(strategy) as (model, optimizer):
             assert optimizer.state_dict()["state"] == {}, "nothing is stepped to make state"
             for number in range(3):
@@ -204,7 +204,7 @@ def what_cannot_be_shared_is_an_error() -> None:
 
 @script
 def parameters_of_stage_3_outside_of_forward() -> None:
-    with training("zero=3") as (model, optimizer):
+    with training("zero=3:shared=false") as (model, optimizer):
         step(model, optimizer, 0)
         weight = model[0].weight
         assert weight.shape == (7, 5)
@@ -229,7 +229,7 @@ def master_weights_go_on_from_a_checkpoint() -> None:
     def masters(optimizer: Any) -> list[torch.Tensor]:
         return [run.leaf.detach().clone() for run in optimizer._unidist._inner._runs()]
 
-    for strategy in ("zero=1,precision=bf16", "zero=3:whole=true,precision=bf16"):
+    for strategy in ("zero=1,precision=bf16", "zero=3:whole=true:shared=false,precision=bf16"):
         with training(strategy, torch.float32) as (model, optimizer):
             path = ud.broadcast_object(tempfile.mkdtemp() if ud.rank() == 0 else "") + "/saved"
             for number in range(4):

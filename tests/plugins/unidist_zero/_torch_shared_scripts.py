@@ -16,10 +16,10 @@ from _torch_scripts import check_equal, loss_of, network, step, training, values
 import unidist.torch as ud
 from unidist.environment import set_variables
 from unidist.errors import ConfigurationError
-from unidist_zero._torch_pages import SharedPagesMemory
+from unidist_zero._torch_memory import SharedPagesMemory
 
 SCRIPTS: dict[str, Callable[[], None]] = {}
-STRATEGIES = ("zero=1:shared=true", "zero=2:shared=true")
+STRATEGIES = ("zero=1:shared=true", "zero=2:shared=true", "zero=3:shared=true")
 
 
 def script(function: Callable[[], None]) -> Callable[[], None]:
@@ -55,6 +55,34 @@ def write(model: Any) -> None:
         for parameter in model.parameters():
             parameter.mul_(0.75)
             parameter.data.add_(0.5)  # which torch's version counters do not see
+
+
+@script
+def frozen_parameters_are_there_once_too() -> None:
+    with set_variables({"UNIDIST_STRATEGY": "zero=3:shared=true", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, _ = network()
+            model[0].requires_grad_(False)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            model, optimizer = ud.distribute(model, torch.optim.Adam(trained, lr=0.05))
+            paged = optimizer._unidist._inner._model
+            [(_, shards)] = paged._frozen
+            frozen = values(model)[0]
+            step(model, optimizer, 0)
+            assert not list(shards._memory._written())
+            model[0].weight.data.mul_(2)
+            assert list(shards._memory._written())
+            step(model, optimizer, 1)
+            assert not list(shards._memory._written())
+            check_equal(values(model)[:1], [2 * frozen])
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+            step(model, optimizer, 2)
+            assert not paged._frozen, "what it held is trained"
+            assert not torch.equal(values(model)[0], 2 * frozen)
+        finally:
+            ud.shutdown()
 
 
 @script
@@ -136,7 +164,7 @@ def parameters_outlive_the_runtime() -> None:
 
 @script
 def checkpoints_of_shared_parameters() -> None:
-    for strategy in ("zero=1:shared=true,precision=bf16", "zero=2:shared=true"):
+    for strategy in ("zero=1:shared=true,precision=bf16", "zero=3:shared=true"):
         with training(strategy, torch.float32) as (model, optimizer):
             path = ud.broadcast_object(tempfile.mkdtemp() if ud.rank() == 0 else "") + "/saved"
             for number in range(4):
