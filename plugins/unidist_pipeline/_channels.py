@@ -59,13 +59,15 @@ class Channels:
         self._arrived: dict[Fact, _Incoming] = {}
         self._sending: deque[tuple[Work, Buffer, int, str]] = deque()
 
-    def begin(self, description: str, keys: Sequence[Hashable]) -> None:
+    def begin(self, description: str, keys: Sequence[Hashable], *, renews: bool = False) -> None:
         """Begin a run. Collective: ranks that are not about to do the same find out here, instead of waiting.
 
         Args:
             description: of what is to be run, and of the inputs; equal on every rank.
             keys: the form of each micro-batch's inputs; together with the kind of a message it decides the form of
                 the message. Equal on every rank.
+            renews: what stages of this rank pass on may have another form from now on (a layer was unfrozen): all ranks
+                forget the forms that they know.
 
         Raises:
             DifferentInputsError: the descriptions differ; shows them.
@@ -77,14 +79,18 @@ class Channels:
         host = self._host
         if host.size == 1:
             return
-        own, everyone = (Buffer.allocate(_DIGEST_BYTES * n, DType.UINT8) for n in (1, host.size))
-        own.bytes()[:] = hashlib.blake2b(description.encode(), digest_size=_DIGEST_BYTES).digest()
+        digest = hashlib.blake2b(description.encode(), digest_size=_DIGEST_BYTES).digest()
+        own, everyone = (Buffer.allocate((_DIGEST_BYTES + 1) * n, DType.UINT8) for n in (1, host.size))
+        own.bytes()[:] = digest + bytes([renews])
         host.allgather(own, everyone).wait()
-        digests = everyone.bytes().tobytes()
-        if digests == own.bytes().tobytes() * host.size:
+        found = everyone.bytes().tobytes()
+        told = [found[start : start + _DIGEST_BYTES + 1] for start in range(0, len(found), _DIGEST_BYTES + 1)]
+        if any(each[-1] for each in told):
+            self._agreement = Agreement()
+        if all(each[:-1] == digest for each in told):
             return
-        found = gather_objects(host, description)
-        listed = "; ".join(f"rank {host.members[rank]}: {text}" for rank, text in enumerate(found))
+        everywhere = gather_objects(host, description)
+        listed = "; ".join(f"rank {host.members[rank]}: {text}" for rank, text in enumerate(everywhere))
         raise DifferentInputsError(
             "the ranks of a pipeline must be called with the same: inputs and targets are those of the whole pipeline, "
             f"on each of its ranks. Found: {listed}"
@@ -156,7 +162,7 @@ class Channels:
                 raise self._explained(error, f"waited for rank {self._world(to)} to take {what}") from error
 
     def _post(self, buffer: Buffer, to: int, what: str) -> None:
-        communicator = self._communicator(buffer.memory)
+        communicator = self.communicator(buffer.memory)
         self._sending.append((communicator.send(buffer, to=to), buffer, to, what))
 
     def _post_known(self, source: int) -> None:
@@ -169,8 +175,8 @@ class Channels:
                 return
             queue.popleft()
             item.form = form
-            item.buffers = [self._allocate(each) for each in form.tensors]
-            item.works = [self._communicator(each.memory).recv(each, source=source) for each in item.buffers]
+            item.buffers = [self.allocate(each) for each in form.tensors]
+            item.works = [self.communicator(each.memory).recv(each, source=source) for each in item.buffers]
             self._arrived[item.fact] = item
 
     def _learn(self, source: int) -> None:
@@ -183,7 +189,8 @@ class Channels:
         self._agreement.learn(item.fact, self._keys[item.fact[2]], unpack(data))
         self._post_known(source)
 
-    def _allocate(self, form: TensorForm) -> Buffer:
+    def allocate(self, form: TensorForm) -> Buffer:
+        """Return memory on this rank for a tensor that comes."""
         count = 1
         for size in form.shape:
             count *= size
@@ -191,7 +198,8 @@ class Channels:
             return Buffer.allocate(count, form.dtype)
         return self._framework.allocate(count, form.dtype, self._memory)
 
-    def _communicator(self, memory: str) -> Communicator:
+    def communicator(self, memory: str) -> Communicator:
+        """Return the communicator for a kind of memory."""
         kind = memory.partition(":")[0]
         found = self._communicators.get(kind)
         if found is None:

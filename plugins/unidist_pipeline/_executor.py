@@ -45,13 +45,12 @@ class Stage(ABC):
 
         Args:
             microbatch: which.
-            gradients: made as below, for the tensors with `needs_gradient` that `forward` returned, in their order. None for
-                the last stage, which begins at its loss.
+            gradients: for the tensors with `needs_gradient` that `forward` returned, made as below. None for the last
+                stage, which begins at its loss.
 
         Returns:
-            Gradients for the tensors with `needs_gradient` that were received: the form's structure is a tuple of bools,
-            one for each of them, whether there is a gradient; its tensors are those that there are. None from the
-            first stage.
+            Gradients for the tensors with `needs_gradient` that were received: the structure is a tuple of bools, one for
+            each of them, whether there is a gradient; the tensors are those that there are. None from the first stage.
         """
 
     @abstractmethod

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import PeerLostError
+from unidist.objects import gather_objects
+from unidist_pipeline._agreed import Form, Message
 from unidist_pipeline._channels import Channels, DifferentInputsError
 from unidist_pipeline._executor import Executor, Stage
 
@@ -39,6 +41,7 @@ class PipelineRank:
         self.size = context.axis_size(AXIS)
         self._context = context
         self._strategy = strategy
+        self._framework = framework
         self._schedules: dict[int, Schedule] = {}
         communicators = {
             kind: context.new_communicator(AXIS, memory=kind)
@@ -60,6 +63,7 @@ class PipelineRank:
         description: str,
         keys: Sequence[Hashable],
         forward_only: bool = False,
+        renews: bool = False,
         before: Callable[[], None] | None = None,
     ) -> None:
         """Run one step over this rank's stages. Every rank of the pipeline calls it alike, inside of `guarded`.
@@ -69,9 +73,10 @@ class PipelineRank:
             description: see `Channels.begin`; what the run is for belongs to it.
             keys: the form of each micro-batch's inputs, see `Channels.begin`. Their number is that of micro-batches.
             forward_only: no backward passes.
+            renews: see `Channels.begin`.
             before: called when it is known that all ranks do the same.
         """
-        self.channels.begin(description, keys)
+        self.channels.begin(description, keys, renews=renews)
         if before is not None:
             before()
         executor = Executor(self.channels, stages, self._context.recorder)
@@ -89,6 +94,28 @@ class PipelineRank:
             numbers[index] = value
         self.communicator.broadcast(buffer, root=self.schedule(1).placement[-1]).wait()
         return list(numbers)
+
+    def message_from_last(self, message: Message | None) -> Message:
+        """Return a message of the rank that has the last stage, on every rank of the pipeline. Collective.
+
+        Args:
+            message: that rank's; elsewhere ignored.
+        """
+        root = self.schedule(1).placement[-1]
+        is_root = self.rank == root
+        form: Form = gather_objects(self.communicator, message.form if is_root and message is not None else None)[root]
+        if is_root:
+            assert message is not None
+            tensors = message.tensors
+            buffers = [self._framework.buffer(tensor) for tensor in tensors]
+        else:
+            buffers = [self.channels.allocate(each) for each in form.tensors]
+            tensors = [
+                self._framework.tensor(buffer, each.shape) for buffer, each in zip(buffers, form.tensors, strict=True)
+            ]
+        for buffer in buffers:
+            self.channels.communicator(buffer.memory).broadcast(buffer, root=root).wait()
+        return Message(form, tensors)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

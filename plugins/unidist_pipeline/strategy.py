@@ -111,8 +111,8 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         if self.balance != "parameters" and self.split is None and self.example is None:
             raise ConfigurationError(
                 f"pipeline:balance={self.balance} measures the model, for which it needs inputs. Give them in the "
-                f'script, TrainStep(..., strategy=Pipeline({self.stages}, balance="{self.balance}", example=x)), or use '
-                "balance=parameters, or name the split points"
+                f'script, TrainStep(..., strategy=Pipeline({self.stages}, balance="{self.balance}", example=x)), or '
+                "use balance=parameters, or name the split points"
             )
         for other in plan.strategies if self.stages > 1 else ():
             if isinstance(other, ShardsUpdates) and other.changes_model:
