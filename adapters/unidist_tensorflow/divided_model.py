@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from unidist.checkpoint.state import placements_of
 from unidist.errors import UsageError
+from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.elementwise import needs_whole_variables
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
+from unidist_tensorflow.memory import dtype_of
 
 if TYPE_CHECKING:
     from unidist.context import Context
@@ -30,7 +32,7 @@ def prepare_to_divide(model: Any, optimizer: Any, runtime: Context) -> None:
             "the optimizer has state of the whole model already, and the model is to be divided over ranks: give a new "
             "one, and load a checkpoint (unidist's load) afterwards"
         )
-    broadcast_variables(list(TensorFlowFramework().model_state(model).values()), root_rank=0)
+    broadcast_variables(list(model.weights), root_rank=0)  # not seeds: data ranks have their own random numbers
     runtime.divide()
 
 
@@ -46,9 +48,8 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
     places = placements_of(model)
     cut = [
         path
-        for path, variable in TensorFlowFramework().parameters(model).items()
-        if places.placement(path, tuple(variable.shape), TensorFlowFramework().dtype(variable)).shape
-        != tuple(variable.shape)
+        for path, variable in stable_paths(model.weights).items()
+        if places.placement(path, tuple(variable.shape), dtype_of(variable)).shape != tuple(variable.shape)
     ]
     if needs_whole_variables(inner) and cut:  # asked in any case: it refuses optimizers that look at all variables
         raise UsageError(
