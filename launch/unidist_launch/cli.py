@@ -23,6 +23,7 @@ _OWN = {
     "strategies": "unidist_launch.strategies_command:strategies",
     "checkpoint": "unidist_launch.checkpoint_command:checkpoint",
     "build": "unidist_launch.build_command:build",
+    "slurm": "unidist_launch.slurm_command:slurm",
 }
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130

@@ -8,9 +8,17 @@ from unidist.registry import LauncherSpec, Registry
 
 @hookimpl
 def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
-    """Register `local` and `ssh`."""
+    """Register the launchers."""
     registry.add(LauncherSpec("local", "unidist_launch.local:LocalLauncher", "all ranks on this host (the default)"))
     registry.add(
         LauncherSpec("elastic", "unidist_launch.elastic:ElasticLauncher", "ranks that come and go (--min-np, --max-np)")
     )
     registry.add(LauncherSpec("ssh", "unidist_launch.ssh:SshLauncher", "ranks on the hosts of -H, by ssh"))
+    registry.add(
+        LauncherSpec(
+            "slurm",
+            "unidist_launch.slurm:SlurmLauncher",
+            "ranks on the nodes of an allocation of Slurm, by srun",
+            marker="SLURM_JOB_NODELIST",
+        )
+    )
