@@ -146,7 +146,7 @@ def idle_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec], forward: flo
         found = _simulated(_source(pipe, registry), num_ranks, num_microbatches, forward, message)
         return found.makespan - num_microbatches
 
-    return 0.0 if pipe.num_ranks == 1 else _continued(pipe, idle, fixed=1)
+    return 0.0 if pipe.num_ranks == 1 else _continued(pipe, idle)
 
 
 def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
@@ -158,23 +158,23 @@ def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
     return min(float(pipe.num_microbatches), _continued(pipe, held))
 
 
-def _continued(pipe: Pipe, measured: Callable[[int, int], float], fixed: int = 0) -> float:
-    """Return what `measured` gives for the pipeline, or what it would give if it is too large to be simulated.
+def _continued(pipe: Pipe, measured: Callable[[int, int], float]) -> float:
+    """Return what `measured`, of ranks and micro-batches, gives for the pipeline, or would give for a large one."""
+    if pipe.num_ranks <= LARGEST:
+        return _with_microbatches(pipe.num_ranks, pipe.num_microbatches, measured)
+    half = LARGEST // 2
+    small, large = (
+        _with_microbatches(ranks, pipe.num_microbatches * ranks / pipe.num_ranks, measured) for ranks in (half, LARGEST)
+    )
+    return large + (pipe.num_ranks - LARGEST) * (large - small) / (LARGEST - half)
 
-    Args:
-        pipe: which.
-        measured: takes ranks and micro-batches.
-        fixed: it grows like the number of ranks less this.
-    """
-    ranks = min(pipe.num_ranks, LARGEST)
-    wanted = max(1.0, pipe.num_microbatches * ranks / pipe.num_ranks)
-    most = MOST * ranks
-    if wanted <= most:
-        found = measured(ranks, round(wanted))
-    else:
-        found = measured(ranks, most)
-        found += (wanted - most) * (found - measured(ranks, most - ranks)) / ranks
-    return found * (pipe.num_ranks - fixed) / (ranks - fixed)
+
+def _with_microbatches(num_ranks: int, num_microbatches: float, measured: Callable[[int, int], float]) -> float:
+    most = MOST * num_ranks
+    if num_microbatches <= most:
+        return measured(num_ranks, max(1, round(num_microbatches)))
+    found = measured(num_ranks, most)
+    return found + (num_microbatches - most) * (found - measured(num_ranks, most - num_ranks)) / num_ranks
 
 
 @dataclass(frozen=True)
