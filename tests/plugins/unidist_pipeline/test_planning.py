@@ -55,7 +55,7 @@ def test_small_pipelines_are_simulated_and_large_ones_come_near(name: str, ranks
         assert held == pytest.approx(max(whole.peak_activations))
     else:
         assert total == pytest.approx(whole.makespan, rel=0.03)
-        assert held == pytest.approx(max(whole.peak_activations), rel=0.25)
+        assert 0.99 * max(whole.peak_activations) <= held <= 1.34 * max(whole.peak_activations)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
