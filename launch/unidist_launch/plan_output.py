@@ -65,8 +65,10 @@ def show(found: Found, setting: Setting) -> None:
     if found.best:
         console.print(_table(found, setting))
         for number, item in enumerate(found.best, start=1):
-            console.print(f"{number}. {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
-        console.print(f"\nunidist launch -np {setting.world_size} {_argument(found.best[0])}...", highlight=False)
+            console.print(f"{number}. [bold]{escape(item.line or PLAIN)}[/bold]", highlight=False, soft_wrap=True)
+            console.print(f"   {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
+        command = f"unidist launch -np {setting.world_size} {_argument(found.best[0])}..."
+        console.print(f"\n{escape(command)}", highlight=False, soft_wrap=True)
     else:
         console.print("[red]Nothing fits.[/red] Closest:")
     best = found.best[0] if found.best else None
@@ -87,13 +89,12 @@ def _table(found: Found, setting: Setting) -> Table:
     axes = [axis for axis in found.best[0].axes if any(item.axes.get(axis, 1) > 1 for item in found.best)]
     axes += [axis for item in found.best for axis in item.axes if axis not in axes and item.axes[axis] > 1]
     axes = list(dict.fromkeys(axes))
-    table = Table("", "strategy")
+    table = Table("")
     for name in (*axes, "micro-batch", "s/step", "samples/s", "TFLOP/s", "GB"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, item in enumerate(found.best, start=1):
         table.add_row(
             str(number),
-            escape(item.line.replace(",", ", ") or PLAIN),
             *(str(item.axes.get(axis, 1)) for axis in axes),
             f"{item.num_pieces} x {item.samples}",
             f"{item.seconds:.3g}",

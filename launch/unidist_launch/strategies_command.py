@@ -12,6 +12,8 @@ from unidist.environment import Settings
 from unidist.plugins import PluginManager
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from unidist.planning.composition import Described, Pair
 
 
@@ -37,7 +39,7 @@ def strategies(names: tuple[str, ...], as_json: bool) -> int:
             json.dumps({"strategies": [asdict(x) for x in shown], "pairs": [asdict(x) for x in tried]}, indent=2)
         )
     else:
-        _print(shown, tried)
+        _print(shown, tried, names)
     return 0
 
 
@@ -45,13 +47,14 @@ def _names(pair: Pair) -> set[str]:
     return {pair.first.partition("=")[0], pair.second.partition("=")[0]}
 
 
-def _print(shown: list[Described], tried: list[Pair]) -> None:
+def _print(shown: list[Described], tried: list[Pair], names: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     for item in shown:
+        console.print()
         axis = f", mesh axis {item.axis}" if item.axis else ""
         console.print(
             f"[bold]{item.name}[/bold]: {escape(item.summary)} ({escape(item.plugin)}{axis})", highlight=False
@@ -62,29 +65,39 @@ def _print(shown: list[Described], tried: list[Pair]) -> None:
             default = "" if option.default is None else f"[{option.default}]" if option.default else ""
             table.add_row(f"  {written}{option.type}", escape(default), escape(option.help))
         console.print(table)
-    _print_pairs(console, tried)
+    console.print()
+    _print_pairs(console, tried, names)
 
 
-def _print_pairs(console: object, tried: list[Pair]) -> None:
-    from rich.console import Console
+def _print_pairs(console: Console, tried: list[Pair], names: tuple[str, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    assert isinstance(console, Console)
     items = list(dict.fromkeys(name for pair in tried for name in (pair.first, pair.second)))
     errors = list(dict.fromkeys(pair.error for pair in tried if pair.error))
     cells = {frozenset((pair.first, pair.second)): pair for pair in tried}
-    table = Table("", title="what goes together; a number is the reason why not", title_justify="left")
+    table = Table(box=None, padding=(0, 1, 0, 0), title="what goes together (+), or which reason below says why not")
+    table.title_justify = "left"
+    table.add_column(no_wrap=True)
     for number in range(1, len(items) + 1):
-        table.add_column(str(number), justify="center", no_wrap=True)
+        table.add_column(str(number), justify="right", no_wrap=True)
     for number, row in enumerate(items, start=1):
+        if names and row.partition("=")[0] not in names:
+            table.add_row(f"{number} {row}")
+            continue
         table.add_row(f"{number} {row}", *(_cell(cells.get(frozenset((row, other))), errors) for other in items))
     console.print(table)
-    for number, error in enumerate(errors, start=1):
-        console.print(f"[red]({number})[/red] {escape(error)}", highlight=False, soft_wrap=True)
+    for number, error in enumerate(errors):
+        console.print(f"[red]{_mark(number)}[/red]: {escape(error)}", highlight=False, soft_wrap=True)
 
 
 def _cell(pair: Pair | None, errors: list[str]) -> str:
     if pair is None:
         return ""
-    return "[green]yes[/green]" if pair.worlds else f"[red]({errors.index(pair.error) + 1})[/red]"
+    return "[green]+[/green]" if pair.worlds else f"[red]{_mark(errors.index(pair.error))}[/red]"
+
+
+def _mark(number: int) -> str:
+    """Return a, b, ..., z, a2, b2, ... for 0, 1, ..."""
+    lap, letter = divmod(number, 26)
+    return chr(ord("a") + letter) + (str(lap + 1) if lap else "")
