@@ -69,6 +69,7 @@ class ElasticCoordinator(Coordinator):
         self._stall = None if stall is None else stall.total_seconds()
         self._links: dict[int, _Link] = {}  # by peer
         self._peers: dict[int, int] = {}  # by worker
+        self._dismissed: set[int] = set()
         self._has_world = False
         self._was_lost = False
         self._change_told = False
@@ -131,6 +132,8 @@ class ElasticCoordinator(Coordinator):
         if link is not None:
             link.heard = now
             yield from self._hear(peer, link, message, now)
+        elif peer in self._dismissed:
+            return  # its goodbye, and the beats on the way there
         elif message["type"] == "worker":
             yield from self._welcome(peer, int(message["worker"]), now)
         else:
@@ -147,6 +150,8 @@ class ElasticCoordinator(Coordinator):
                 if worker.phase is Phase.MEMBER:
                     yield from self._lose(worker, f"its connection ended ({reason})")
             yield from self._advance(now)
+        elif peer in self._dismissed:
+            self._dismissed.remove(peer)
         else:
             yield from super().lost(peer, reason, now)
 
@@ -230,7 +235,7 @@ class ElasticCoordinator(Coordinator):
     def _form(self, now: float) -> Iterator[Action]:
         if self._has_world:
             yield from self.begin_generation(0)
-        world = self.membership.form(after_loss=self._was_lost)
+        world = self.membership.form(self.generation, after_loss=self._was_lost)
         self._was_lost = False
         self._world_size = len(world.places)
         self._has_world = True
@@ -261,11 +266,13 @@ class ElasticCoordinator(Coordinator):
         assert worker is not None
         yield Publish(Happened("left", {"worker": number, "rank": worker.rank, "progress": worker.progress}))
         yield from self._send(number, {"type": "dismissed"})
-        self._forget(number)
+        peer = self._forget(number)
+        if peer is not None:
+            self._dismissed.add(peer)
 
     def _lose(self, worker: Worker, reason: str) -> Iterator[Action]:
         """A member is gone, and is known here no more."""
-        fields = {"worker": worker.number, "rank": worker.rank, "generation": self.generation, "reason": reason}
+        fields = {"worker": worker.number, "rank": worker.rank, "generation": worker.generation, "reason": reason}
         yield Publish(Happened("lost", fields))
         assert worker.rank is not None
         yield from self._end_world(f"rank {worker.rank} was lost: {reason}", (worker.rank,))

@@ -40,6 +40,7 @@ class Worker:
         host: index of its host.
         phase: where it stands.
         rank: in the last world that it was in.
+        generation: of that world.
         progress: how many commits the state has seen that it holds; NO_STATE if it holds none.
         is_leaving: it shall not be in the next world.
         since: when it began to wait.
@@ -49,6 +50,7 @@ class Worker:
     host: int
     phase: Phase = Phase.STARTING
     rank: int | None = None
+    generation: int = -1
     progress: int = NO_STATE
     is_leaving: bool = False
     since: float = 0.0
@@ -150,10 +152,11 @@ class Membership:
             return number >= self._num_first
         return number >= self.min_num
 
-    def form(self, *, after_loss: bool = False) -> World:
+    def form(self, generation: int, *, after_loss: bool = False) -> World:
         """Begin the next world with those that wait.
 
         Args:
+            generation: its number.
             after_loss: the last world did not end by agreement, so its members may have come to different ends.
         """
         chosen = self._chosen()
@@ -164,7 +167,7 @@ class Membership:
         self.has_begun = True
         places = _places(ordered)
         for worker in ordered:
-            worker.phase, worker.rank = Phase.MEMBER, places[worker.number].rank
+            worker.phase, worker.rank, worker.generation = Phase.MEMBER, places[worker.number].rank, generation
         dismissed = [worker.number for worker in self.waiting if worker.is_leaving]
         return World(places, max(progress, 0), needs_sync, tuple(dismissed))
 
