@@ -46,6 +46,19 @@ class StepRunner(ABC):
         """Return the model's outputs in evaluation mode, without gradients; on every rank along the model's axes."""
 
 
+class PartOfOutputs:
+    """What a part of a model returns to a runner that runs the model in parts: values for the next part.
+
+    They are not the model's outputs, so a strategy that changes outputs (precision) passes them on as they are.
+
+    Args:
+        values: whatever they are.
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
 class WholeStepRunner(StepRunner):
     """The usual runner: the model as it is, whole on this rank.
 

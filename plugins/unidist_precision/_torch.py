@@ -18,6 +18,7 @@ from unidist.errors import UsageError
 from unidist.loss_scaling import LossScaler
 from unidist.precision import Precision, is_narrow
 from unidist_precision._structure import map_tensors
+from unidist_torch.step_runner import PartOfOutputs
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -100,6 +101,8 @@ class _Around:
                 outputs = forward(*args, **kwargs)
         finally:
             self._inside = False
+        if isinstance(outputs, PartOfOutputs):
+            return outputs  # of a pipeline: types and scale stay as they are until the last stage
         found: list[torch.Tensor] = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
