@@ -33,6 +33,7 @@ class AgentOrder:
         port: of the control server.
         index_variable: the agent's own variable that holds its index, where one order goes to all; then not `host`.
         indices: the index by the value of that variable; empty: its value is the index.
+        tells_termination: SIGTERM to the agent is meant for the job; else it means nothing.
         address_variable: the agent's own variable whose first word is the address of the launcher, as a login or a
             scheduler sets it; of four words, as ssh writes them, the third is the address of this host.
         launcher_addresses: where else the control server may be reached.
@@ -62,6 +63,7 @@ class AgentOrder:
     heartbeat_sec: float
     connect_sec: float
     indices: dict[str, int] = field(default_factory=dict)
+    tells_termination: bool = True
     is_elastic: bool = False
 
     def to_line(self) -> bytes:

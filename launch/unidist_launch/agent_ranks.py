@@ -116,7 +116,8 @@ class AgentRanks:
 
         def tell() -> None:
             os.read(read_end, 4096)
-            self._send({"type": "terminating"})
+            if self._order.tells_termination:
+                self._send({"type": "terminating"})
 
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

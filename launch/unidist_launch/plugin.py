@@ -16,6 +16,11 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
     registry.add(LauncherSpec("ssh", "unidist_launch.ssh:SshLauncher", "ranks on the hosts of -H, by ssh"))
     registry.add(
         LauncherSpec(
+            "mpi", "unidist_launch.mpi:MpiLauncher", "ranks that mpirun starts, for the engine mpi (Open MPI 5)"
+        )
+    )
+    registry.add(
+        LauncherSpec(
             "slurm",
             "unidist_launch.slurm:SlurmLauncher",
             "ranks on the nodes of an allocation of Slurm, by srun",

@@ -36,6 +36,9 @@ class AgentStarter(ABC):
     addresses: tuple[str, ...] = ()
     """Where agents reach the launcher, if the starter knows."""
 
+    tells_termination: bool = True
+    """Whether SIGTERM to an agent is meant for the job, as from a scheduler."""
+
     exports: bool = True
     """Whether the launcher's environment has to travel with the order: the command does not carry it by itself."""
 

@@ -70,6 +70,7 @@ class RemoteRun:
         self._refused: list[str] = []
         self._round = 0
         self._is_running = False
+        self._commands_ended_at: float | None = None
         self._ending = Ending(
             job.grace_period,
             signal_ranks=lambda number: self._tell({"type": "signal", "number": number}),
@@ -108,6 +109,7 @@ class RemoteRun:
             self._start_ranks()
         while self._is_running and len(self._done) < len(self._agents) and not self._ending.is_hopeless:
             self._turn()
+            self._watch_commands()
             self._output.show(running=self._job.num_proc - len(self._ending.exits))
             self._ending.advance(self._output)
             if self._refused:
@@ -128,6 +130,7 @@ class RemoteRun:
                 port=self._server.port,
                 index_variable=starter.index_variable,
                 indices=dict(starter.indices),
+                tells_termination=starter.tells_termination,
                 address_variable=starter.address_variable,
                 launcher_addresses=starter.addresses or self._own_addresses(),
                 network_interfaces=self._job.network_interfaces,
@@ -167,6 +170,7 @@ class RemoteRun:
                 raise ConfigurationError(self._why_missing())
 
     def _start_ranks(self) -> None:
+        self._check_places()
         addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
         if len(addresses) > 1:
             # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
@@ -182,6 +186,22 @@ class RemoteRun:
             }
             self._tell(message, [i])
         self._is_running = True
+
+    def _check_places(self) -> None:
+        """Make sure that agents which should share a host do: what started them may have placed them otherwise.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        names: dict[int, str] = {}
+        for index, places in enumerate(self._places):
+            name = str(self._facts[index]["name"])
+            first = names.setdefault(places[0].node_rank, name)
+            if name != first:
+                raise ConfigurationError(
+                    f"rank {places[0].rank} should be on host {self._name(index)}, as others that are on {first}, but "
+                    f"it is on {name}: what starts the processes places them otherwise; name hosts in its order (-H)."
+                )
 
     def _turn(self) -> None:
         """Wait for the next event and deal with it."""
@@ -234,6 +254,19 @@ class RemoteRun:
             self._ending.on_signal(signal.SIGTERM)
         elif kind == "refused":
             self._refused.append(f"host {self._name(host)}: {message['text']}")
+
+    def _watch_commands(self) -> None:
+        """Take agents for lost whose common command has ended: what it did for their ranks (MPI) is gone as well."""
+        now = time.monotonic()
+        for agent in self._agents:
+            if not agent.starter.index_variable or agent.index in self._done:
+                continue
+            assert agent.process is not None
+            if agent.process.poll() is None:
+                continue
+            self._commands_ended_at = self._commands_ended_at or now
+            if now - self._commands_ended_at > _MORE_REASONS_SEC:  # what the agents themselves sent has come by then
+                self._lose_host(agent.index, f"{describe_exit(agent.process.returncode)} of what had started its agent")
 
     def _lose_host(self, host: int, reason: str) -> None:
         name = self._agents[host].host.name
