@@ -49,8 +49,8 @@ class Stage(ABC):
                 stage, which begins at its loss.
 
         Returns:
-            Gradients for the tensors with `needs_gradient` that were received: the structure is a tuple of bools, one for
-            each of them, whether there is a gradient; the tensors are those that there are. None from the first stage.
+            Gradients for the received tensors with `needs_gradient`: the structure is a tuple of bools, one for each of
+            these, whether there is a gradient; the tensors are those that there are. None from the first stage.
         """
 
     @abstractmethod

@@ -1,0 +1,142 @@
+"""A PyTorch model as a list of operations, which can be cut before any of the modules that it calls.
+
+The forward methods of the model, and of those modules that are looked into, are followed by `torch.fx`; every other
+module is one operation, and runs as it always does: with its hooks, and whatever strategies have made of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from unidist.errors import ConfigurationError
+
+_CONSTRUCTORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros")
+"""Functions of torch that do not notice by themselves that an argument (a size) stands for a value."""
+
+Forward = Callable[..., Any]
+
+
+def plain_forward(model: torch.nn.Module) -> Forward:
+    """Return the forward function of the model's class.
+
+    Raises:
+        ConfigurationError: it cannot be followed, because something was put around it.
+    """
+    if "forward" in vars(model):
+        raise ConfigurationError(
+            f"{type(model).__name__} has a forward of its own on the object (torch.compile and some libraries do so), "
+            "and pipeline cannot look into it. Give TrainStep the plain model"
+        )
+    if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
+        raise ConfigurationError(
+            f"{type(model).__name__} has hooks on the whole model, which no rank of a pipeline runs as a whole. Put "
+            "them on modules inside of it, or remove them"
+        )
+    return type(model).forward
+
+
+def parameters_of(forward: Forward) -> list[inspect.Parameter]:
+    """Return the parameters of a forward function, without `self`."""
+    return list(inspect.signature(forward).parameters.values())[1:]
+
+
+def is_value(argument: Any) -> bool:
+    """Say whether an argument is followed as a value; None, truths and words decide what the model does."""
+    return not (argument is None or isinstance(argument, bool | str))
+
+
+def may_look_into(module: torch.nn.Module) -> bool:
+    """Say whether a module does nothing but to run its class's forward."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return "forward" not in vars(module) and not any(hooks)
+
+
+def trace(
+    model: torch.nn.Module, forward: Forward, looked_into: Collection[str], constants: Mapping[str, Any]
+) -> fx.Graph:
+    """Return the operations of the model, in the order in which they run.
+
+    Args:
+        model: the model; parameters that this rank does not hold have stand-ins.
+        forward: `plain_forward` of it.
+        looked_into: paths of the modules, besides the model, whose forward is followed.
+        constants: arguments that are not values, by name; the operations are those for these.
+
+    Raises:
+        Exception: of whatever kind: what the model does with values cannot be followed.
+    """
+    return _Tracer(forward, looked_into, constants).trace(model)
+
+
+class _Tracer(fx.Tracer):
+    """See `trace`."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, forward: Forward, looked_into: Collection[str], constants: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._forward = forward
+        self._looked_into = looked_into
+        self._constants = constants
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """See `fx.Tracer.is_leaf_module`."""
+        return module_qualified_name not in self._looked_into
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """See `fx.Tracer.create_args_for_root`; arguments that decide what the model does are as they are."""
+        by_position: list[Any] = []
+        by_name: dict[str, Any] = {}
+        for each in parameters_of(self._forward):
+            if each.kind is each.VAR_POSITIONAL or each.kind is each.VAR_KEYWORD:
+                continue
+            given = (
+                self._constants[each.name]
+                if each.name in self._constants
+                else self.create_proxy("placeholder", each.name, (), {})
+            )
+            if each.kind is each.KEYWORD_ONLY:
+                by_name[each.name] = given
+            else:
+                by_position.append(given)
+        forward = self._forward
+
+        def call(root: torch.nn.Module) -> Any:
+            return forward(root, *by_position, **by_name)
+
+        return call, [self.root]
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """See `fx.Tracer.trace`."""
+        with _constructors_follow(self):
+            return super().trace(root, concrete_args)
+
+
+@contextmanager
+def _constructors_follow(tracer: fx.Tracer) -> Iterator[None]:
+    """Inside of the block `torch.arange` and the like take sizes that are values."""
+    plain = {name: getattr(torch, name) for name in _CONSTRUCTORS}
+
+    def following(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found: list[fx.Proxy] = []
+            fx.node.map_aggregate(
+                (args, kwargs), lambda item: found.append(item) if isinstance(item, fx.Proxy) else None
+            )
+            return tracer.create_proxy("call_function", function, args, kwargs) if found else function(*args, **kwargs)
+
+        return call
+
+    for name, function in plain.items():
+        setattr(torch, name, following(function))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(torch, name, function)
