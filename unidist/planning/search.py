@@ -58,13 +58,14 @@ def search(setting: Setting, fixed: str = "", *, num_best: int = 5, num_misses: 
         ConfigurationError: the fixed line cannot be read, or fits no division.
     """
     limit = setting.cluster.memory_bytes
-    outlines = list(_Candidates(setting, fixed))
+    candidates = _Candidates(setting, fixed)
+    outlines = list(candidates)
     if not outlines:
         make_plan(build(fixed, setting.plugins.strategies), setting.world_size, setting.plugins.strategies)
         raise ConfigurationError(
             f"no division of {setting.world_size} ranks goes together with a batch of {setting.work.batch} samples"
             + (f" and {fixed!r}" if fixed else "")
-            + ". Use a batch that is a multiple of a divisor of the number of ranks."
+            + f". The first one that was tried: {candidates.refusal}"
         )
     fitting = [item for item in outlines if limit is None or item.estimate.total() <= limit]
     best = _fastest(fitting, num_best)
@@ -123,6 +124,8 @@ class _Candidates:
         self._fixed = build(fixed, self._registry)
         self._fixed_line = fixed
         self._built: dict[str, Strategy] = {}
+        self.refusal = ""
+        """Why the first division was left out that its strategies accept."""
         taken = {request.name for request in parse(fixed)}
         self._choosers = sorted(
             (cls for name, cls in self._classes() if name not in taken),
@@ -150,8 +153,8 @@ class _Candidates:
             line = ",".join([*chosen, *filter(None, [self._fixed_line])])
             try:
                 yield outline(line, plan, self._setting)
-            except ConfigurationError:
-                return
+            except ConfigurationError as exc:
+                self.refusal = self.refusal or str(exc)
             return
         yield from self._below(level + 1, chosen)
         for item in self._proposals(self._choosers[level], plan):

@@ -75,9 +75,10 @@ class TransformerWork(Work):
     precision: Precision | None = None
 
     def __post_init__(self) -> None:
-        """Check the batch."""
+        """Check the batch and the names."""
         if self.batch < 1:
             raise ConfigurationError(f"a batch of {self.batch} samples: give at least 1")
+        self.workload(1)
         model = self.transformer
         object.__setattr__(self, "num_blocks", model.layers)
         object.__setattr__(self, "divides", {"heads": model.num_heads, "hidden": model.hidden})
