@@ -44,25 +44,40 @@ def main() -> None:
         launcher, own = _addresses(order)
         os.environ.update(order.exported)
         connection, reached = _connect(order, launcher)
-        own = own or _routed_address(reached, order.port)
-        runs = AgentWorkers if order.is_elastic else AgentRanks
-        with runs(order, connection, server=reached, address=own) as ranks:
-            connection.send(
-                {
-                    "type": "agent",
-                    "host": order.host,
-                    "name": socket.gethostname(),
-                    "address": own,
-                    "launcher": reached,
-                    "port": free_port(own),
-                    "cores": len(os.sched_getaffinity(0)),
-                    "pid": os.getpid(),
-                }
-            )
-            ranks.run()
+        serve(order, connection, reached, own or routed_address(reached, order.port))
     except UnidistError as exc:
         print(f"{ERROR_MARK}{exc}", file=sys.stderr, flush=True)
         sys.exit(_EXIT_ERROR)
+
+
+def serve(order: AgentOrder, connection: Connection, reached: str, own: str) -> None:
+    """Carry an order out, over a connection to the launcher, until that has no more use for this agent.
+
+    Args:
+        order: the order.
+        connection: to the control server.
+        reached: address at which this host reaches it.
+        own: address at which the other hosts reach this one.
+
+    Raises:
+        ConnectionLost: the launcher is gone, or silent for too long.
+        ConfigurationError: it does not want this agent; says why.
+    """
+    runs = AgentWorkers if order.is_elastic else AgentRanks
+    with runs(order, connection, server=reached, address=own) as ranks:
+        connection.send(
+            {
+                "type": "agent",
+                "host": order.host,
+                "name": socket.gethostname(),
+                "address": own,
+                "launcher": reached,
+                "port": free_port(own),
+                "cores": len(os.sched_getaffinity(0)),
+                "pid": os.getpid(),
+            }
+        )
+        ranks.run()
 
 
 def _read_order() -> bytes:
@@ -141,7 +156,7 @@ def _connect(order: AgentOrder, addresses: Sequence[str]) -> tuple[Connection, s
     )
 
 
-def _routed_address(launcher: str, port: int) -> str:
+def routed_address(launcher: str, port: int) -> str:
     """Return the own address from which packets to the launcher leave; nothing is sent."""
     family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -30,6 +30,9 @@ class AgentStarter(ABC):
     indices: Mapping[str, int] = MappingProxyType({})
     """The agents' numbers by the values of that variable; empty: its value is the number."""
 
+    comes_by_itself: bool = False
+    """Somebody else starts the agents (a cluster, in containers), with orders of their own: they are only awaited."""
+
     address_variable: str = ""
     """The agents' variable whose first word is the address of the launcher; see `AgentOrder`."""
 
@@ -109,6 +112,8 @@ class AgentProcess:
         Raises:
             OSError: the command cannot be started.
         """
+        if self.starter.comes_by_itself:
+            return
         if self.leader is not None:
             self.process, self.text, self._order = self.leader.process, self.leader.text, b""
             return

@@ -43,6 +43,8 @@ class RemoteRun:
         hosts: the hosts that get ranks, with their numbers.
         starter_of: how the agent of a host is started.
         stack: takes what has to be given back.
+        secret: the job's; default: a new one.
+        port: of the control server; default: one that is free.
         places: of each agent's ranks, where an agent has not all of a host's; then `hosts` has an item per agent.
     """
 
@@ -53,6 +55,8 @@ class RemoteRun:
         starter_of: Callable[[Host], AgentStarter],
         stack: ExitStack,
         *,
+        secret: bytes | None = None,
+        port: int = 0,
         places: Sequence[tuple[Topology, ...]] | None = None,
     ) -> None:
         self._job = job
@@ -85,9 +89,9 @@ class RemoteRun:
                 give_up=lambda: self._ending.is_overdue,
             )
         )
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
         self._coordinator = Coordinator(num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat)
-        self._server = ControlServer(self._coordinator, self._secret)
+        self._server = ControlServer(self._coordinator, self._secret, port=port)
         stack.callback(self._server.close)
         stack.callback(self._end_agents)
         stack.callback(self._tell, {"type": "end"})
@@ -146,7 +150,7 @@ class RemoteRun:
             except OSError as exc:
                 command = agent.starter.command(agent.host)[0]
                 raise ConfigurationError(f"host {agent.host.name}: cannot start {command!r}: {exc}") from exc
-            if agent.leader is not None:
+            if agent.leader is not None or starter.comes_by_itself:
                 continue
             assert agent.process is not None
             assert agent.process.stdin is not None
@@ -349,7 +353,8 @@ class RemoteRun:
 
 def _has_failed(agent: AgentProcess) -> bool:
     """Say whether an agent that has not come never will; a command for several may go on for the others' sake."""
-    assert agent.process is not None
+    if agent.process is None:
+        return False
     shared = bool(agent.starter.index_variable)
     return agent.process.poll() is not None or (shared and bool(agent_error(agent.text.decode(errors="replace"))))
 

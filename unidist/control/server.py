@@ -49,15 +49,16 @@ class ControlServer:
         service: what decides; used by the server's thread alone once that runs.
         secret: the job's secret.
         host: address of an own interface to listen on; default: all.
+        port: to listen on; default: one that is free.
 
     Raises:
         OSError: the address cannot be listened on.
     """
 
-    def __init__(self, service: Service, secret: bytes, *, host: str = "") -> None:
+    def __init__(self, service: Service, secret: bytes, *, host: str = "", port: int = 0) -> None:
         self._service = service
         self._secret = secret
-        self._listener = _listen(host)
+        self._listener = _listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._peers: dict[int, _Peer] = {}
         self._strangers: deque[int] = deque()
@@ -277,14 +278,14 @@ class ControlServer:
             time.sleep(0.005)
 
 
-def _listen(host: str) -> socket.socket:
-    """Return a listening socket on a free port: of one address, or of all, IPv6's too where there are such."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket on a port (0: a free one): of one address, or of all, IPv6's too if there are any."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     else:
-        listener = socket.create_server(("", 0), backlog=1024)
+        listener = socket.create_server(("", port), backlog=1024)
     listener.setblocking(False)
     return listener
