@@ -44,8 +44,16 @@ class Scope:
         return self._ranks.index(world_rank)
 
 
-_owner: context.Context | None = None
-_scopes: dict[int, Scope] = {}
+class _Scopes:
+    """The scopes of one runtime, which end with it: what they hold must not outlive `shutdown`."""
+
+    def __init__(self, runtime: context.Context) -> None:
+        del runtime  # what `Context.owned` gives
+        self.by_number: dict[int, Scope] = {}
+
+    def close(self) -> None:
+        """See `Context.owned`."""
+        self.by_number.clear()
 
 
 def scope_of(process_set: ProcessSet) -> Scope:
@@ -55,15 +63,12 @@ def scope_of(process_set: ProcessSet) -> Scope:
         NotInitializedError: before `init()`.
         UsageError: the set is not registered, or this process is not in it.
     """
-    global _owner
     runtime = context.current()
-    if runtime is not _owner:
-        _owner = runtime
-        _scopes.clear()
+    scopes = runtime.owned(_Scopes).by_number
     number = process_set.process_set_id
-    scope = _scopes.get(number) if number is not None else None
+    scope = scopes.get(number) if number is not None else None
     if scope is None:
         scope = Scope(runtime.operations(process_set), process_set.ranks)
         assert number is not None, "operations() demands that the set is registered"
-        _scopes[number] = scope
+        scopes[number] = scope
     return scope

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from unidist import context
@@ -29,6 +32,17 @@ def test_a_scope_belongs_to_one_runtime() -> None:
             context.shutdown()
         scopes.append(scope)
     assert scopes[0] is not scopes[1]
+
+
+def test_scopes_keep_no_runtime_that_has_ended() -> None:
+    context.init()
+    try:
+        scope_of(global_process_set)
+        runtime = weakref.ref(context.current())
+    finally:
+        context.shutdown()
+    gc.collect()
+    assert runtime() is None, "and the models and optimizers that it knows"
 
 
 def test_roots_are_given_as_world_ranks() -> None:
