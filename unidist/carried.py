@@ -34,10 +34,20 @@ def carry(update: Update, bound: Carried) -> None:
         bound: its binding.
 
     Raises:
+        ConfigurationError: see `check_movable`.
+    """
+    check_movable(update)
+    if update.context.membership is not None:
+        update.context.membership.carry(bound)
+
+
+def check_movable(update: Update) -> None:
+    """Make sure that an optimizer can be used in an elastic job, if this is one.
+
+    Raises:
         ConfigurationError: it is spread in a way that does not survive the loss of a rank.
     """
-    membership = update.context.membership
-    if membership is None:
+    if update.context.membership is None:
         return
     kept = [
         text
@@ -54,7 +64,6 @@ def carry(update: Update, bound: Carried) -> None:
             "it, no other rank has. Use the strategies data, accumulate, clip and precision, or launch without --min-np and "
             "--max-np and save checkpoints."
         )
-    membership.carry(bound)
 
 
 def move_all(context: Context) -> None:

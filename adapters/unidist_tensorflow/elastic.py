@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from unidist import elastic
+from unidist import context, elastic
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State
 from unidist.errors import PeerLostError, UsageError
 from unidist_tensorflow.functions import broadcast_variables
@@ -116,7 +116,14 @@ class TensorFlowKerasState(ObjectState):
                 "each rank keeps a share of this optimizer only, which is lost with it: an elastic state needs an "
                 "optimizer that every rank has as a whole. Use the strategy 'data', or save and load checkpoints"
             )
+        self._build_optimizer()
         super().__init__({"all_variables": _Variables(self._variables)}, **values)
+
+    def _build_optimizer(self) -> None:
+        """In an elastic job: a rank that comes later has to have the variables that the others give it."""
+        is_elastic = context.is_initialized() and context.current().membership is not None
+        if is_elastic and self.optimizer is not None and not getattr(self.optimizer, "built", True):
+            self.optimizer.build(self.model.trainable_variables)
 
     def _variables(self) -> list[Any]:
         own = [] if self.optimizer is None else self.optimizer.variables

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from unidist import context
 from unidist.buckets import ParameterInfo
 from unidist.errors import ConfigurationError, UsageError
 from unidist.objects import gather_objects
@@ -85,6 +86,8 @@ class Binding:
         """Do what was put off by `broadcast_when_built`. Collective, the first time."""
         if self._initial is not None:
             initial, self._initial = self._initial, None
+            if self._update.context.membership is not None and self._update.context is not context.current():
+                return  # in a later generation: the elastic state was synchronised, on ranks that came later too
             with tf.init_scope():  # at once, also while a function is being traced: before its first run
                 broadcast_variables(initial(), root_rank=0)
 
@@ -141,7 +144,8 @@ class Binding:
         self._started = True
         update = self._update
         whole = update.sharding is None and update.rules is None
-        if whole and update.num_ranks == 1 and update.accumulation.passes == 1:
+        is_alone = update.num_ranks == 1 and update.context.membership is None  # else others may come
+        if whole and is_alone and update.accumulation.passes == 1:
             self._plain.apply(self._optimizer, gradients, variables)
             self._count([])
             return
@@ -204,6 +208,11 @@ class Binding:
             return
         if self._update.rules is not None:
             self._check_rules()
+        if self._local and self._update.context.membership is not None:
+            raise UsageError(
+                "local variables in an elastic job: a graph divides their gradients by the number of ranks that there "
+                "were when it was traced. Leave register_local_var out"
+            )
         self._variables = [v for v in self._trained if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)

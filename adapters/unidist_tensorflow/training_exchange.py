@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unidist import context
 from unidist.announcements import Announcement
 from unidist.buckets import ParameterInfo
+from unidist.carried import check_movable
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients import ReducedGradients
 from unidist.objects import gather_objects
@@ -77,15 +79,31 @@ class FusedExchange:
         self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
         self._views: dict[int, Array] = {}
         self._announcements: list[Announcement] = []
-        context = update.context
-        if context.settings.autotune:
+        if update.context.settings.autotune:
             raise ConfigurationError(
                 "--autotune looks for the size of PyTorch's gradient buckets; TensorFlow's are exchanged all at once. "
                 "Leave it out."
             )
-        if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
+        check_movable(update)
+        self._announce_to()
+
+    def _announce_to(self) -> None:
+        """Let ranks of the present context that have joined take part."""
+        update = self.update
+        if update.options.process_set is None and 1 < update.num_ranks == update.context.topology.world_size:
             for served in (self._take_part, self._take_part_in_flush, update.end_pass):
-                self._announcements.append(context.announcements.register(served))
+                self._announcements.append(update.context.announcements.register(served))
+
+    def _follow(self) -> None:
+        """In an elastic job, go on in the present generation of the world. Collective when that is another one.
+
+        Graphs that were traced before hold on to this object, so it stays, and what it exchanges over is made anew.
+        """
+        if self.update.context.membership is None or self.update.context is context.current():
+            return
+        self.update.move_to(context.current())
+        self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
+        self._announce_to()
 
     def run(self, own: Mapping[int, Array | Slices]) -> Result:
         """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
@@ -99,6 +117,7 @@ class FusedExchange:
             ConfigurationError: the ranks' variables differ (the first time only).
             PeerLostError: a rank is gone.
         """
+        self._follow()
         slices = self._prepare(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
         for place in sorted(own, reverse=True):
@@ -116,6 +135,7 @@ class FusedExchange:
 
     def flush(self) -> Result | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
+        self._follow()
         self._prepare({})
         if self._announcements:
             self._announcements[1].announce()
@@ -182,6 +202,7 @@ class FusedExchange:
 
     def prepare(self) -> None:
         """Agree with the other ranks on the variables before the first exchange. Collective."""
+        self._follow()
         self._prepare({})
 
     def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:

@@ -100,7 +100,11 @@ class _Reducer:
         """Return the reduced gradients."""
         runtime = context.current()
         size = self._options.num_ranks(runtime)
-        exchanges = size > 1 or any(isinstance(item, ActsOnGradients) for item in runtime.plan.strategies)
+        exchanges = (
+            size > 1
+            or runtime.membership is not None
+            or any(isinstance(item, ActsOnGradients) for item in runtime.plan.strategies)
+        )
         if not exchanges:
             return gradients
         shared = [index for index, source in enumerate(sources) if id(source) not in self.local]
