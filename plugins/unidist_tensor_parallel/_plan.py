@@ -86,10 +86,12 @@ class Assignment:
     Args:
         roles: by path.
         reasons: why a layer that might be cut stays whole, by path.
+        notes: what else a user should know.
     """
 
     roles: dict[str, Role] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def read_plan(text: str) -> dict[str, Role]:
@@ -184,6 +186,32 @@ def automatic(layers: Sequence[Layer], size: int) -> Assignment:
     return found
 
 
+def check_pairs(roles: Mapping[str, Role], feeds: Mapping[str, Sequence[str]]) -> None:
+    """Check that a layer whose inputs come in parts is a row layer, and that a row layer's inputs do, where known.
+
+    Args:
+        roles: by path.
+        feeds: see `Layer.feeds`, by path; "" stands for everything that is no linear layer.
+
+    Raises:
+        ConfigurationError: names both layers, and a role that helps.
+    """
+    parts = (Role.COLUMN, Role.QKV, Role.HEADS)
+    for path, targets in feeds.items():
+        for target in filter(None, targets):
+            gives, takes = roles.get(path) in parts, roles.get(target) is Role.ROW
+            if gives and not takes:
+                raise ConfigurationError(
+                    f"tensor:plan: the outputs of {path!r} are cut ({roles[path]}), and {target!r} takes them whole. "
+                    f"Give {target!r} the role {Role.ROW}, or {path!r} the role {Role.COLUMN_GATHER}"
+                )
+            if takes and not gives:
+                raise ConfigurationError(
+                    f"tensor:plan: {target!r} takes cut inputs ({Role.ROW}), and {path!r} gives whole ones. Give "
+                    f"{path!r} the role {Role.COLUMN}, or {target!r} the role {Role.ROW_SPLIT}"
+                )
+
+
 def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> None:
     """Find linear layers whose outputs all go to one other, element by element: both are cut, and nothing between."""
     sources: dict[str, list[str]] = {}
@@ -234,12 +262,21 @@ def _vocabulary(layers: Sequence[Layer], size: int, found: Assignment) -> None:
                 found.roles[each.path] = Role.VOCABULARY
 
 
-def report(roles: Mapping[str, Role], reasons: Mapping[str, str], *, cut: int, total: int, size: int) -> str:
+def report(
+    roles: Mapping[str, Role],
+    reasons: Mapping[str, str],
+    notes: Iterable[str] = (),
+    *,
+    cut: int,
+    total: int,
+    size: int,
+) -> str:
     """Return the text that says what is cut.
 
     Args:
         roles: by path.
         reasons: why others are not.
+        notes: what else to say, each once.
         cut: elements of the parameters that are cut.
         total: of all.
         size: number of ranks.
@@ -251,6 +288,7 @@ def report(roles: Mapping[str, Role], reasons: Mapping[str, str], *, cut: int, t
     lines += [f"  {role:14}{path}{_times(count)}" for (path, role), count in kinds.items()]
     whole = Counter((general(path), why) for path, why in reasons.items())
     lines += [f"  {'whole':14}{path}{_times(count)}: {why}" for (path, why), count in whole.items()]
+    lines += [f"  {'note':14}{note}" for note in dict.fromkeys(notes)]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +11,21 @@ import torch
 from unidist.checkpoint.state import CARRIED, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._places import CutParameters
-from unidist_tensor_parallel._plan import Assignment, Role, assign, automatic, report
+from unidist_tensor_parallel._plan import Assignment, Role, assign, automatic, check_pairs, general, report
 from unidist_tensor_parallel._torch_axis import TensorAxis
 from unidist_tensor_parallel._torch_cutting import Cutter
 from unidist_tensor_parallel._torch_describe import describe, parameter_count
 from unidist_tensor_parallel._torch_guards import install_guards
+from unidist_tensor_parallel._torch_probe import attentions, tried
 from unidist_tensor_parallel._torch_random import CutRandom
 from unidist_tensor_parallel._torch_region import Region
 from unidist_tensor_parallel._torch_sequence import make_sequence_regions
+from unidist_tensor_parallel._torch_tracing import feeds_of
 from unidist_torch.memory import memory_kind
 
 if TYPE_CHECKING:
     from unidist.context import Context
     from unidist_tensor_parallel.strategy import Tensor
-
-_log = logging.getLogger("unidist")
 
 
 def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> torch.nn.Module:
@@ -34,7 +34,9 @@ def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> tor
     Raises:
         ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
     """
-    found = assignment(model, strategy.roles(), strategy.size)
+    kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
+    axis = TensorAxis(context, kinds)
+    found = assignment(model, strategy.roles(), axis)
     cutting = {path: role for path, role in found.roles.items() if role not in (Role.REPLICATE, Role.SEQUENCE)}
     if not cutting:
         whys = "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:8]) or "it has no linear layers"
@@ -42,8 +44,6 @@ def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> tor
             f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say which "
             "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
         )
-    kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
-    axis = TensorAxis(context, kinds)
     random = CutRandom(axis)
     regions: dict[str, Region] = {"": Region(axis, random)}
     if strategy.sequence or Role.SEQUENCE in found.roles.values():
@@ -59,13 +59,45 @@ def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> tor
     object.__setattr__(model, CARRIED, carried)
     if context.topology.rank == 0:
         cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
-        _log.warning("%s", report(cutting, found.reasons, cut=cut, total=total, size=axis.size))
+        text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
+        print(text, file=sys.stderr, flush=True)
     return model
 
 
-def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, size: int) -> Assignment:
-    """Return the roles of a model's layers, as a plan says or found automatically."""
+def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:
+    """Return the roles of a model's layers, as a plan says or found automatically. Collective.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing, or the roles do not go together.
+    """
     if plan is None:
-        return automatic(describe(model), size)
-    layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
-    return Assignment(assign(plan, layers), {})
+        found = automatic(describe(model), axis.size)
+    else:
+        layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+        found = Assignment(assign(plan, layers), {})
+        check_pairs(found.roles, feeds_of(model))
+    outcomes: dict[object, bool | None] = {}
+    for attention in attentions(model, found.roles):
+        owner = model.get_submodule(attention.owner)
+        key = (type(owner), attention.roles, tuple((name, each.shape) for name, each in owner.named_parameters()))
+        if key not in outcomes:
+            outcomes[key] = tried(model, attention, axis)
+        if outcomes[key] is False and plan is not None:
+            raise ConfigurationError(
+                f"tensor: the attention {attention.owner!r} gives other numbers when "
+                f"{', '.join(attention.paths())} are cut by heads: its forward reshapes by something else than its count of heads, or orders a fused "
+                f"projection otherwise than queries, keys, values. Give its projections the role {Role.COLUMN_GATHER} "
+                f"and its output layer {Role.ROW_SPLIT}"
+            )
+        if outcomes[key] is False:
+            for path, role in attention.paths().items():
+                found.roles[path] = Role.ROW_SPLIT if role is Role.ROW else Role.COLUMN_GATHER
+            found.notes.append(
+                f"{general(attention.owner)}: its heads cannot be cut, since its forward reshapes by something else "
+                "than its count of heads: each rank computes the whole attention between its cut layers"
+            )
+        elif outcomes[key] is None:
+            found.notes.append(
+                f"{general(attention.owner)}: taken for an attention by its names; it cannot be tried by itself"
+            )
+    return found

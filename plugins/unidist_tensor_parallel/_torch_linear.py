@@ -28,8 +28,7 @@ class ColumnLinear(torch.nn.Linear):
         if not self.unidist_gathers:
             region.begin_cut(self, outputs)
             return outputs
-        whole = region.axis.gathered(outputs, self.unidist_cut.counts)
-        return region.cut_sequence(_ordered(whole, self.unidist_cut))
+        return _ordered(region.axis.gathered(outputs, self.unidist_cut.counts), self.unidist_cut)
 
     def extra_repr(self) -> str:
         """See `torch.nn.Module.extra_repr`."""
@@ -48,7 +47,7 @@ class RowLinear(torch.nn.Linear):
         region = self.unidist_region
         region.end_cut()
         if self.unidist_splits:
-            x = region.axis.split(region.gather_sequence(x), self.unidist_cut.counts)
+            x = region.axis.split(x, self.unidist_cut.counts)
         outputs = region.leave(F.linear(x, self.weight))
         return outputs if self.bias is None else outputs + region.whole_parameter(self.bias)
 

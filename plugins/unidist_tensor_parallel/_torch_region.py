@@ -44,14 +44,6 @@ class Region:
         """Return the output of a layer whose inputs are cut, from what this rank has of its sum."""
         return self.axis.leave(x)
 
-    def gather_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """Return an activation with its whole sequence, for what all ranks compute alike."""
-        return x
-
-    def cut_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what this rank keeps of an activation that all have computed alike."""
-        return x
-
     def whole_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return a parameter that is not cut, as it is to be used here."""
         return parameter
@@ -109,14 +101,6 @@ class SequenceRegion(Region):
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """See `Region.leave`."""
         return self.axis.leave_sequence(x, self.counts, self.dim)
-
-    def gather_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.gather_sequence`."""
-        return self.axis.gathered(x, self.counts, self.dim)
-
-    def cut_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.cut_sequence`."""
-        return self.axis.split(x, self.counts, self.dim)
 
     def whole_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """See `Region.whole_parameter`."""

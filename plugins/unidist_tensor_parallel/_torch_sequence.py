@@ -19,7 +19,15 @@ from unidist_tensor_parallel._torch_axis import TensorAxis
 from unidist_tensor_parallel._torch_random import CutRandom
 from unidist_tensor_parallel._torch_region import Region, SequenceRegion
 
-_CUTS = (Role.COLUMN, Role.QKV, Role.HEADS, Role.ROW, Role.ATTENTION)
+_CUTS = (
+    Role.COLUMN,
+    Role.COLUMN_GATHER,
+    Role.QKV,
+    Role.HEADS,
+    Role.ROW,
+    Role.ROW_SPLIT,
+    Role.ATTENTION,
+)
 
 
 def make_sequence_regions(
@@ -51,6 +59,7 @@ def make_sequence_regions(
         region = SequenceRegion(axis, random, _sequence_dim(blocks, modules))
         for path in blocks:
             found[path] = region
+            _check_whole(path, modules[path], roles)
             _sum_gradients(path, modules[path], roles, region)
         modules[blocks[0]].register_forward_pre_hook(_begin(region, blocks[0]), with_kwargs=True)
         modules[blocks[-1]].register_forward_hook(_finish(region, blocks[-1]))
@@ -58,14 +67,18 @@ def make_sequence_regions(
 
 
 def _block_of(path: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the outermost member of a list that a layer lies in; "" if there is none."""
+    """Return the member of a list that a layer lies in: the outermost that repeats there, else the outermost.
+
+    "" if there is none.
+    """
     parts = path.split(".")
+    found = []
     for end in range(1, len(parts)):
-        owner = modules.get(".".join(parts[: end - 1])) if end > 1 else modules[""]
-        block = modules.get(".".join(parts[:end]))
+        owner, block = modules.get(".".join(parts[: end - 1])), modules.get(".".join(parts[:end]))
         if isinstance(owner, nn.Sequential | nn.ModuleList) and block is not None and any(block.children()):
-            return ".".join(parts[:end])
-    return ""
+            repeats = sum(type(each) is type(block) for each in owner) > 1
+            found.append((not repeats, end))
+    return ".".join(parts[: min(found)[1]]) if found else ""
 
 
 def _rows(blocks: Iterable[str]) -> list[list[str]]:
@@ -90,6 +103,20 @@ def _sequence_dim(blocks: list[str], modules: Mapping[str, nn.Module]) -> int:
     if firsts == {True, False}:
         raise ConfigurationError("tensor: sequence=true needs attentions that are all batch_first, or none of them")
     return -3 if firsts == {False} else -2
+
+
+def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None:
+    """Check that what may mix tokens comes after a layer that gathers them."""
+    for name, module in block.named_modules():
+        full = f"{path}.{name}" if name else path
+        if isinstance(module, nn.Linear | nn.MultiheadAttention) and not (
+            full in roles or roles.get(full.rpartition(".")[0]) is Role.ATTENTION
+        ):
+            raise ConfigurationError(
+                f"tensor: sequence=true cuts the tokens of {path!r} over the ranks, and {full!r} is not cut: what "
+                "follows it (attention) might need all tokens, and would have some. Give it a role, or replicate if "
+                "each token is computed by itself there"
+            )
 
 
 def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], region: SequenceRegion) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from unidist.errors import ConfigurationError
 from unidist.estimating.interface import EstimatesMemory
+from unidist.mesh import DATA_AXIS
 from unidist.planning.interface import PredictsStepTime
 from unidist.strategy import Plan, Strategy
 from unidist_tensor_parallel import planning
@@ -66,6 +67,12 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         if self.size < 1:
             raise ConfigurationError(f"tensor={self.size}: give a number of ranks, at least 1")
         self.roles()
+        for item in plan.strategies:
+            if item.axis == DATA_AXIS and item.changes_model and self.size > 1:
+                raise ConfigurationError(
+                    f"strategies 'tensor' and {item.name!r}: both take parameters out of their layers. Use zero=1 or "
+                    "zero=2 with tensor: a rank holds a part of the cut parameters anyhow"
+                )
 
     def roles(self) -> dict[str, Role] | None:
         """Return the user's plan; None where layers are to be found automatically.
