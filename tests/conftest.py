@@ -1,10 +1,11 @@
-"""Fixtures for every test: the public test kit's own."""
+"""Fixtures for every test: the public test kit's own, and ranks that many tests share."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, and no limit of time for one: a failure has to mean that something is wrong.
@@ -12,6 +13,21 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
-pytest_plugins = ["unidist.testing.fixtures"]
+pytest_plugins = ["unidist.testing.fixtures", "part_pools"]
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what several folders share; the ranks get this path too
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    for fixture in ("tensorflow_pools", "torch_pools"):
+        if fixture in getattr(item, "fixturenames", ()):
+            return fixture
+    file = item.nodeid.partition("::")[0]
+    return file.rpartition("/")[0] if file.startswith("tests/adapters/") else file

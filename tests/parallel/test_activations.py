@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tensorflow_ranks import ENVIRONMENT
+from part_pools import PartPools
 
-from unidist.testing import PoolCache
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
@@ -23,16 +21,9 @@ LIMIT = 1e-12
 
 
 @pytest.fixture(scope="module")
-def rank_pools() -> Iterator[PoolCache]:
-    """Pools of this module alone, which end with it: ranks with two frameworks are large."""
-    with PoolCache() as cache:
-        yield cache
-
-
-@pytest.fixture
-def rank_pool(rank_pools: PoolCache) -> RankPoolFactory:
-    """A function that returns a pool of ranks for both frameworks."""
-    return partial(rank_pools.get, env={**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "60"})
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
 
 
 def on_ranks(rank_pool: RankPoolFactory, framework: str, function: str, *arguments: Any, **options: Any) -> list[Any]:

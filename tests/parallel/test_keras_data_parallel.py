@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tensorflow_ranks import ENVIRONMENT
+from part_pools import PartPools
 
-from unidist.testing import PoolCache, StrategyConformance
+from unidist.testing import StrategyConformance
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
@@ -19,16 +17,9 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(scope="module")
-def rank_pools() -> Iterator[PoolCache]:
-    """Pools of this module alone, which end with it: ranks with TensorFlow are large."""
-    with PoolCache() as cache:
-        yield cache
-
-
-@pytest.fixture
-def rank_pool(rank_pools: PoolCache) -> RankPoolFactory:
-    """A function that returns a pool of ranks for TensorFlow."""
-    return partial(rank_pools.get, env=ENVIRONMENT)
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
 
 
 class KerasConformance(StrategyConformance):

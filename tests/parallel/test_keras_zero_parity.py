@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
-from tensorflow_ranks import ENVIRONMENT
+from part_pools import PartPools
 
-from unidist.testing import PoolCache
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
@@ -67,16 +64,9 @@ LONG = timedelta(seconds=600)
 
 
 @pytest.fixture(scope="module")
-def rank_pools() -> Iterator[PoolCache]:
-    """Pools of this module alone, which end with it: ranks with TensorFlow are large."""
-    with PoolCache() as cache:
-        yield cache
-
-
-@pytest.fixture
-def rank_pool(rank_pools: PoolCache) -> RankPoolFactory:
-    """A function that returns a pool of ranks for TensorFlow."""
-    return partial(rank_pools.get, env={**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "60"})
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
 
 
 def check(case: Case, errors: dict[str, float]) -> None:

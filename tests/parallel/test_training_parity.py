@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from mpi_pool import MpiPool, variables
+from part_pools import PartPools
 from tensorflow_ranks import ENVIRONMENT
 
 from unidist import context
 from unidist.plugins import PluginManager
-from unidist.runner import RankPool
 from unidist.testing._arrays import Array
 from unidist.testing._training import Training, largest_error, train_alone, train_on_rank
 from unidist.testing.leaks import Resources
@@ -33,31 +33,36 @@ WAYS = {
     "model.fit": ("tensorflow", "fit"),
 }
 STRATEGIES = {"data": 1, "accumulate=2": 2}  # passes that make an update
-# By size first, and mpi first: each pool is started once, and the last one serves the cases without an exchange too.
+# By engine first: the ranks of mpi are started once.
 ENGINES = ("mpi", "shm", "horovod")
-JOBS = [(size, engine) for size in (1, 2, 3) for engine in ENGINES]
+JOBS = [(size, engine) for engine in ENGINES for size in (1, 2, 3)]
 TRAINED = ("inner", "head", "bias", "narrow")
 LIMITS = {"float64": 1e-12, "float32": 1e-5}
+LONG = (("mpi", 1), ("mpi", 2), ("horovod", 1))
 TIMEOUT = timedelta(seconds=240)
-RANKS = {**ENVIRONMENT, "UNIDIST_TIMEOUT_SEC": "120"}  # where three ranks import two frameworks, one waits for another
+SLOW = {"UNIDIST_TIMEOUT_SEC": "120"}  # where three ranks import two frameworks, one waits for another
 
 Parameters = dict[str, Array]
 
 
-class OnePool:
-    """The pool that the last case used. Ranks with two frameworks are large, so there is never a second one.
+class Ranks:
+    """What the cases run on: the session's ranks for TensorFlow, or those that mpirun starts.
 
     Attributes:
-        resources: what the pool holds in this process: no leak of the test that started it.
         references: what one process came to, by framework and training: each serves many cases.
     """
 
-    def __init__(self, make_folder: Callable[[], Path]) -> None:
+    def __init__(self, usual: PartPools, make_folder: Callable[[], Path]) -> None:
+        self._usual = usual
         self._make_folder = make_folder
-        self._pool: RankPool | MpiPool | None = None
-        self._kind: tuple[int, bool] | None = None
-        self.resources: frozenset[object] = frozenset()
+        self._mpi: MpiPool | None = None
+        self._resources: frozenset[object] = frozenset()
         self.references: dict[tuple[str, Training], Parameters] = {}
+
+    @property
+    def resources(self) -> set[object]:
+        """What the ranks hold in this process: no leak of the test that started them."""
+        return self._usual.resources | self._resources
 
     def run(self, size: int, engine: str, function: Callable[..., Any], ranks: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a function on ranks that can use the engine: `mpi` on those that mpirun starts.
@@ -68,30 +73,29 @@ class OnePool:
             function: what to run.
             ranks: arguments of each rank.
         """
-        kind = (size, engine == "mpi")
-        if kind != self._kind:
-            self.close()
-            before = Resources.held()
-            if engine == "mpi":
-                environment = {"UNIDIST_ENGINE": "mpi", **variables(RANKS)}
-                self._pool = MpiPool(size, self._make_folder(), environment)
-                self._pool.run(_start_and_end)  # MPI makes its files in shared memory now, not in somebody's test
-            else:
-                self._pool = RankPool(size, env=RANKS)
-            self._kind = kind
-            self.resources = frozenset(Resources.held().beyond(before))
-        assert self._pool is not None
+        if engine != "mpi":
+            return self._usual.get(size, env=SLOW).run(function, per_rank_args=ranks, timeout=TIMEOUT)
+        if self._mpi is None or self._mpi.num_proc != size:
+            self._start(size)
+        assert self._mpi is not None
         try:
-            return self._pool.run(function, per_rank_args=ranks, timeout=TIMEOUT)
+            return self._mpi.run(function, per_rank_args=ranks, timeout=TIMEOUT)
         except BaseException:
             self.close()  # its ranks may be in any state
             raise
 
     def close(self) -> None:
-        """End the ranks."""
-        pool, self._pool, self._kind, self.resources = self._pool, None, None, frozenset()
+        """End what mpirun started; the other ranks serve other tests."""
+        pool, self._mpi, self._resources = self._mpi, None, frozenset()
         if pool is not None:
             pool.close()
+
+    def _start(self, size: int) -> None:
+        self.close()  # ranks with two frameworks are large, and those of MPI poll while they wait
+        before = Resources.held()
+        self._mpi = MpiPool(size, self._make_folder(), {"UNIDIST_ENGINE": "mpi", **variables({**ENVIRONMENT, **SLOW})})
+        self._mpi.run(_start_and_end)  # MPI makes its files in shared memory now, not in somebody's test
+        self._resources = frozenset(Resources.held().beyond(before))
 
 
 def _start_and_end() -> None:
@@ -100,9 +104,9 @@ def _start_and_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def rank_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePool]:
+def rank_pools(tensorflow_pools: PartPools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """The ranks of this module; the leak check asks it too."""
-    pools = OnePool(lambda: tmp_path_factory.mktemp("mpi"))
+    pools = Ranks(tensorflow_pools, lambda: tmp_path_factory.mktemp("mpi"))
     yield pools
     pools.close()
 
@@ -118,7 +122,7 @@ class Case:
         strategy: of `STRATEGIES`.
     """
 
-    def __init__(self, pools: OnePool, size: int, engine: str, way: str, strategy: str) -> None:
+    def __init__(self, pools: Ranks, size: int, engine: str, way: str, strategy: str) -> None:
         self._pools, self.size, self._engine, self._strategy = pools, size, engine, strategy
         self._framework, mode = WAYS[way]
         plugins = PluginManager().load()
@@ -163,20 +167,21 @@ def check_equal(found: Parameters, expected: Parameters) -> None:
 def cases() -> list[object]:
     """Return all combinations of `JOBS`, `WAYS` and `STRATEGIES`; those are `soak` that a shorter list leaves out.
 
-    Among the others every pair of two of size, engine, way and strategy is there; one rank is tested on one engine.
+    Among the others every pair of two of size, engine, way and strategy is there, but one rank is tested on one engine,
+    and mpi, which needs other ranks for each number of them, with three.
     """
     found: list[object] = []
     for size, engine in JOBS:
         for way, strategy in itertools.product(WAYS, STRATEGIES):
             turn = size + ENGINES.index(engine) + list(WAYS).index(way) + list(STRATEGIES).index(strategy)
-            is_quick = turn % len(STRATEGIES) == 0 and (size > 1 or engine == "shm")
+            is_quick = turn % len(STRATEGIES) == 0 and (engine, size) not in LONG
             found.append(pytest.param(size, engine, way, strategy, marks=[] if is_quick else [pytest.mark.soak]))
     return found
 
 
 @pytest.mark.parametrize(("size", "engine", "way", "strategy"), cases())
 def test_training_gives_the_numbers_of_one_process(
-    rank_pools: OnePool, size: int, engine: str, way: str, strategy: str
+    rank_pools: Ranks, size: int, engine: str, way: str, strategy: str
 ) -> None:
     case = Case(rank_pools, size, engine, way, strategy)
     expected, found = case.one_process(), case.together()
@@ -189,7 +194,7 @@ def test_training_gives_the_numbers_of_one_process(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_check_fails_without_the_exchange(rank_pools: OnePool, way: str, strategy: str) -> None:
+def test_the_check_fails_without_the_exchange(rank_pools: Ranks, way: str, strategy: str) -> None:
     case = Case(rank_pools, 3, "shm", way, strategy)
     expected, found = case.one_process(), case.apart()
     for name in TRAINED:

@@ -70,13 +70,14 @@ class Connector:
 
 
 _rendezvous: dict[int, ExitStack] = {}
-_warm: set[tuple[str, bool]] = set()
+_warm: set[tuple[str, bool, int]] = set()
 _numbers = itertools.count()
 
 
 def run_connecting(connector: Connector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run `case(connector, *args)` on this rank and make sure that it leaves nothing behind."""
-    kind = (connector.engine, connector.wrap is None)
+    # With the size: of a process that served a smaller world before, the others have not been part.
+    kind = (connector.engine, connector.wrap is None, read_placement().topology.world_size)
     if kind not in _warm:  # what an engine imports and starts once per process is no leak
         connector.close(connector.connect("warm-up"))
         _warm.add(kind)

@@ -12,7 +12,7 @@ pytest.importorskip("tensorflow")
 
 import clip_keras
 from clip_keras import Case
-from tensorflow_ranks import ENVIRONMENT
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -32,6 +32,12 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return tensorflow_pools
+
+
 def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
     assert found.keys() == expected.keys()
     return max(float(np.max(np.abs(found[name] - expected[name]))) for name in expected)
@@ -39,7 +45,7 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_clipping_over_ranks_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
-    pool = rank_pool(2, env=ENVIRONMENT)
+    pool = rank_pool(2)
     unclipped = [Case(case.strategy, (), passes=case.passes) for case in CASES]
     expected = pool.run(clip_keras.train_in_one_process, (CASES + unclipped,))[0]
     found = pool.run(clip_keras.train_over_ranks, (CASES,), {"alone": size == 1})

@@ -7,16 +7,22 @@ import pytest
 pytest.importorskip("tensorflow")
 
 import precision_keras
-from tensorflow_ranks import ENVIRONMENT
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
 
 
+@pytest.fixture(scope="module")
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return tensorflow_pools
+
+
 def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactory) -> None:
     pytest.importorskip("sklearn")
-    pool = rank_pool(2, env=ENVIRONMENT)
+    pool = rank_pool(2)
     plain = pool.run(precision_keras.digits, ("precision=fp32",))
     assert plain[0]["accuracy"] > 0.85
     assert plain[0]["computed"] == "float32"
@@ -34,7 +40,7 @@ def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactor
 
 
 def test_gradients_that_float16_cannot_hold_need_a_scaled_loss(rank_pool: RankPoolFactory) -> None:
-    pool = rank_pool(2, env=ENVIRONMENT)
+    pool = rank_pool(2)
     assert pool.run(precision_keras.small_gradients, ("precision=fp16:loss_scale=1:growth_interval=0",))[0] > 0.5
     assert pool.run(precision_keras.small_gradients, ("precision=fp16:loss_scale=268435456",))[0] < 0.1
 
@@ -44,7 +50,7 @@ def test_gradients_that_float16_cannot_hold_need_a_scaled_loss(rank_pool: RankPo
     [("eager", ",clip_value=1"), ("function", ",accumulate=2"), ("fit", ",clip_norm=1"), ("fit", ",zero=1")],
 )
 def test_an_overflow_on_one_rank_is_skipped_by_all(rank_pool: RankPoolFactory, mode: str, line: str) -> None:
-    pool = rank_pool(2, env=ENVIRONMENT)
+    pool = rank_pool(2)
     found = pool.run(precision_keras.one_overflow, (f"precision=fp16:loss_scale=1024{line}", mode, 1))
     assert found[0] == found[1]
     assert found[0]["scales"] == [1024.0, 512.0, 512.0, 512.0]
@@ -54,7 +60,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(rank_pool: RankPoolFactory, m
 
 
 def test_layers_that_are_float32_get_the_policy(rank_pool: RankPoolFactory) -> None:
-    found = rank_pool(2, env=ENVIRONMENT).run(precision_keras.policies, ("precision=bf16",))[0]
+    found = rank_pool(2).run(precision_keras.policies, ("precision=bf16",))[0]
     assert found.pop("wide") == "float64"
     assert {"dense", "recurrent", "norm"} < found.keys()
     assert set(found.values()) == {"mixed_bfloat16"}
@@ -73,5 +79,5 @@ def test_layers_that_are_float32_get_the_policy(rank_pool: RankPoolFactory) -> N
 def test_what_cannot_work_is_refused_on_all_ranks(
     rank_pool: RankPoolFactory, line: str, kind: str, message: str
 ) -> None:
-    for found in rank_pool(2, env=ENVIRONMENT).run(precision_keras.error_of, (line, kind)):
+    for found in rank_pool(2).run(precision_keras.error_of, (line, kind)):
         assert message in found
