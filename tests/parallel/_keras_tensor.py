@@ -1,0 +1,152 @@
+"""Keras trainings with cut layers that run on the ranks of a pool; imported there too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unidist.keras as ud
+from unidist import context
+from unidist_tensorflow.training_distribute import distribute
+
+STEPS, BATCH, LENGTH, TOKENS, WIDTH = 4, 8, 5, 11, 8
+L = keras.layers
+
+
+@contextmanager
+def runtime() -> Iterator[Any]:
+    """A fresh runtime around a test's work, with Keras computing in float64."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    ud.init()
+    try:
+        yield context.current()
+    finally:
+        ud.shutdown()
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)
+
+
+@keras.saving.register_keras_serializable("unidist_tests")
+class Block(L.Layer):  # type: ignore[misc,name-defined]  # Keras has no types
+    """A block of a transformer with sizes that do not divide."""
+
+    def __init__(self, dropout: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.attention = L.MultiHeadAttention(4, 3, dropout=dropout)
+        self.first_norm, self.second_norm = L.LayerNormalization(), L.LayerNormalization()
+        self.up, self.gate, self.down = L.Dense(14, "gelu"), L.Dense(14), L.Dense(WIDTH)
+        self.inner_dropout, self.outer_dropout = L.Dropout(dropout), L.Dropout(dropout)
+
+    def build(self, shape: Any) -> None:
+        """Make the variables."""
+        self.attention.build(shape, shape)
+        for layer in (self.first_norm, self.second_norm, self.up, self.gate):
+            layer.build(shape)
+        self.down.build((*shape[:-1], 14))
+        self.built = True
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        """Attend, then think."""
+        normed = self.first_norm(x)
+        x = x + self.attention(normed, normed, use_causal_mask=True, training=training)
+        normed = self.second_norm(x)
+        hidden = self.inner_dropout(self.up(normed) * self.gate(normed), training=training)
+        return x + self.outer_dropout(self.down(hidden), training=training)
+
+
+def transformer(seed: int = 5, dropout: float = 0.0) -> Any:
+    """Tokens to scores of tokens; the same weights wherever it is called with one seed."""
+    keras.utils.set_random_seed(seed)
+    tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
+    x = L.Embedding(TOKENS, WIDTH, name="embedding")(tokens)
+    for number in range(2):
+        x = Block(dropout, name=f"block{number}")(x)
+    return keras.Model(tokens, L.Dense(TOKENS, name="scores")(L.LayerNormalization(name="norm")(x)))
+
+
+def dense(seed: int = 5) -> Any:
+    """A stack of dense layers on numbers, without an embedding (whose gradients are sparse)."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [keras.Input((WIDTH,)), L.Dense(7, "tanh"), L.Dense(9), L.Activation("relu"), L.Dropout(0.0), L.Dense(TOKENS)]
+    )
+
+
+def data(kind: str) -> tuple[Any, Any]:
+    """The same batches on every rank."""
+    generator = np.random.default_rng(3)
+    if kind == "dense":
+        return generator.normal(size=(STEPS, BATCH, WIDTH)), generator.integers(TOKENS, size=(STEPS, BATCH))
+    tokens = generator.integers(TOKENS, size=(2, STEPS, BATCH, LENGTH))
+    return tokens[0], tokens[1]
+
+
+MODELS: dict[str, Callable[..., Any]] = {"transformer": transformer, "dense": dense}
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(0.01),
+}
+
+
+def loss() -> Any:
+    """Cross-entropy."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def alone(kind: str, optimizer: str, clip: float | None = None) -> tuple[list[float], Any]:
+    """Train one process on the whole batches; returns losses and the model."""
+    model, chosen = MODELS[kind](), OPTIMIZERS[optimizer]()
+    losses = []
+    for x, y in zip(*data(kind), strict=True):
+        with tf.GradientTape() as tape:
+            value = loss()(y, model(x, training=True))
+        losses.append(float(value))
+        gradients = tape.gradient(value, model.trainable_variables)
+        if clip is not None:
+            gradients = [tf.convert_to_tensor(each) for each in gradients]
+            norm = tf.linalg.global_norm(gradients)
+            gradients = [each * tf.minimum(1.0, clip / (norm + 1e-6)) for each in gradients]
+        chosen.apply(gradients, model.trainable_variables)
+    return losses, model
+
+
+def train(kind: str, optimizer: str, strategy: str, *, fit: bool = False) -> tuple[list[float], Any, Any]:
+    """Train this rank's part on its share of the batches; returns losses, the model and its optimizer."""
+    runtime = context.current()
+    model = MODELS[kind]()
+    rank, size = runtime.axis_rank, runtime.axis_size
+    if fit:
+        model, bound = distribute(model, OPTIMIZERS[optimizer](), strategy)
+        model.compile(bound, loss(), jit_compile=False)
+    else:
+        step = ud.TrainStep(model, OPTIMIZERS[optimizer](), loss(), strategy)
+        model, bound = step.model, step.optimizer
+    losses = []
+    for x, y in zip(*data(kind), strict=True):
+        x, y = x[rank("data") :: size("data")], y[rank("data") :: size("data")]
+        if fit:
+            losses.append(model.fit(x, y, batch_size=len(x), verbose=0).history["loss"][0])
+        elif "accumulate" in strategy:
+            losses.append(sum(float(step(x[part::2], y[part::2])) for part in range(2)) / 2)
+        else:
+            losses.append(float(step(x, y)))
+    return losses, model, bound
+
+
+def error_of(kind: str, optimizer: str, strategy: str, *, fit: bool = False, clip: float | None = None) -> float:
+    """Return how far losses and outputs are from those of one process."""
+    with runtime() as current:
+        wanted, reference = alone(kind, optimizer, clip)
+        losses, model, _ = train(kind, optimizer, strategy, fit=fit)
+        x = data(kind)[0][0]
+        errors = [np.abs(np.asarray(model(x, training=False)) - np.asarray(reference(x, training=False))).max()]
+        if not fit or current.axis_size("data") == 1:
+            errors.append(np.abs(np.asarray(losses) - wanted).max())
+        return float(max(errors))

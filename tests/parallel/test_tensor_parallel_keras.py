@@ -1,0 +1,204 @@
+"""Tensor parallelism in Keras gives the numbers of one process, and says what it cannot cut."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from part_pools import PartPools
+
+pytest.importorskip("tensorflow", reason="the training is in Keras")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+import keras
+import numpy as np
+from _keras_tensor import Block, alone, data, dense, error_of, loss, runtime, train, transformer
+
+import unidist.keras as ud
+from unidist.errors import ConfigurationError, UsageError
+from unidist.testing import RecordingCommunicator
+from unidist_tensor_parallel import _tensorflow
+from unidist_tensor_parallel._tensorflow_axis import TensorAxis
+from unidist_tensorflow.training_distribute import distribute
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "optimizer", "strategy", "options"),
+    [
+        (2, "transformer", "adamw", "tensor=2", {}),
+        (2, "dense", "sgd", "tensor=2", {"fit": True}),
+        (3, "transformer", "sgd", "tensor=3", {"fit": True}),
+        (3, "dense", "adamw", "tensor=3:plan=dense*=column_gather", {}),
+        (2, "dense", "adamw", "tensor=2:plan=dense*=row_split,accumulate=2", {}),
+        (2, "dense", "sgd", "tensor=2,clip_norm=0.05", {"clip": 0.05}),
+        (4, "transformer", "sgd", "tensor=2", {}),
+        (4, "dense", "adamw", "tensor=2,zero=1,clip_norm=0.05", {"clip": 0.05}),
+        (4, "dense", "sgd", "tensor=2,zero=2", {}),
+        (4, "transformer", "adamw", "tensor=4", {}),
+    ],
+)
+def test_the_numbers_of_one_process(
+    tensorflow_pools: PartPools, ranks: int, kind: str, optimizer: str, strategy: str, options: dict[str, Any]
+) -> None:
+    found = tensorflow_pools.get(ranks, engine="shm").run(error_of, (kind, optimizer, strategy), options)
+    assert max(found) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["mpi", "horovod"])
+def test_on_other_engines(tensorflow_pools: PartPools, engine: str) -> None:
+    found = tensorflow_pools.get(2, engine=engine).run(error_of, ("dense", "adamw", "tensor=2"))
+    assert max(found) < 1e-12
+
+
+def test_without_the_exchange_the_numbers_are_others(tensorflow_pools: PartPools) -> None:
+    def main(left_out: str) -> float:
+        kept = getattr(TensorAxis, left_out)
+        setattr(TensorAxis, left_out, lambda self, tensor: tensor)
+        try:
+            return error_of("dense", "sgd", "tensor=2")
+        finally:
+            setattr(TensorAxis, left_out, kept)
+
+    pool = tensorflow_pools.get(2, engine="shm")
+    for left_out in ("enter", "leave"):
+        assert min(pool.run(main, (left_out,))) > 1e-3
+
+
+def test_a_pair_of_layers_costs_one_sum_forward_and_one_backward(tensorflow_pools: PartPools) -> None:
+    def main() -> list[str]:
+        records: list[RecordingCommunicator] = []
+
+        class Recorded(TensorAxis):
+            def __init__(self, communicator: Any) -> None:
+                records.append(RecordingCommunicator(communicator))
+                super().__init__(records[0])
+
+        kept = _tensorflow.TensorAxis
+        _tensorflow.TensorAxis = Recorded
+        try:
+            with runtime():
+                keras.utils.set_random_seed(1)
+                layers = [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)]
+                step = ud.TrainStep(keras.Sequential(layers), keras.optimizers.SGD(), loss(), "tensor=2")
+                step(data("dense")[0][0], data("dense")[1][0] % 3)
+                return [call.operation for call in records[0].calls]
+        finally:
+            _tensorflow.TensorAxis = kept
+
+    # The input of the first layer needs no gradient.
+    assert tensorflow_pools.get(2, engine="shm").run(main) == [["allreduce"]] * 2
+
+
+def test_checkpoints_load_at_any_division(tensorflow_pools: PartPools, tmp_path: Path) -> None:
+    def save(strategy: str, folder: Path) -> Any:
+        with runtime():
+            _, model, optimizer = train("transformer", "adamw", strategy)
+            ud.save(folder, model, optimizer)
+            return np.asarray(model(data("transformer")[0][0], training=False))
+
+    def load(strategy: str, folder: Path) -> Any:
+        with runtime() as current:
+            _, model, optimizer = train("transformer", "adamw", strategy)  # another state than that which is loaded
+            ud.load(folder, model, optimizer)
+            x, y = data("transformer")[0][0], data("transformer")[1][0]
+            rank, size = current.axis_rank("data"), current.axis_size("data")
+            before = np.asarray(model(x, training=False))
+            model.compile(optimizer, loss(), jit_compile=False)
+            model.fit(x[rank::size], y[rank::size], batch_size=8, verbose=0)
+            return before, np.asarray(model(x, training=False))
+
+    outcomes = {}
+    for name, ranks, strategy in [("cut", 2, "tensor=2"), ("whole", 1, "data"), ("cut more", 4, "tensor=2")]:
+        folder = tmp_path / name
+        saved = tensorflow_pools.get(ranks, engine="auto").run(save, (strategy, folder))[0]
+        outcomes[name] = (folder, saved)
+    afterwards = []
+    for name, ranks, strategy in [
+        ("cut", 1, "data"),
+        ("whole", 3, "tensor=3"),
+        ("cut more", 2, "data"),
+        ("cut", 4, "tensor=2"),
+    ]:
+        folder, saved = outcomes[name]
+        for before, after in tensorflow_pools.get(ranks, engine="auto").run(load, (strategy, folder)):
+            np.testing.assert_allclose(before, saved, rtol=1e-12, atol=1e-12)
+            afterwards.append(after)
+    for after in afterwards:  # optimizer state too
+        np.testing.assert_allclose(after, afterwards[0], rtol=1e-11, atol=1e-11)
+
+
+def test_random_numbers_are_equal_outside_and_different_inside_of_what_is_cut(tensorflow_pools: PartPools) -> None:
+    def main() -> dict[str, list[int]]:
+        with runtime() as current:
+            model, _ = distribute(
+                transformer(seed=current.topology.rank, dropout=0.3), keras.optimizers.SGD(), "tensor=2"
+            )
+            block = next(layer for layer in model.layers if isinstance(layer, Block))
+            layers = {
+                "outer": block.outer_dropout,
+                "inner": block.inner_dropout,
+                "attention": block.attention._dropout_layer,
+            }
+            return {name: np.asarray(layer.seed_generator.state).tolist() for name, layer in layers.items()}
+
+    first, second = tensorflow_pools.get(2, engine="shm").run(main)
+    assert first["outer"] == second["outer"]
+    assert first["inner"] != second["inner"]
+    assert first["attention"] != second["attention"]
+
+
+def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools) -> None:
+    def told(model: Any, strategy: str, optimizer: Any = None) -> str:
+        with pytest.raises((ConfigurationError, UsageError)) as caught:
+            distribute(model, optimizer or keras.optimizers.SGD(), strategy)
+        return str(caught.value)
+
+    def main() -> list[str]:
+        found = []
+        for model, strategy, optimizer in (
+            (dense(), "tensor=2:plan=nothing*=column", None),
+            (dense(), "tensor=2:plan=dense*=column", None),
+            (dense(), "tensor=2:plan=dense*=attention", None),
+            (keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]), "tensor=2", None),
+            (keras.Sequential([keras.layers.Dense(3)]), "tensor=2", None),
+            (dense(), "tensor=2", keras.optimizers.Adafactor()),
+            (dense(), "tensor=2", keras.optimizers.SGD(global_clipnorm=1.0)),
+        ):
+            with runtime():
+                found.append(told(model, strategy, optimizer))
+        with runtime():
+            model, _ = distribute(dense(), keras.optimizers.SGD(), "tensor=2")
+            with pytest.raises(UsageError, match="unidist's save"):
+                model.save_weights("/tmp/never.weights.h5")
+        return found
+
+    expected = [
+        "matches no layer",
+        "only element-wise operations may lie between",
+        "cannot have the role 'attention'",
+        "no layer of this model was found",
+        "must have its variables",
+        "looks at a variable's whole tensor",
+        "clip_norm",
+    ]
+    for messages in tensorflow_pools.get(2, engine="shm").run(main):
+        for message, wanted in zip(messages, expected, strict=True):
+            assert wanted in message
+
+
+def test_alone_nothing_is_cut() -> None:
+    with runtime():
+        _, reference = alone("dense", "sgd")
+        _, model, _ = train("dense", "sgd", "tensor=1")
+        x = data("dense")[0][0]
+        np.testing.assert_array_equal(np.asarray(model(x)), np.asarray(reference(x)))
