@@ -100,7 +100,7 @@ class DividedModel:
         return self._programs[key]
 
     def _check(self, program: Program) -> None:
-        """Raise UsageError if a stage needs what another one has: with these arguments the model does something else."""
+        """Raise UsageError if a stage needs what another one has: with these arguments the model differs."""
         division = self.division
         for stage in program.stages:
             used = stage.attributes()
