@@ -24,6 +24,7 @@ _OWN = {
     "checkpoint": "unidist_launch.checkpoint_command:checkpoint",
     "build": "unidist_launch.build_command:build",
     "slurm": "unidist_launch.slurm_command:slurm",
+    "kubernetes": "unidist_launch.kubernetes_command:kubernetes",
 }
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130

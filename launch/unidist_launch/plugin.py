@@ -27,3 +27,11 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
             marker="SLURM_JOB_NODELIST",
         )
     )
+    registry.add(
+        LauncherSpec(
+            "kubernetes",
+            "unidist_launch.kubernetes:KubernetesLauncher",
+            "ranks in the pods of a job that `unidist kubernetes manifest` wrote",
+            marker="UNIDIST_POD_LEADER",
+        )
+    )

@@ -53,12 +53,12 @@ def script(
 
     Options of `unidist launch` stand after two dashes. There are as many ranks as tasks, unless -np says otherwise.
     """
-    _check_launch(arguments)
+    check_launch(arguments)
     named = {name.replace("_", "-"): value for name, value in options.items()}
     click.echo(BatchScript(interpreter, arguments, named, more, setup).text(), nl=False)
 
 
-def _check_launch(arguments: Sequence[str]) -> None:
+def check_launch(arguments: Sequence[str]) -> None:
     """Refuse what `unidist launch` would refuse on the cluster, hours later.
 
     Raises:
