@@ -61,8 +61,8 @@ def check_movable(update: Update) -> None:
     if kept:
         raise ConfigurationError(
             f"this job is elastic, and the optimizer is used with {' and '.join(kept)}: what a lost rank holds of "
-            "it, no other rank has. Use the strategies data, accumulate, clip and precision, or launch without --min-np and "
-            "--max-np and save checkpoints."
+            "it, no other rank has. Use the strategies data, accumulate, clip and precision, or launch without "
+            "--min-np and --max-np, and save checkpoints."
         )
 
 

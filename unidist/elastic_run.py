@@ -58,15 +58,20 @@ def run_through_generations(
             except HostsUpdatedInterrupt:
                 reason = ""
             except PeerLostError as exc:
-                reason = membership.link.ended or str(exc)
-                began = time.monotonic()
-                state.restore()
-                _log.info("%s; the last commit was restored in %.3f s", reason, time.monotonic() - began)
+                reason = membership.link.ended or str(exc) or "a peer was lost"
+                _log.info("%s", reason)
             needs_sync = _enter(membership, state, reason)
 
 
 def _enter(membership: Member, state: State, reason: str) -> bool:
-    """Come into the next generation that lives long enough; returns whether the state has to be synchronised."""
+    """Come into the next generation that lives long enough; returns whether the state has to be synchronised.
+
+    Args:
+        membership: of this process.
+        state: is restored if something was lost.
+        reason: what was lost; "" if the members have come to an end by agreement.
+    """
+    is_lost = bool(reason)
     while True:
         began = time.monotonic()
         context.shutdown()
@@ -79,9 +84,12 @@ def _enter(membership: Member, state: State, reason: str) -> bool:
         try:
             runtime = context.init()
             move_all(runtime)
+            if is_lost:
+                state.restore()  # not before: what was half exchanged in the old world is forgotten now
             state.on_reset()
         except PeerLostError as exc:
-            reason = membership.link.ended or str(exc)
+            reason = membership.link.ended or str(exc) or "a peer was lost"
+            is_lost = True
             continue
         _log.info(
             "generation %d: rank %d of %d; waited %.3f s for it, connected in %.3f s",

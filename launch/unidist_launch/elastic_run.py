@@ -397,12 +397,20 @@ class ElasticRun:
             lambda: self._coordinator.end_worker(number, reason, now=time.monotonic(), succeeded=succeeded)
         )
         if succeeded:
-            self._is_finishing = True
+            self._finish()
             self._slots.vacated(number, now, pause=0.0)
         elif worker.has_left or (worker.is_leaving and not host_lost):
             self._slots.vacated(number, now, pause=_LEFT_PAUSE_SEC)
         else:
             self._note_failure(worker, returncode, host_lost, now)
+
+    def _finish(self) -> None:
+        """The script has come to its end on a rank: those that were never in a world have come too late."""
+        self._is_finishing = True
+        for worker in self._workers.values():
+            if worker.joined is None and not worker.is_leaving:
+                worker.is_leaving = True
+                self._tell({"type": "signal", "number": int(signal.SIGTERM), "workers": [worker.number]}, worker.host)
 
     def _note_failure(self, worker: _Worker, returncode: int, host_lost: str, now: float) -> None:
         was_useful = worker.joined is not None and now - worker.joined >= _USEFUL_SEC

@@ -103,9 +103,9 @@ class ElasticJob:
         """Return the groups of each line of a rank that matches, folded lines once for each rank."""
         found = []
         for line in list(self.lines):
-            match = re.fullmatch(r"\[[\d,-]+\] " + pattern, line)
+            match = re.fullmatch(r"\[([\d,-]+)\] " + pattern, line)
             if match:
-                found.append(match.groups())
+                found += [match.groups()[1:]] * _count(match[1])
         return found
 
     def wait_for(self, pattern: str, *, seconds: float = 60.0) -> tuple[str, ...]:
@@ -146,3 +146,9 @@ class ElasticJob:
             return []
         found = [json.loads(line) for line in self._events.read_text().splitlines()]
         return [event for event in found if kind in (None, event["event"])]
+
+
+def _count(label: str) -> int:
+    """Return how many ranks a label names: "0", "0-2,4"."""
+    runs = [run.split("-") for run in label.split(",")]
+    return sum(int(run[-1]) - int(run[0]) + 1 for run in runs)

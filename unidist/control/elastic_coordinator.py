@@ -23,7 +23,7 @@ from typing import Any
 
 from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator
 from unidist.control.meeting import refusal
-from unidist.control.membership import Membership, Phase, Worker
+from unidist.control.membership import NO_STATE, Membership, Phase, Worker
 from unidist.control.service import Action, Drop, Publish, Send
 from unidist.control.wire import Message
 
@@ -216,7 +216,8 @@ class ElasticCoordinator(Coordinator):
         """Do what the state of the membership asks for."""
         membership = self.membership
         for worker in membership.waiting:
-            if worker.is_leaving and not membership.members:
+            came_too_late = membership.is_finishing and worker.progress == NO_STATE and membership.has_begun
+            if came_too_late or (worker.is_leaving and not membership.members):
                 yield from self._dismiss(worker.number)
         if membership.can_form():
             yield from self._form(now)

@@ -196,6 +196,16 @@ def test_an_end_in_good_order_disturbs_nobody_and_a_bad_one_does() -> None:
     assert desk.last(2)["type"] == "ended"
 
 
+def test_one_that_comes_when_others_have_finished_is_let_go() -> None:
+    desk = Desk(first=2)
+    desk.come(0, 1)
+    desk.say(0, "detached")
+    desk.do(desk.coordinator.end_worker(0, "exit code 0", now=0.0, succeeded=True))
+    desk.come(2)
+    assert desk.last(2)["type"] == "dismissed"
+    assert desk.kinds().count("generation") == 1
+
+
 def test_with_its_host_all_workers_are_lost() -> None:
     desk = Desk(first=2)
     desk.come(0, 1)

@@ -1,0 +1,120 @@
+"""PyTorch on ranks that come and go: the parameters at the end are those of a run that nothing happened to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elastic_job import ElasticJob
+
+# 60 samples in each of 2 epochs, 12 in a step of all ranks. In step 4 it waits until all ranks are there again.
+SCRIPT = """
+import os, sys, time
+import torch
+import unidist.torch as ud
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+ud.init()
+torch.manual_seed(3)
+torch.set_num_threads(1)
+wanted = int(sys.argv[1])
+inputs = torch.randn(60, 8, dtype=torch.float64)
+targets = inputs.sin().sum(1, keepdim=True)
+data = torch.utils.data.TensorDataset(inputs, targets)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+torch.manual_seed(int(os.environ.get("UNIDIST_WORKER", 0)))  # which is another one on each, on purpose
+for parameter in model.parameters() if "UNIDIST_WORKER" in os.environ else ():
+    parameter.data += 0.0 if os.environ["UNIDIST_WORKER"] == "0" else 1.0
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer = ud.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+sampler = ud.elastic.ElasticSampler(data, seed=5)
+resets = []
+state = ud.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, step=0, samples=[])
+state.register_reset_callbacks([lambda: resets.append(ud.size())])
+
+@ud.elastic.run
+def train(state):
+    say("enter", ud.rank(), ud.size(), state.step, os.getpid())
+    size = 12 // ud.size()
+    while state.epoch < 2:
+        for batch, (x, y) in enumerate(torch.utils.data.DataLoader(data, batch_size=size, sampler=sampler)):
+            while state.step == 4 and ud.size() < wanted:
+                state.check_host_updates()
+                time.sleep(0.01)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            own = list(sampler.indices[batch * size : (batch + 1) * size])
+            state.samples = state.samples + [(state.epoch, i) for part in ud.allgather_object(own) for i in part]
+            sampler.record_batch(batch, size)
+            state.step += 1
+            state.commit()
+            say("step", state.step, ud.rank())
+            time.sleep(0.1)
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+        state.commit()
+
+train(state)
+assert sorted(state.samples) == [(epoch, i) for epoch in range(2) for i in range(60)], state.samples
+say("done", ";".join(repr(float(p.detach().sum())) for p in model.parameters()), state.step, os.getpid())
+say("resets", resets)
+"""
+
+
+def parameters(text: str) -> list[float]:
+    return [float(item) for item in text.split(";")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Return what one process computes that nothing happens to."""
+    script = tmp_path_factory.mktemp("one") / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), "1"], capture_output=True, text=True, timeout=120, check=True, cwd=script.parent
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("done ")]
+    return parameters(line.split()[1])
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("size", "victim"),
+    [
+        (3, 1),
+        *(pytest.param(size, victim, marks=pytest.mark.soak) for size, victim in ((3, 0), (4, 3), (4, 0), (2, 1))),
+    ],
+)
+def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
+    size: int, victim: int, undisturbed: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
+    process = subprocess.Popen(
+        [*command, "--event-log", "events", "python", "script.py", str(size)],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with ElasticJob(process, tmp_path / "events") as job:
+        pids = {job.pid(rank, size) for rank in range(size)}
+        killed = job.pid(victim, size)
+        job.wait_for(r"step 2 \d")
+        os.kill(killed, signal.SIGKILL)
+        assert job.end(seconds=120) == 0, job.lines
+    results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
+    assert len(results) == size
+    for result in results:
+        assert result == pytest.approx(undisturbed, rel=1e-12, abs=1e-12)
+    assert pids - {killed} <= job.survivors()
+    assert [event["world_size"] for event in job.events("generation")] == [size, size - 1, size]
+    assert job.said(r"resets (.*)").count((str([size - 1, size]),)) == size - 1
