@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from part_pools import PartPools
 
 from unidist.testing import StrategyConformance
 from unidist.testing._training import Training, train_on_rank
@@ -11,6 +12,12 @@ from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
 pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 class TestDataParallelOverShm(StrategyConformance):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -26,6 +27,12 @@ JOBS = [
     (4, "zero=2:shard=2", "zero=2", "zero=3:shard=2"),
 ]
 OPTIMIZERS = ("adamw", "adafactor", "nadam")  # the last in a network of blocks
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 def test_training_goes_on_at_another_number_of_ranks(rank_pool: RankPoolFactory, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mpi_pool import MpiPool, variables
+from part_pools import PartPools
 
 from unidist.plugins import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
@@ -38,6 +39,8 @@ CASES = {
         Case("zero=3:shared=false", "sgd", deep=True),
         Case("zero=3:shared=false", "adafactor", passes=2, deep=True),
         Case("zero=3:shared=true", "adamw", deep=True, unfreezes=True),
+        Case("zero=3:units=blocks.*+head.1:prefetch=0", "adamw", deep=True, steps=4),
+        Case("zero=3:units=blocks.*.wide:prefetch=3", "adamw", passes=2, deep=True, steps=4),
         Case("zero=3", "adafactor", passes=2, deep=True),
         Case("zero=3", "adamw", deep=True, unfreezes=True, engine="gloo"),
         Case("zero=1", "adafactor", engine="horovod", steps=3),
@@ -65,6 +68,12 @@ CASES = {
     ],
 }
 NARROW = 1e-5
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 def line(case: Case) -> Case:
