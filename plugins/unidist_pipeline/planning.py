@@ -23,8 +23,9 @@ from unidist_pipeline.costs import Costs
 from unidist_pipeline.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
-    from unidist.estimating.figures import Workload
+    from unidist.estimating.figures import ModelFigures, Workload
     from unidist.estimating.memory import RankMemory
+    from unidist.planning.work import Work
     from unidist.registry import Registry, ScheduleSpec
     from unidist_pipeline.schedule import Schedule
 
@@ -70,19 +71,26 @@ def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
             f"pipeline={pipe.num_ranks}:schedule={pipe.schedule} has {num_stages} stages, but the model only "
             f"{setting.work.num_blocks} blocks. Use a smaller pipeline, or a schedule with fewer stages on each rank."
         )
-    share = 1 / pipe.num_ranks
-    step = step.divided(pipe.num_ranks, blocks=share, traffic=share).in_pieces(pipe.num_microbatches)
-    return step.in_order(Played(pipe, registry))
+    model = setting.work.workload(1).model
+    step = step.divided(
+        pipe.num_ranks,
+        blocks=1 / pipe.num_ranks,
+        traffic=1 / pipe.num_ranks,
+        parameters=_most_parameters(model, pipe.num_ranks),
+        uneven=_unevenness(setting.work, pipe.num_ranks, pipe.stages(registry)),
+    )
+    return step.in_pieces(pipe.num_microbatches).in_order(Played(pipe, registry))
 
 
 def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
     """Return what a rank holds of its stages, and of the micro-batches that wait; see `EstimatesMemory.estimate`.
 
-    Parameters are divided evenly; the stage that has the embedding as well holds that in addition.
+    Blocks are divided evenly; the stage that has the embedding as well holds that in addition.
     """
     held = held_microbatches(pipe, schedules())
     share = held / (pipe.num_microbatches * pipe.num_ranks)
-    memory = memory.split(pipe.num_ranks, "parameters", "gradients", "master", "optimizer")
+    most = _most_parameters(workload.model, pipe.num_ranks)
+    memory = memory.split(1 / most, "parameters", "gradients", "master", "optimizer")
     activations = replace(memory.activations, share=memory.activations.share * share)
     return replace(memory, activations=activations)
 
@@ -101,6 +109,30 @@ def proposed(room: Room) -> Sequence[str]:
             if blocks % (num_ranks * spec.stages_per_rank) == 0:
                 found += [f"pipeline={num_ranks}:schedule={spec.name}:microbatches={count}" for count in enough]
     return found
+
+
+def _most_parameters(model: ModelFigures, num_ranks: int) -> float:
+    """Return the share of all parameters that the rank with the embedding has, or an equal one if it is not known."""
+    outside = (model.outside or 0) / model.parameters if num_ranks > 1 else 0.0
+    return (1 - outside) / num_ranks + outside
+
+
+@lru_cache(maxsize=1024)
+def _unevenness(work: Work, num_ranks: int, stages_per_rank: int) -> float:
+    """Return the arithmetic of the rank that has most by the average, if whole blocks are divided as well as possible.
+
+    The last stage computes the head too, so it may get fewer blocks than the others.
+    """
+    piece, blocks = work.forward(1, 1), work.num_blocks
+    head = piece.outside / (piece.blocks / blocks)
+    others = num_ranks * stages_per_rank - 1
+    if not others:
+        return 1.0
+    loads = []
+    for last in range(blocks + 1):
+        each = -(-(blocks - last) // others)
+        loads.append(max(stages_per_rank * each, (stages_per_rank - 1) * each + last + head))
+    return min(loads) / ((blocks + head) / num_ranks)
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,14 @@ class ModelFigures:
         trained: how many of them get a gradient; default: all.
         largest_unit: parameters of the largest block, that stage 3 of ZeRO gathers at once; None if not known.
         parameter_bytes: bytes of one parameter as the model has them; None: as the precision says.
+        outside: how many of the parameters belong to no block, such as an embedding; None if not known.
     """
 
     parameters: int
     trained: int | None = None
     largest_unit: int | None = None
     parameter_bytes: float | None = None
+    outside: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""

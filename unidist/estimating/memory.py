@@ -89,8 +89,11 @@ class RankMemory:
         found: Holding = getattr(self, category)
         return found
 
-    def split(self, num_ranks: int, *categories: Category) -> RankMemory:
-        """Return the same with each of these categories cut into equal shares over `num_ranks` more ranks."""
+    def split(self, num_ranks: float, *categories: Category) -> RankMemory:
+        """Return the same with each of these categories cut into equal shares over `num_ranks` more ranks.
+
+        Where shares are not equal, that of the rank which holds most, as one over `num_ranks`: 2.5 for 40 %.
+        """
         shares = {name: self._shared(name, num_ranks) for name in categories}
         return replace(self, **shares)  # type: ignore[arg-type]  # the names of holdings are those of fields
 
@@ -108,6 +111,6 @@ class RankMemory:
         """Return the same with more working memory."""
         return replace(self, working=(*self.working, *working))
 
-    def _shared(self, category: Category, num_ranks: int) -> Holding:
+    def _shared(self, category: Category, num_ranks: float) -> Holding:
         found = self.holding(category)
         return replace(found, share=found.share / num_ranks)

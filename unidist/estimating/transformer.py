@@ -65,7 +65,9 @@ class Transformer(ActivationModel):
         h = self.hidden
         block = 12 * h * h + 13 * h
         embedding = (self.vocabulary + self.sequence) * h
-        return ModelFigures(self.layers * block + embedding + 2 * h, largest_unit=max(block, embedding))
+        return ModelFigures(
+            self.layers * block + embedding + 2 * h, largest_unit=max(block, embedding), outside=embedding
+        )
 
     def bytes(self, itemsize: int) -> ActivationBytes:
         """See `ActivationModel.bytes`."""

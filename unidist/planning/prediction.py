@@ -138,8 +138,9 @@ class Outline:
         recomputes = memory.activations.policy == "recompute"
         self._products = (self._piece.blocks + self._piece.outside) * step.share / cluster.flops
         self._traffic = self._streamed(self._piece.traffic * step.traffic)
+        self._unevenly = self._products * (step.uneven - 1)
         self._again = self._piece.blocks * step.share / cluster.flops + self._traffic if recomputes else 0.0
-        plain = self._products + self._traffic
+        plain = self._products + self._unevenly + self._traffic
         self._computing: dict[Moment, float] = {"forward": plain, "backward": BACKWARD_FORWARDS * plain + self._again}
         self._timed = list(self._exchanges(repeated="forward" if recomputes else None))
         self._forward, self._backward = (
@@ -170,6 +171,7 @@ class Outline:
             Part("arithmetic", num * (1 + BACKWARD_FORWARDS) * self._products, is_useful=True),
             Part("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
             Part("recomputation", num * self._again),
+            Part("uneven stages", num * (1 + BACKWARD_FORWARDS) * self._unevenly, f"{step.uneven:.2f} of the average"),
         ]
         for item in self._timed:
             times = 1 if item.moment == "update" else num
@@ -211,7 +213,7 @@ class Outline:
         if group.size < 2:
             return 0.0, ""
         units = self.setting.work.num_blocks * self.step.blocks
-        model, share = self.workload.model, self.step.share
+        model, share = self.workload.model, self.step.parameters
         if item.moved == "border":
             num_bytes, times = self._border(self._piece), item.count * units
         elif item.moved == "gradients":

@@ -87,7 +87,9 @@ class RankStep:
         num_pieces: pieces in which the rank computes its samples, one after the other.
         passes: how many of these divide what the script passes at once: 2 if the script makes two passes for an
             update. The other pieces are cut by the strategy itself.
-        share: of the model's arithmetic and of its parameters, what this rank has; 1 is all of it.
+        share: of the model's arithmetic, what this rank has on average; 1 is all of it.
+        parameters: likewise of the model's parameters, the rank that has most.
+        uneven: the arithmetic of the rank that has most, by the average.
         blocks: of the model's blocks, what this rank has a part of.
         traffic: of the memory traffic of a block's operations that are no matrix products, what this rank has.
         order: how the pieces follow each other.
@@ -97,21 +99,40 @@ class RankStep:
     num_pieces: int = 1
     passes: int = 1
     share: float = 1.0
+    parameters: float = 1.0
+    uneven: float = 1.0
     blocks: float = 1.0
     traffic: float = 1.0
     order: Order = OneAfterTheOther()
     exchanges: tuple[Exchange, ...] = ()
 
-    def divided(self, num_ranks: int, *, blocks: float = 1.0, traffic: float) -> RankStep:
+    def divided(
+        self,
+        num_ranks: int,
+        *,
+        blocks: float = 1.0,
+        traffic: float,
+        parameters: float | None = None,
+        uneven: float = 1.0,
+    ) -> RankStep:
         """Return the same with the model divided over `num_ranks` more ranks.
 
         Args:
-            num_ranks: ranks that divide each rank's part equally.
+            num_ranks: ranks that divide each rank's part.
             blocks: of the blocks that it had, the share that a rank has something of: 1 where each block is cut, 1/n
                 where whole blocks are given to n ranks.
             traffic: of the traffic that it had, the share that it keeps.
+            parameters: of the parameters that it had, the share of the rank that keeps most; default: 1/n.
+            uneven: the arithmetic of the rank that gets most, by that of an equal share.
         """
-        return replace(self, share=self.share / num_ranks, blocks=self.blocks * blocks, traffic=self.traffic * traffic)
+        return replace(
+            self,
+            share=self.share / num_ranks,
+            parameters=self.parameters * (1 / num_ranks if parameters is None else parameters),
+            uneven=self.uneven * uneven,
+            blocks=self.blocks * blocks,
+            traffic=self.traffic * traffic,
+        )
 
     def in_pieces(self, num_pieces: int) -> RankStep:
         """Return the same with every piece cut into `num_pieces` by the strategy itself (micro-batches)."""

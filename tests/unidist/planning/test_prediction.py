@@ -94,10 +94,23 @@ def test_a_pipeline_is_idle_by_its_schedule() -> None:
     """(p-1)/m of the time that its ranks compute, for 1F1B, where messages take no time."""
     free = replace(CLUSTER, inside=Link(0, 1e18))
     found = predicted("pipeline=4:schedule=1f1b:microbatches=16", setting(WORK, 4, cluster=free))
-    assert seconds(found, "idle") == pytest.approx(3 / 16 * 64 * 3 * FORWARD / 4 / 1e12, rel=1e-6)
+    computing = seconds(found, "arithmetic") + seconds(found, "uneven stages")
+    assert seconds(found, "idle") == pytest.approx(3 / 16 * computing, rel=1e-6)
     assert seconds(found, "arithmetic") == pytest.approx(64 * 3 * FORWARD / 4 / 1e12)
     slow = predicted("pipeline=4:schedule=1f1b:microbatches=16", given(4))
     assert seconds(slow, "idle") > seconds(found, "idle")
+
+
+def test_whole_blocks_do_not_divide_evenly() -> None:
+    """Of 8 blocks and a head of 0.16 of them two go to each of four ranks, and the head to one in addition."""
+    head = 2 * 128 * 512 * 1000 / ((FORWARD - 2 * 128 * 512 * 1000) / 8)
+    found = predicted("pipeline=4:microbatches=16", given(4))
+    most = (2 + head) / ((8 + head) / 4)
+    assert seconds(found, "uneven stages") == pytest.approx(seconds(found, "arithmetic") * (most - 1))
+    # With a head of three blocks the last of four ranks gets no block but it, and the others 8/3, that is 3.
+    large = replace(WORK, transformer=replace(MODEL, vocabulary=int(3 / head * 1000)))
+    found = predicted("pipeline=4:microbatches=16", setting(large, 4, cluster=CLUSTER))
+    assert seconds(found, "uneven stages") == pytest.approx(seconds(found, "arithmetic") * (3 / (11 / 4) - 1), rel=0.01)
 
 
 def test_the_order_of_strategies_does_not_matter() -> None:
@@ -118,7 +131,8 @@ def test_memory_traffic_is_counted_where_its_bandwidth_is_known() -> None:
 
 def test_memory_is_the_estimator_s() -> None:
     found = predicted("pipeline=2:microbatches=4,tensor=2,zero=1", given(8))
-    part = PARAMETERS / 4
+    embedding = (1000 + 128) * 512  # on one stage, in addition to half of the blocks
+    part = ((PARAMETERS - embedding) / 2 + embedding) / 2
     held = {line.name: line.num_bytes for line in found.estimate.lines}
     assert held["parameters"] == held["gradients"] == pytest.approx(4 * part)
     assert held["optimizer"] == pytest.approx(8 * part / 2)

@@ -63,14 +63,13 @@ def weak_scaling() -> list[float]:
     return found
 
 
-def test_megatron_s_throughput_within_a_fifth_everywhere_and_a_tenth_but_for_the_smallest(
-    weak_scaling: list[float],
-) -> None:
+def test_megatron_s_throughput_on_a_whole_host_for_each_layer_within_8_percent(weak_scaling: list[float]) -> None:
     """Table 1. The trillion parameters are 502 petaFLOP/s on 3072 GPUs (also in the abstract): 163 for each."""
     published = [row[-1] for row in TABLE_1]
     ratios = [ours / theirs for ours, theirs in zip(weak_scaling, published, strict=True)]
     assert all(0.8 < ratio < 1.2 for ratio in ratios), ratios
-    assert all(0.9 < ratio < 1.13 for ratio in ratios[1:]), ratios
+    assert all(0.9 < ratio < 1.12 for ratio in ratios[1:]), ratios
+    assert all(0.97 < ratio < 1.08 for ratio in ratios[3:]), ratios
     assert pytest.approx(published[-1], rel=0.005) == 502 / 3.072
 
 
@@ -86,14 +85,12 @@ def test_megatron_s_utilisation_rises_with_the_size_of_the_model(weak_scaling: l
 
 def test_tensor_parallelism_belongs_inside_of_a_host() -> None:
     """Section 5.4.1, Figure 13: 162.2 billion parameters on 64 GPUs. Tensor 8 and pipeline 8, as many as a host has
-    GPUs, is best, and 32 by far the worst. With batch 128 tensor 4 comes out ahead here, by less than 5 %."""
-    for batch, allowance in ((32, 1.0), (128, 1.05)):
+    GPUs, is best for both batches, and 32 far behind."""
+    for batch in (32, 128):
         work = gpt(128, 20480, 32, batch)
         times = {tensor: megatron(work, 64, tensor, 64 // tensor).seconds for tensor in (2, 4, 8, 16, 32)}
-        assert times[8] <= allowance * min(times.values()), times
-        assert max(times, key=lambda tensor: times[tensor]) == 32
+        assert times[2] > times[4] > times[8] < times[16] < times[32], times
         assert times[32] > 1.4 * times[8]
-        assert times[2] > times[8] < times[16]
 
 
 @pytest.mark.parametrize("batch", [32, 128, 512])
@@ -133,7 +130,7 @@ def test_interleaving_gains_ten_percent_and_more() -> None:
 
 def bubble_bound(partitions: int, microbatches: int) -> float:
     """Return the speed-up over one accelerator with the schedule of GPipe, which recomputes."""
-    work = TransformerWork(Transformer(48, 1024, 8000, 128), batch=microbatches)
+    work = TransformerWork(Transformer(48, 1024, 1, 128), batch=microbatches)
     alone = predicted("activations=recompute", setting(work, 1, cluster=FREE)).seconds
     line = f"pipeline={partitions}:schedule=gpipe:microbatches={microbatches},activations=recompute"
     return alone / predicted(line, setting(work, partitions, cluster=FREE)).seconds
@@ -143,7 +140,7 @@ def bubble_bound(partitions: int, microbatches: int) -> float:
 def test_gpipe_s_speed_up_is_bounded_by_its_bubble(partitions: int, microbatches: int) -> None:
     """Huang et al. 2019 (arXiv:1811.06965), section 2.3: the bubble is (K-1)/(M+K-1), so the speed-up K M/(M+K-1)."""
     expected = partitions * microbatches / (microbatches + partitions - 1)
-    assert bubble_bound(partitions, microbatches) == pytest.approx(expected, rel=1e-6)
+    assert bubble_bound(partitions, microbatches) == pytest.approx(expected, rel=1e-4)  # a head of one word counts too
 
 
 def test_gpipe_s_measured_speed_ups_come_near_the_bound() -> None:
