@@ -102,7 +102,7 @@ class Tangled(torch.nn.Module):
         return self.head(self.norm(hidden + early + middle)) + kept.unsqueeze(-1) * 0.01
 
 
-class Sequence_(torch.nn.Sequential):
+class Row(torch.nn.Sequential):
     """A plain row of layers, with dropout that does nothing, and with changes in place where a stage may begin."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Pairs(torch.nn.Module):
         return self.head(state["streams"][0] + state["streams"][1]) / state["count"] + state["codes"].unsqueeze(-1)
 
 
-MODELS: dict[str, Callable[[], torch.nn.Module]] = {"tangled": Tangled, "sequence": Sequence_, "pairs": Pairs}
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {"tangled": Tangled, "sequence": Row, "pairs": Pairs}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,28 +104,25 @@ def test_training_over_mpi(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_a_pipeline_goes_on_in_other_divisions(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
     jobs = [
-        (2, "pipeline=2:schedule=zbv:microbatches=4"),
-        (1, "pipeline=1"),
-        (2, "pipeline=2"),
-        (4, "pipeline=2:schedule=interleaved,zero=1"),
-        (3, "pipeline=3"),
+        (2, "pipeline=2:schedule=zbv:microbatches=4", 2),
+        (1, "pipeline=1", 1),
+        (2, "pipeline=2", 2),
+        (4, "pipeline=2:schedule=interleaved,zero=1", 0),  # two shares of data would be another training: passes it on
+        (3, "pipeline=3", 2),
     ]
-    for number, (size, strategy) in enumerate(jobs):
-        # One rank of the data axis sees what two see in another job: half of the samples each would be other batches.
+    first = 0
+    for number, (size, strategy, steps) in enumerate(jobs):
         case = Case(
             strategy,
-            steps=2,
-            first=2 * number,
+            steps=steps,
+            first=first,
             loads=str(tmp_path / f"{number - 1}") if number else "",
             saves=str(tmp_path / f"{number}"),
         )
-        if size == 4:
-            case = replace(case, steps=0)  # two shares of data would make another training of it: it only passes it on
-            jobs_after = number
+        first += steps
         for errors in rank_pool(size).run(errors_of, ([case],)):
-            if size != 4:
+            if steps:
                 check(case, errors[0])
-    assert jobs_after == 3
 
 
 @pytest.mark.soak
