@@ -1,11 +1,13 @@
 """Writes Python: a small character-level GPT, trained on the standard library's own sources, offline.
 
     unidist launch -np 2 examples/torch/char_gpt.py
-    unidist launch -np 2 --strategy accumulate=2 examples/torch/char_gpt.py --steps 800
+    unidist launch -np 2 --strategy accumulate=2,clip_norm=1 examples/torch/char_gpt.py --steps 800
+    unidist launch -np 4 --strategy pipeline=2,tensor=2 examples/torch/char_gpt.py
     python examples/torch/char_gpt.py                # the same script alone
 
-The default takes about a minute on two cores. It shows what a real loop has besides `backward` and `step`:
-warm-up, gradient clipping, evaluation over all ranks, a text sample at the end.
+The default takes about a minute on two cores. `TrainStep` is one call for every strategy, also for those that divide
+the model over the ranks; besides it the script shows what a real loop has: warm-up, evaluation over all ranks, a text
+sample at the end.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from tqdm import trange
 
 import unidist.torch as ud
+from unidist.context import current
 
 # In names and comments: B batch, T time (characters), C channels (width), H heads, V vocabulary.
 
@@ -89,29 +92,23 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x_BTC)))
 
 
-def next_character_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+def next_character_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape legend
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-@torch.no_grad()
-def validate(model: nn.Module, text: Text, args: argparse.Namespace) -> float:
-    """Return the validation loss, averaged over all ranks; each rank draws windows of its own."""
-    model.eval()
-    generator = torch.Generator().manual_seed(1000 + ud.rank())
-    losses = [
-        next_character_loss(model, *draw(text.validation, args.batch_size, args.context, generator)) for _ in range(4)
-    ]
-    model.train()
-    return ud.allreduce(torch.stack(losses).mean(), name="validation").item()
+def validate(step: ud.TrainStep, text: Text, args: argparse.Namespace, share: int) -> float:
+    """Return the validation loss, averaged over all ranks; each share of the data draws windows of its own."""
+    generator = torch.Generator().manual_seed(1000 + share)
+    batches = [draw(text.validation, args.batch_size, args.context, generator) for _ in range(4)]
+    return sum(step.evaluate(*batch).item() for batch in batches) / len(batches)
 
 
-@torch.no_grad()
-def write(model: GPT, text: Text, start: str, length: int) -> str:
+def write(step: ud.TrainStep, text: Text, start: str, length: int, context: int) -> str:
     """Return `start`, continued by the model. Every rank computes it alike, as a model spread over ranks demands."""
     generator = torch.Generator().manual_seed(0)
     codes = text.encode(start)
     for _ in range(length):
-        logits_V = model(codes[:, -model.context :])[0, -1] / 0.8  # noqa: N806
+        logits_V = step.predict(codes[:, -context:])[0, -1] / 0.8  # noqa: N806
         drawn = torch.multinomial(logits_V.softmax(0), 1, generator=generator)
         codes = torch.cat([codes, drawn[None]], dim=1)
     return text.decode(codes[0])
@@ -136,35 +133,31 @@ def main() -> None:
     torch.manual_seed(args.seed)
     text = Text(args.modules)
     model = GPT(len(text.alphabet), args.context, args.layers, args.width, args.heads)
+    count = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
-    model, optimizer = ud.distribute(model, optimizer)
+    step = ud.TrainStep(model, optimizer, next_character_loss)
+    share = current().axis_rank("data")  # ranks that hold parts of one model see the same data
     warmup = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * step / args.steps)),
+        lambda number: min((number + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * number / args.steps)),
     )
     if leads:
-        count = sum(parameter.numel() for parameter in model.parameters())
         print(f"{len(text.train):,} characters, {count:,} parameters, {ud.size()} process(es)", flush=True)
 
-    generator = torch.Generator().manual_seed(args.seed + 1 + ud.rank())  # each rank draws windows of its own
+    generator = torch.Generator().manual_seed(args.seed + 1 + share)  # each share draws windows of its own
     bar = trange(1, args.steps + 1, disable=not leads)
-    for step in bar:
-        optimizer.zero_grad()
-        loss = next_character_loss(model, *draw(text.train, args.batch_size, args.context, generator))
-        loss.backward()
-        ud.clip_grad_norm_(optimizer, 1.0)  # of the gradient of all ranks, wherever a strategy keeps it
-        optimizer.step()
+    for number in bar:
+        loss = step(*draw(text.train, args.batch_size, args.context, generator))
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}", perplexity=f"{loss.exp().item():.1f}", refresh=False)
-        if step == 1 or step % max(1, args.steps // 4) == 0:
-            validation = validate(model, text, args)
+        if number == 1 or number % max(1, args.steps // 4) == 0:
+            validation = validate(step, text, args, share)
             if leads:
-                bar.write(f"step {step}: validation loss {validation:.3f}, perplexity {math.exp(validation):.1f}")
+                bar.write(f"step {number}: validation loss {validation:.3f}, perplexity {math.exp(validation):.1f}")
     optimizer.flush()  # with --strategy accumulate=N: the last window may be short
 
-    model.eval()
-    sample = write(model, text, "def ", args.sample)
+    sample = write(step, text, "def ", args.sample, args.context)
     if leads:
         print(f"---- a sample ----\n{sample}", flush=True)
     ud.shutdown()

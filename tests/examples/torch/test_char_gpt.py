@@ -20,12 +20,16 @@ def validation_losses(output: str) -> list[float]:
 @pytest.mark.parametrize(
     ("num_proc", "launch"),
     [
-        pytest.param(None, (), id="alone"),
+        pytest.param(None, (), marks=pytest.mark.soak, id="alone"),
         pytest.param(2, (), id="two processes"),
         pytest.param(2, ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
         pytest.param(2, ("--engine", "gloo"), marks=pytest.mark.soak, id="gloo"),
         pytest.param(2, ("--strategy", "zero=1"), marks=pytest.mark.soak, id="zero=1"),
         pytest.param(2, ("--strategy", "zero=3"), marks=pytest.mark.soak, id="zero=3"),
+        pytest.param(2, ("--strategy", "pipeline=2:schedule=zbv"), marks=pytest.mark.soak, id="pipeline"),
+        pytest.param(
+            4, ("--strategy", "pipeline=2,tensor=2,clip_norm=1"), marks=pytest.mark.soak, id="pipeline and tensor"
+        ),
     ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
