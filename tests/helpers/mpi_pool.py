@@ -58,6 +58,8 @@ class MpiPool:
         root = str(Path(__file__).resolve().parents[2])
         address = f"unidist/mpi-pool/{secrets.token_hex(8)}"
         variables = {**env, "TMPDIR": str(folder), "UNIDIST_TEST_TOKEN": self._token.hex(), "OMP_NUM_THREADS": "1"}
+        # Not in /dev/shm: what killed ranks leave there would look like the leak of another test that runs meanwhile.
+        variables["OMPI_MCA_btl_sm_backing_directory"] = str(folder)
         with ExitStack() as stack:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind("\0" + address)
