@@ -10,7 +10,7 @@ from horovod_bindings import ENVIRONMENTS, skip_without
 
 from unidist.buffer import DType
 from unidist.communicator import ReduceOp
-from unidist.testing import CommunicatorConformance
+from unidist.testing import CommunicatorConformance, PoolCache
 from unidist.testing._failure_cases import MOMENTS, Moment
 
 pytestmark = pytest.mark.parallel
@@ -30,8 +30,9 @@ class TestHorovodCommunicator(CommunicatorConformance):
     def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
         # The victim is a forked child, and Horovod's gloo cannot always be started again in a child of a process in
         # which it has lost a peer: new processes for every death.
-        self.env = {**type(self).env, "TEST_DEATH": moment}  # type: ignore[misc]  # for this test alone
-        super().test_the_death_of_a_rank_is_noticed_by_all_others(group_size, moment)
+        with PoolCache() as own:
+            self._rank_pool = own.get
+            super().test_the_death_of_a_rank_is_noticed_by_all_others(group_size, moment)
 
 
 @pytest.mark.soak
@@ -53,6 +54,6 @@ class TestHorovodCommunicatorByTensorFlow(TestHorovodCommunicator):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "moment" in metafunc.fixturenames:
-            metafunc.parametrize(("group_size", "moment"), [(3, "large allreduce")])
+            metafunc.parametrize(("group_size", "moment"), [pytest.param(3, "large allreduce", marks=pytest.mark.soak)])
         else:
             super().pytest_generate_tests(metafunc)

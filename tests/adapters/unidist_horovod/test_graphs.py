@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from horovod_bindings import ENVIRONMENTS
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -21,7 +22,7 @@ def run(rank_pool: RankPoolFactory) -> Callable[..., Any]:
     """Return `run(case)`: the case in another process, which may import TensorFlow."""
 
     def run(case: Callable[[], Any]) -> Any:
-        pool = rank_pool(1, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+        pool = rank_pool(1, env=ENVIRONMENTS["tensorflow"])
         return pool.run(case, timeout=timedelta(seconds=180))[0]
 
     return run

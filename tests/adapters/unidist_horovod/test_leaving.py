@@ -24,7 +24,7 @@ def test_what_others_do_without_a_rank_that_has_closed_is_completed(rank_pool: R
         world = connector.connect("leaving")
         part = world.split((1, 2) if world.rank else ())
         if part is not None:
-            for _ in range(100):
+            for _ in range(30):  # the first one waits 2 seconds for them
                 values = np.full(1000, world.rank)
                 part.allreduce(Buffer.of(values), Buffer.of(values)).wait()
                 assert (values == 3).all()

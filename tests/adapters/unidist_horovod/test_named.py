@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,16 +24,21 @@ pytestmark = pytest.mark.parallel
 Array = np.ndarray[Any, Any]
 
 
-@pytest.fixture(params=["torch", "tensorflow"])
-def run(rank_pool: RankPoolFactory, request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
-    """Return `run(size, case, ...)`: `case(operations, ...)` on every rank, over new named operations."""
+@pytest.fixture(scope="module", params=["torch", "tensorflow"])  # not in turn: few ranks are alive at a time
+def binding(request: pytest.FixtureRequest) -> str:
+    """Each of Horovod's bindings."""
     skip_without(request.param)
-    env = ENVIRONMENTS[request.param]
+    return str(request.param)
+
+
+@pytest.fixture
+def run(rank_pool: RankPoolFactory, binding: str) -> Callable[..., list[Any]]:
+    """Return `run(size, case, ...)`: `case(operations, ...)` on every rank, over new named operations."""
 
     def run(size: int, case: Callable[..., Any], *args: Any, timeout: float = 20, group: Any = None) -> list[Any]:
         connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
         arguments = (connector, case, args, group, timedelta(seconds=timeout))
-        return rank_pool(size, env=env).run(_on_rank, arguments, timeout=timedelta(seconds=180))
+        return rank_pool(size, env=ENVIRONMENTS[binding]).run(_on_rank, arguments, timeout=timedelta(seconds=180))
 
     return run
 
@@ -77,12 +83,12 @@ def test_names_match_in_any_order_and_many_at_a_time(run: Callable[..., list[Any
     run(3, case)
 
 
-@pytest.mark.parametrize("dtype", [each for each in DType if each is not DType.BFLOAT16])  # numpy has none
-def test_every_type_and_reduction(run: Callable[..., list[Any]], dtype: DType) -> None:
+def test_every_type_and_reduction(run: Callable[..., list[Any]]) -> None:
     def case(operations: NamedOperations) -> None:
-        for op in ReduceOp:
+        dtypes = [each for each in DType if each is not DType.BFLOAT16]  # numpy has none
+        for dtype, op in itertools.product(dtypes, ReduceOp):
             values = np.array([operations.rank + 1, 2, 1], dtype.value)
-            request = allreduce(f"{op}", values, op=op)
+            request = allreduce(f"{op} {dtype}", values, op=op)
             if dtype.is_complex and op is not ReduceOp.SUM:
                 with pytest.raises(UsageError, match="complex"):
                     operations.submit(request)
@@ -90,7 +96,7 @@ def test_every_type_and_reduction(run: Callable[..., list[Any]], dtype: DType) -
             operations.submit(request).wait()
             ranks = np.array([[rank + 1, 2, 1] for rank in range(operations.size)]).astype(dtype.value)
             by_op = {"sum": ranks.sum, "product": ranks.prod, "min": ranks.min, "max": ranks.max}
-            assert (values == by_op[op](axis=0).astype(dtype.value)).all(), (op, values)
+            assert (values == by_op[op](axis=0).astype(dtype.value)).all(), (op, dtype, values)
 
     run(2, case)
 
@@ -145,8 +151,7 @@ def _rank_of(operations: NamedOperations) -> int:
     return operations.rank
 
 
-@pytest.mark.parametrize("op", ["sum", "max"])
-@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+@pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("max", "int32"), ("sum", "uint8")])
 def test_reducescatter_keeps_the_rows_of_each_rank(run: Callable[..., list[Any]], op: str, dtype: str) -> None:
     def case(operations: NamedOperations) -> list[Any]:
         values = (np.arange(14).reshape(7, 2) + operations.rank).astype(dtype)

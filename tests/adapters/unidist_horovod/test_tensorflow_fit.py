@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tensorflow_ranks import ENVIRONMENT
+from horovod_bindings import ENVIRONMENTS
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -17,7 +17,7 @@ STEPS, BATCH = 6, 8
 
 
 def test_fit_on_two_ranks_gives_the_numbers_of_one_process_without_torch(rank_pool: RankPoolFactory) -> None:
-    pool = rank_pool(2, engine="horovod", env=dict(ENVIRONMENT))
+    pool = rank_pool(2, engine="horovod", env=ENVIRONMENTS["tensorflow"])
     for description, modules, together, apart, alone in pool.run(_train, timeout=timedelta(seconds=180)):
         assert description == "horovod, ranks 0, 1"
         assert modules == ["horovod.tensorflow"]
