@@ -1,8 +1,10 @@
 """Writes Python: a small character-level transformer, trained with `fit` on the standard library's sources, offline.
 
     unidist launch -np 2 examples/keras/text_transformer.py
-    unidist launch -np 2 --strategy accumulate=2 examples/keras/text_transformer.py --steps 800
+    unidist launch -np 2 --strategy accumulate=2,clip_norm=1 examples/keras/text_transformer.py --steps 800
     unidist launch -np 2 --strategy zero=3 examples/keras/text_transformer.py
+    unidist launch -np 2 --strategy pipeline=2 examples/keras/text_transformer.py
+    unidist launch -np 2 --strategy tensor=2 examples/keras/text_transformer.py
     python examples/keras/text_transformer.py        # the same script alone
 
 The default takes about two minutes on two cores. The lines that make it distributed are marked with (1) to (5).
@@ -104,7 +106,9 @@ def write(model: keras.Model, alphabet: str, start: str, length: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400, help=f"a multiple of {EPOCHS} (default: 400)")
-    parser.add_argument("--batch-size", type=int, default=16, help="windows per rank and step (default: 16)")
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="windows per step and share of the data (default: 16)"
+    )
     parser.add_argument("--context", type=int, default=128, help="characters per window (default: 128)")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -129,15 +133,12 @@ def main() -> None:
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, args.steps - warmup, alpha=0.1, warmup_target=args.lr, warmup_steps=warmup
     )
-    model, optimizer = ud.distribute(  # (4)
-        build(len(text.alphabet), args.context, args.layers, args.width, args.heads),
-        keras.optimizers.AdamW(rate, weight_decay=0.1, global_clipnorm=1.0),  # clips the gradients of all ranks
-    )
+    model = build(len(text.alphabet), args.context, args.layers, args.width, args.heads)
+    num_parameters = model.count_params()  # now: a rank may keep a part of the model
+    model, optimizer = ud.distribute(model, keras.optimizers.AdamW(rate, weight_decay=0.1))  # (4)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     if leads:
-        print(
-            f"{text.train.size:,} characters, {model.count_params():,} parameters, {ud.size()} process(es)", flush=True
-        )
+        print(f"{text.train.size:,} characters, {num_parameters:,} parameters, {ud.size()} process(es)", flush=True)
     history = model.fit(
         batches(train, args.batch_size).repeat(),
         validation_data=batches(validation, args.batch_size),
@@ -149,7 +150,7 @@ def main() -> None:
         verbose=0,
     ).history
 
-    sample = write(model, text.alphabet, "def ", args.sample)  # on every rank: zero=3 gathers weights in each call
+    sample = write(model, text.alphabet, "def ", args.sample)  # on every rank: each may have a part of the model
     if leads:
         print(f"---- a sample ----\n{sample}", flush=True)
         if args.plot:

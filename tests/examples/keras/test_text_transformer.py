@@ -32,6 +32,8 @@ def validation_losses(output: str) -> list[float]:
         pytest.param(2, "64", ("--strategy", "zero=1"), marks=pytest.mark.soak, id="zero=1"),
         pytest.param(2, "64", ("--strategy", "zero=2"), marks=pytest.mark.soak, id="zero=2"),
         pytest.param(2, "64", ("--strategy", "zero=3"), marks=pytest.mark.soak, id="zero=3"),
+        pytest.param(2, "64", ("--strategy", "pipeline=2,clip_norm=1"), marks=pytest.mark.soak, id="pipeline=2"),
+        pytest.param(2, "64", ("--strategy", "tensor=2"), marks=pytest.mark.soak, id="tensor=2"),
     ],
 )
 def test_the_loss_falls_and_a_sample_is_written(
