@@ -90,7 +90,9 @@ class RemoteRun:
             )
         )
         self._secret = secret or secrets.token_bytes(32)
-        self._coordinator = Coordinator(num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat)
+        self._coordinator = Coordinator(
+            num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
+        )
         self._server = ControlServer(self._coordinator, self._secret, port=port)
         stack.callback(self._server.close)
         stack.callback(self._end_agents)

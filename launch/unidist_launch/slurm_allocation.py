@@ -37,7 +37,7 @@ def read(environ: Mapping[str, str], expand: Expand) -> tuple[Host, ...]:
         raise ConfigurationError(
             f"this is task {environ.get('SLURM_PROCID', '?')} of {environ['SLURM_STEP_NUM_TASKS']} that srun has "
             "started, and each of them would start the whole job. Run `unidist launch` once, without srun; or the "
-            "script itself by srun, on one node: `srun python train.py`."
+            "script itself by srun, on one node: `srun python train.py`. For a job of one node: --launcher local."
         )
     names = expand(environ[MARKER])
     slots = _slots(environ, len(names))

@@ -10,7 +10,7 @@ heartbeat; the two ends watch each other alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -68,12 +68,16 @@ class Coordinator(Service):
         num_hosts: number of agents that may come.
         world_size: number of ranks of the first generation.
         heartbeat: an agent from which nothing comes for longer is lost.
+        agents: index of the agent by rank, where there is not one for each host; default: a rank's node rank.
     """
 
-    def __init__(self, *, num_hosts: int, world_size: int, heartbeat: timedelta) -> None:
+    def __init__(
+        self, *, num_hosts: int, world_size: int, heartbeat: timedelta, agents: Mapping[int, int] | None = None
+    ) -> None:
         self.generation = 0
         """The generation that counts."""
         self._num_hosts = num_hosts
+        self._agent_of = agents or {}
         self._world_size = world_size
         self._limit = heartbeat.total_seconds()
         self._agents: dict[int, _Agent] = {}
@@ -152,7 +156,9 @@ class Coordinator(Service):
         host = self._agents.pop(peer).host
         self._gone.add(host)
         yield Publish(HostLost(host, reason))
-        for each in [each for each, rank in self._ranks.items() if rank.node_rank == host]:
+        for each in [
+            each for each, rank in self._ranks.items() if self._agent_of.get(rank.rank, rank.node_rank) == host
+        ]:
             yield from self._lose_rank(each, f"its host was lost: {reason}")
 
     def _welcome_rank(self, peer: int, message: Message) -> Iterator[Action]:

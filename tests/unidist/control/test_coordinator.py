@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +15,16 @@ from unidist.control.service import Action, Drop, Publish, Send
 class Desk:
     """A coordinator and what it did: messages by peer, events, drops."""
 
-    def __init__(self, *, num_hosts: int = 2, world_size: int = 2, heartbeat: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        num_hosts: int = 2,
+        world_size: int = 2,
+        heartbeat: float = 5.0,
+        agents: Mapping[int, int] | None = None,
+    ) -> None:
         self.coordinator = Coordinator(
-            num_hosts=num_hosts, world_size=world_size, heartbeat=timedelta(seconds=heartbeat)
+            num_hosts=num_hosts, world_size=world_size, heartbeat=timedelta(seconds=heartbeat), agents=agents
         )
         self.sent: dict[int, list[dict[str, Any]]] = {}
         self.events: list[object] = []
@@ -184,6 +191,16 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_and_its_ranks_with_it() -> N
     assert "nothing was heard" in lost[0].reason
     assert desk.dropped == [8]
     assert last(desk, 0)["ranks"] == [1]
+
+
+def test_an_agent_of_one_rank_takes_that_rank_with_it_and_no_other_of_its_host() -> None:
+    desk = Desk(agents={0: 0, 1: 1, 2: 2, 3: 3}, num_hosts=4, world_size=4)
+    for agent in range(4):
+        desk.say(70 + agent, "agent", host=agent)
+    for rank in range(4):
+        desk.come(rank, size=4)  # their node ranks are 0, 1, 0, 1
+    desk.lose(70 + 2)
+    assert last(desk, 1)["ranks"] == [2]
 
 
 def test_agents_hear_beats_often_enough() -> None:
