@@ -10,12 +10,13 @@ import torch
 
 from unidist.checkpoint.state import CARRIED, placements_of
 from unidist.errors import ConfigurationError
+from unidist_tensor_parallel._layout import AXIS
 from unidist_tensor_parallel._places import CutParameters
 from unidist_tensor_parallel._plan import Assignment, Role, assign, automatic, check_pairs, general, report
 from unidist_tensor_parallel._torch_axis import TensorAxis
 from unidist_tensor_parallel._torch_cutting import Cutter
 from unidist_tensor_parallel._torch_describe import describe, parameter_count
-from unidist_tensor_parallel._torch_guards import install_guards
+from unidist_tensor_parallel._torch_guards import install_guards, keep_off_fused_paths
 from unidist_tensor_parallel._torch_probe import attentions, tried
 from unidist_tensor_parallel._torch_random import CutRandom
 from unidist_tensor_parallel._torch_region import Region
@@ -45,8 +46,14 @@ def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> tor
             "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
         )
     random = CutRandom(axis)
+    others = [name for name in context.plan.model_axes if name != AXIS]
     regions: dict[str, Region] = {"": Region(axis, random)}
     if strategy.sequence or Role.SEQUENCE in found.roles.values():
+        if others:
+            raise ConfigurationError(
+                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+                "them. Leave sequence out, or the other strategy"
+            )
         regions |= make_sequence_regions(model, found.roles, axis, random)
     total = parameter_count(model)
     sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
@@ -54,7 +61,9 @@ def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> tor
     cutter.cut()
     cutter.check_shared()
     random.agree()
-    install_guards(model, cutter.cuts, regions, random)
+    keep_off_fused_paths(model)
+    if not others:  # a model that is divided along another axis too is never run as a whole
+        install_guards(model, regions[""], random)
     carried: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
     object.__setattr__(model, CARRIED, carried)
     if context.topology.rank == 0:
@@ -85,7 +94,8 @@ def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: Te
         if outcomes[key] is False and plan is not None:
             raise ConfigurationError(
                 f"tensor: the attention {attention.owner!r} gives other numbers when "
-                f"{', '.join(attention.paths())} are cut by heads: its forward reshapes by something else than its count of heads, or orders a fused "
+                f"{', '.join(attention.paths())} are cut by heads: its forward reshapes by something else "
+                "than its count of heads, or orders a fused "
                 f"projection otherwise than queries, keys, values. Give its projections the role {Role.COLUMN_GATHER} "
                 f"and its output layer {Role.ROW_SPLIT}"
             )

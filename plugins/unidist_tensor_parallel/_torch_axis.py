@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -145,25 +145,35 @@ class TensorAxis:
     def _once(self, x: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return what `make` makes of `x`, or what it made before: layers side by side share one exchange."""
         shared = self._shared
-        if shared is not None and (found := shared.result_for(x)) is not None:
-            return found
+        if shared is not None and shared.is_of(x):
+            return shared.result
         made = make()
-        self._shared = _Shared(x, made)
+
+        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+            if self._shared is not None and self._shared.x is gone:
+                self._shared = None
+
+        self._shared = _Shared(weakref.ref(x, forget), _state(x), made)
         return made
 
 
-class _Shared:
-    """What the last tensor that entered has become, as long as both are in use."""
+class _Shared(NamedTuple):
+    """What the last tensor that entered has become; kept as long as that tensor is in use.
 
-    def __init__(self, x: torch.Tensor, result: torch.Tensor) -> None:
-        self._x = weakref.ref(x)
-        self._result = weakref.ref(result)
-        self._state = (x._version, torch.is_grad_enabled())
+    (Of the result autograd keeps the memory, and not the object, so a weak reference would find nothing.)
+    """
 
-    def result_for(self, x: torch.Tensor) -> torch.Tensor | None:
-        if self._x() is not x or self._state != (x._version, torch.is_grad_enabled()):
-            return None
-        return self._result()
+    x: weakref.ref[torch.Tensor]
+    state: tuple[int, bool]
+    result: torch.Tensor
+
+    def is_of(self, x: torch.Tensor) -> bool:
+        """Say whether the result is of this tensor as it is now."""
+        return self.x() is x and self.state == _state(x)
+
+
+def _state(x: torch.Tensor) -> tuple[int, bool]:
+    return x._version, torch.is_grad_enabled()
 
 
 def _resized(shape: torch.Size, dim: int, count: int) -> torch.Size:

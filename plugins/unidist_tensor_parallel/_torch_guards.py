@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,20 +10,22 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from unidist.errors import UsageError
-from unidist_tensor_parallel._layout import Cut
 from unidist_tensor_parallel._torch_random import CutRandom
 from unidist_tensor_parallel._torch_region import Region
 
 
-def install_guards(model: nn.Module, cuts: Mapping[str, Cut], regions: Mapping[str, Region], random: CutRandom) -> None:
-    """Let the model end cut regions that an error has left open, check its inputs once, and keep off fused paths."""
+def keep_off_fused_paths(model: nn.Module) -> None:
+    """Keep torch's encoders from fused kernels of inference, which read the parameters themselves, past the layers."""
     for module in model.modules():
-        # Fused kernels of inference read the parameters themselves, past the layers.
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
-    model.register_forward_pre_hook(_Inputs(regions[""], random), with_kwargs=True)
+
+
+def install_guards(model: nn.Module, region: Region, random: CutRandom) -> None:
+    """Let the model end cut regions that an error has left open, and compare its first inputs over the ranks."""
+    model.register_forward_pre_hook(_Inputs(region, random), with_kwargs=True)
     model.register_forward_hook(lambda *_: random.end(), always_call=True)
 
 

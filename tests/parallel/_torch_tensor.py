@@ -149,6 +149,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.Linear(WIDTH, 9), nn.Tanh(), nn.Linear(9, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 7), nn.GELU(),
         nn.Linear(7, CLASSES, bias=False),
     ),
+    "even": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH)),
     "attention": Attending,
     "encoder": lambda: _encoder(batch_first=True),
     "turned": lambda: _encoder(batch_first=False),
@@ -229,11 +230,11 @@ def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Out
     if case.saves:
         ud.save(case.saves, model, optimizer)
     places = placements_of(model)
-    indices = {
-        name: places.placement(name, tuple(value.shape), dtype_of(value)).indices
-        for name, value in model.named_parameters()
-    }
-    return Outcome(losses, {name: value.detach().numpy().copy() for name, value in model.named_parameters()}, indices)
+    parameters, indices = {}, {}
+    for path, value in model.named_parameters():
+        place = places.placement(path, tuple(value.shape), dtype_of(value))
+        parameters[place.name], indices[place.name] = value.detach().numpy().copy(), place.indices
+    return Outcome(losses, parameters, indices)
 
 
 def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
@@ -284,3 +285,183 @@ def line(case: Case) -> Case:
     extra = [f"accumulate={case.passes}"] if case.passes > 1 else []
     extra += [f"clip_norm={case.max_norm}"] if case.max_norm is not None else []
     return replace(case, strategy=",".join([case.strategy, *extra]))
+
+
+def alone_errors(case: Case) -> float:
+    """Return the largest difference of a training whose ranks add nothing up: it must be seen."""
+    from unidist_tensor_parallel._torch_axis import TensorAxis
+
+    expected = train(Case(case.model, optimizer=case.optimizer, steps=case.steps), distributed=False)
+    plain = TensorAxis.sum
+    TensorAxis.sum = lambda self, tensor: tensor.clone()  # type: ignore[method-assign]  # in this call only
+    try:
+        outcome, _ = run(case)
+    finally:
+        TensorAxis.sum = plain  # type: ignore[method-assign]
+    return max(
+        largest_error(value, expected.parameters[name][np.ix_(*outcome.indices[name])])
+        for name, value in outcome.parameters.items()
+    )
+
+
+def recorded(model: str, strategy: str) -> dict[str, list[str]]:
+    """Return the operations along the axis in a forward pass, and in the backward pass after it."""
+    from unidist.testing.recording import RecordingCommunicator
+
+    with runtime(strategy) as current:
+        records: list[Any] = []
+        make_communicator = current.new_communicator
+
+        def recording(axis: str, *, memory: str = "host") -> Any:
+            made = make_communicator(axis, memory=memory)
+            return RecordingCommunicator(made, records) if axis == "tensor" else made
+
+        current.new_communicator = recording  # type: ignore[method-assign]  # this run only
+        whole: Any = make(model)
+        whole, _ = ud.distribute(whole, OPTIMIZERS["sgd"](whole.parameters()))
+        case = Case(model)
+        inputs, targets = batches(case, 0, 0)
+        whole(inputs)  # compares the inputs, once
+        records.clear()
+        loss = mean_loss(whole(inputs), targets)
+        forward = [record.operation for record in records]
+        records.clear()
+        loss.backward()
+        return {"forward": forward, "backward": [record.operation for record in records]}
+
+
+def replicated_gradients(strategy: str) -> dict[str, bytes]:
+    """Return the gradients of what every rank holds, as the backward pass has left them, in float32."""
+    with runtime(strategy):
+        model: Any = make("gpt").float()
+        optimizer: Any = OPTIMIZERS["sgd"](model.parameters())
+        model, optimizer = ud.distribute(model, optimizer)
+        inputs, targets = batches(Case("gpt"), 0, 0)
+        mean_loss(model(inputs), targets).backward()
+        cuts = model._unidist.cuts
+        return {name: value.grad.numpy().tobytes() for name, value in model.named_parameters() if name not in cuts}
+
+
+class Dropping(nn.Module):
+    """Dropout where ranks compute different things, and where they compute the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 16, bias=False), nn.Linear(16, WIDTH, bias=False)
+        self.inner, self.outer = nn.Dropout(0.5), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return (..., width)."""
+        return x + self.outer(self.down(self.inner(self.up(x))))
+
+
+def dropouts(recompute: bool) -> dict[str, Any]:
+    """Return what dropout has kept, of two layers, and the generator before and after; ranks are seeded differently."""
+    from torch.utils.checkpoint import checkpoint
+
+    with runtime("tensor=2"):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(Dropping(), Dropping()).double()
+        torch.manual_seed(ud.rank())
+        model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+        before = torch.get_rng_state()
+        kept: dict[str, list[list[bool]]] = {}
+        for name in ("0.inner", "1.inner", "0.outer", "1.outer"):
+            model.get_submodule(name).register_forward_hook(
+                lambda _, args, output, name=name: kept.setdefault(name, []).append((output != 0).flatten().tolist())
+            )
+        x = torch.ones(3, WIDTH, dtype=torch.float64, requires_grad=True)
+        if recompute:
+            hidden = x
+            for layer in model:
+                hidden = checkpoint(layer, hidden, use_reentrant=False)
+        else:
+            hidden = model(x)
+        after = torch.get_rng_state()
+        hidden.sum().backward()
+        model.eval()
+        model(x)
+        return {
+            "kept": kept,
+            "before": before.tolist(),
+            "after": after.tolist(),
+            "evaluated": torch.equal(after, torch.get_rng_state()),
+        }
+
+
+def different_inputs() -> None:
+    """Give each rank of the axis inputs of its own."""
+    with runtime("tensor=2"):
+        model: Any = make("mlp")
+        model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+        model(torch.full((2, TOKENS, WIDTH), float(ud.rank()), dtype=torch.float64))
+
+
+def vocabulary_losses(smoothing: float) -> dict[str, float]:
+    """Return the difference of loss and gradients to those of whole logits, and the most logits that a rank had."""
+    from unidist_tensor_parallel._torch_vocabulary import VocabularyCrossEntropy
+
+    found = {}
+    inputs, targets = batches(Case("gpt"), 0, 0)
+    targets[0, :3] = -100
+    whole: Any = make("gpt")
+    logits = whole(inputs)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=smoothing)
+    assert torch.equal(VocabularyCrossEntropy(whole.head, label_smoothing=smoothing)(logits, targets), expected)
+    expected.backward()
+    plan = "embed=vocabulary+head=column+blocks.*.net.0=column+blocks.*.net.2=row"
+    with runtime(f"tensor={{}}:plan={plan}".format(int(ud_size()))):
+        model: Any = make("gpt")
+        model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+        loss_fn = VocabularyCrossEntropy(model.head, label_smoothing=smoothing)
+        logits = model(inputs)
+        loss = loss_fn(logits, targets)
+        loss.backward()
+        found["logits"] = float(logits.shape[-1])
+        found["loss"] = abs(float(loss) - float(expected))
+        for name, value in model.named_parameters():
+            place = model._unidist.placement(name, tuple(value.shape), dtype_of(value))
+            error = largest_error(value.grad.numpy(), whole.get_parameter(name).grad.numpy()[np.ix_(*place.indices)])
+            found["gradients"] = max(error, found.get("gradients", 0.0))
+    return found
+
+
+def ud_size() -> int:
+    """Return the number of ranks."""
+    ud.init()
+    try:
+        return ud.size()
+    finally:
+        ud.shutdown()
+
+
+def beside_dtensor(folder: str) -> float:
+    """Train with tensor=N and, independently, with PyTorch's DTensor; returns the largest difference of a parameter."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    size = ud_size()
+    case = Case("even", f"tensor={size}", "adamw", steps=5)  # DTensor fails where sizes do not divide
+    with runtime(case.strategy):
+        rank = ud.rank()
+        ours = train(case, distributed=True)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    try:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model: Any = parallelize_module(make("even"), init_device_mesh("cpu", (size,)), plan)
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        for step in range(case.steps):
+            inputs, targets = batches(case, step, 0)
+            mean_loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        theirs = {
+            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().numpy()
+            for name, value in model.named_parameters()
+        }
+    finally:
+        dist.destroy_process_group()
+    return max(
+        largest_error(value, theirs[name][np.ix_(*ours.indices[name])]) for name, value in ours.parameters.items()
+    )

@@ -1,0 +1,194 @@
+"""Tensor parallelism in PyTorch gives the numbers of one process, alone and with other strategies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_pool import MpiPool, variables
+
+from unidist.errors import RemoteError
+from unidist.plugins import PluginManager
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("torch", reason="the training is in PyTorch")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _torch_tensor import (
+    Case,
+    alone_errors,
+    beside_dtensor,
+    different_inputs,
+    dropouts,
+    errors_of,
+    line,
+    recorded,
+    replicated_gradients,
+    vocabulary_losses,
+)
+
+pytestmark = pytest.mark.parallel
+
+WHOLE_BETWEEN = (
+    "tensor=2:plan=blocks.*.qkv=column_gather+blocks.*.project=row_split+embed=vocabulary+head=vocabulary"
+    "+position=vocabulary"
+)
+CASES = {
+    2: [
+        Case("mlp", "tensor=2", "adamw"),
+        Case("attention", "tensor=2", "adamw"),
+        Case("gpt", "tensor=2", "adamw", max_norm=0.3),
+        Case("grouped", "tensor=2", passes=2),
+        Case("encoder", "tensor=2:sequence=true", "adamw", max_norm=0.3),
+        Case("turned", "tensor=2:sequence=true"),
+        Case("gpt", WHOLE_BETWEEN, engine="gloo"),
+        Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
+        Case("gpt", "tensor=2", engine="horovod", steps=2),
+    ],
+    3: [
+        Case("mlp", "tensor=3", "adamw", max_norm=0.3),
+        Case("attention", "tensor=3"),
+        Case("encoder", "tensor=3:sequence=true", "adamw"),
+        Case("gpt", "tensor=3", "adamw", passes=2),
+    ],
+    4: [
+        Case("gpt", "tensor=4", "adamw", max_norm=0.3),
+        Case("turned", "tensor=4:sequence=true"),
+        Case("gpt", "tensor=2", "adamw"),
+        Case("encoder", "tensor=2,zero=1", "adamw", max_norm=0.3, passes=2),
+        Case("gpt", "tensor=2,zero=2", "adamw", step=True),
+        Case("gpt", "tensor=2:sequence=true,zero=1", max_norm=0.3),
+        Case("gpt", "pipeline=2,tensor=2", "adamw", step=True, max_norm=0.3),
+    ],
+}
+SOAK_EIGHT = [
+    Case("gpt", "pipeline=2:microbatches=2,tensor=2", "adamw", step=True),
+    Case("gpt", "pipeline=2:microbatches=2,tensor=2,zero=1", "adamw", step=True, max_norm=0.3, passes=2),
+    Case("encoder", "pipeline=2:schedule=gpipe:microbatches=2,tensor=2", step=True),
+]
+
+
+def usable(engine: str) -> bool:
+    """Say whether this machine has an engine."""
+    return PluginManager().load().engines.get(engine).load().availability().usable
+
+
+def check(cases: list[Case], outcomes: list[list[dict[str, float]]]) -> None:
+    for found in outcomes:
+        for case, errors in zip(cases, found, strict=True):
+            for name, error in errors.items():
+                assert error <= case.limit, f"{case}: {name} differs by {error:.2e} from one process"
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_cut_models_train_like_whole_ones(rank_pool: RankPoolFactory, size: int) -> None:
+    cases = [line(case) for case in CASES[size] if usable(case.engine)]
+    check(cases, rank_pool(size).run(errors_of, (cases,)))
+
+
+@pytest.mark.soak
+def test_eight_ranks_divided_by_layers_by_width_and_by_samples(rank_pool: RankPoolFactory) -> None:
+    cases = [line(case) for case in SOAK_EIGHT]
+    check(cases, rank_pool(8).run(errors_of, (cases,)))
+
+
+@pytest.mark.soak
+def test_cut_models_train_over_mpi(tmp_path: Path) -> None:
+    if not usable("mpi"):
+        pytest.skip("MPI is not installed")
+    cases = [Case("gpt", "tensor=2", "adamw", engine="mpi"), Case("gpt", "tensor=2:sequence=true", engine="mpi")]
+    pool = MpiPool(2, tmp_path, variables({"UNIDIST_ENGINE": "mpi"}))
+    try:
+        check(cases, pool.run(errors_of, (cases,)))
+    finally:
+        pool.close()
+
+
+def test_without_the_sums_the_numbers_are_others(rank_pool: RankPoolFactory) -> None:
+    assert min(rank_pool(2).run(alone_errors, (Case("gpt", "tensor=2"),))) > 1e-3
+
+
+def test_a_column_row_net_costs_one_allreduce_in_each_direction(rank_pool: RankPoolFactory) -> None:
+    # The net has two pairs; the first one's input is data, which needs no gradient.
+    for operations in rank_pool(2).run(recorded, ("mlp", "tensor=2")):
+        assert operations == {"forward": ["allreduce"] * 2, "backward": ["allreduce"]}
+    # Two attentions and two nets; their inputs all need gradients. Projections that share an input share its sum.
+    for operations in rank_pool(2).run(recorded, ("grouped", "tensor=2")):
+        assert operations == {"forward": ["allreduce"] * 4, "backward": ["allreduce"] * 4}
+
+
+def test_sequences_cost_a_gather_and_a_scatter_for_each_sum(rank_pool: RankPoolFactory) -> None:
+    for operations in rank_pool(2).run(recorded, ("gpt", "tensor=2:sequence=true")):
+        gathers, scatters = (operations["forward"].count(each) for each in ("allgather", "reducescatter"))
+        assert scatters == 4  # two row layers in each of two blocks
+        assert gathers == 4 + 1 + 1  # before their column layers, after the last block, and the logits
+        assert operations["backward"].count("reducescatter") == 4
+
+
+def test_gradients_of_what_all_ranks_hold_are_the_same_bits(rank_pool: RankPoolFactory) -> None:
+    for strategy in ("tensor=2", "tensor=2:sequence=true"):
+        first, second = rank_pool(2).run(replicated_gradients, (strategy,))
+        assert first == second
+        assert "blocks.0.norm1.weight" in first
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_dropout_is_alike_where_all_compute_alike_and_different_elsewhere(
+    rank_pool: RankPoolFactory, recompute: bool
+) -> None:
+    first, second = rank_pool(2).run(dropouts, (recompute,))
+    assert first["before"] == second["before"], "ranks of the axis begin with one state, however they were seeded"
+    assert first["after"] == second["after"] != first["before"]
+    for number in "01":
+        assert first["kept"][f"{number}.outer"] == second["kept"][f"{number}.outer"]
+        assert first["kept"][f"{number}.inner"] != second["kept"][f"{number}.inner"]
+    assert first["kept"]["0.inner"] != first["kept"]["1.inner"], "each layer has numbers of its own"
+    assert first["evaluated"], "nothing is drawn in evaluation"
+    if recompute:
+        for number in "01":  # nothing after the row layer is needed again
+            masks = first["kept"][f"{number}.inner"]
+            assert len(masks) == 3
+            assert masks[0] == masks[1], "what is computed again has the same numbers"
+
+
+def test_ranks_that_get_different_inputs_are_told(rank_pool: RankPoolFactory) -> None:
+    with pytest.raises(RemoteError, match=r"got different inputs.*ud\.shard"):
+        rank_pool(2).run(different_inputs)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_of_cut_logits_is_that_of_whole_ones(rank_pool: RankPoolFactory, smoothing: float) -> None:
+    for found in rank_pool(3).run(vocabulary_losses, (smoothing,)):
+        assert found["logits"] <= 4, "of 11"
+        assert found["loss"] < 1e-12
+        assert found["gradients"] < 1e-12
+
+
+def test_dtensor_of_pytorch_gives_the_same(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    assert max(rank_pool(2).run(beside_dtensor, (str(tmp_path),))) < 1e-12
+
+
+def test_checkpoints_load_at_any_size(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    """Saved by (data 2, tensor 2), loaded by one rank after the other division, and the reverse; steps go on."""
+    both, one, sharded = (str(tmp_path / name) for name in ("both", "one", "sharded"))
+    saving = Case("gpt", "tensor=2", "adamw", steps=2, saves=both)
+    shares = Case("gpt", "tensor=2,zero=1", "adamw", steps=2, saves=sharded)
+    check([saving, shares], rank_pool(4).run(errors_of, ([saving, shares],)))
+    loading = [
+        Case("gpt", "data", "adamw", steps=2, first=2, loads=both),
+        Case("gpt", "zero=1", "adamw", steps=2, first=2, loads=both),
+        Case("gpt", "tensor=4", "adamw", steps=2, first=2, loads=sharded),
+        Case("gpt", "data", "adamw", steps=2, first=2, loads=sharded),
+        Case("gpt", "pipeline=2,tensor=2", "adamw", steps=2, first=2, loads=both, step=True),
+    ]
+    check(loading, rank_pool(4).run(errors_of, (loading,)))
+    saving = Case("gpt", "data", "adamw", steps=2, saves=one)
+    check([saving], rank_pool(1).run(errors_of, ([saving],)))
+    loading = [
+        Case("gpt", "tensor=2", "adamw", steps=2, first=2, loads=one),
+        Case("gpt", "tensor=2", "adamw", steps=2, first=2, loads=both),
+    ]
+    check(loading, rank_pool(2).run(errors_of, (loading,)))
+    loading = [Case("gpt", "data", "adamw", steps=2, first=2, loads=each) for each in (both, sharded)]
+    check(loading, rank_pool(1).run(errors_of, (loading,)))
