@@ -113,7 +113,7 @@ def test_a_batch_that_no_division_fits_is_an_error() -> None:
 
 
 def test_ten_thousand_ranks_take_seconds() -> None:
-    work = TransformerWork(Transformer(128, 25600, 51200, 2048, heads=160), batch=10000, precision="fp16")
+    work = TransformerWork(Transformer(80, 12288, 51200, 2048, heads=96), batch=10000, precision="fp16")
     start = time.process_time()
     found = search(setting(work, 10000))
     assert time.process_time() - start < 10
