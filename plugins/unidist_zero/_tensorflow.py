@@ -32,6 +32,9 @@ from unidist_zero._tensorflow_shards import Shard, make_shards
 from unidist_zero.exchange import ReduceScatterExchange
 from unidist_zero.strategy import Zero
 
+UNSUPPORTED = ("shared", "offload", "units", "prefetch")
+"""Options of the strategy that are for models of another framework."""
+
 
 def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
     """Return what makes the half of one optimizer, see `ShardsUpdates.half_for`."""

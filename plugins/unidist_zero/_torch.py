@@ -19,6 +19,7 @@ from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
 from unidist_zero._torch_memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
+from unidist_zero._torch_offload import FileMemory
 from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from unidist_zero.strategy import Zero
 
 
+UNSUPPORTED: tuple[str, ...] = ()
+"""Options of the strategy that are for models of another framework."""
+
+
 def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Optimizer], Update], InnerStep]:
     """Return what makes the inner step of one optimizer; see `ShardsUpdates.half_for`."""
 
@@ -46,7 +51,10 @@ def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Op
 def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch.nn.Module:
     """Prepare a model for stage 3. Collective over the data axis when that is first asked for."""
     kinds = {memory_kind(parameter) for parameter in model.parameters()}
-    return _torch_stage3.partition(model, in_pages=strategy.shares_pages(context, kinds))
+    if strategy.shares_pages(context, kinds):
+        return _torch_stage3.in_pages(model)
+    patterns = None if strategy.units is None else strategy.units.split("+")
+    return _torch_stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
 
 
 def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
@@ -93,7 +101,8 @@ class ShardedStep(InnerStep):
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
-        self._inner = InnerOptimizer(optimizer, plain)
+        self._files = FileMemory(strategy.offload) if strategy.offload else None
+        self._inner = InnerOptimizer(optimizer, plain, self._files)
         self._shares: list[ParameterShare] = []
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
@@ -220,7 +229,12 @@ class ShardedStep(InnerStep):
             return FlatMemory(exchange, parameters, recorder)
 
         return ParameterShare(
-            exchange, parameters, make_memory, lambda index: groups[id(parameters[index])], self._master_dtype
+            exchange,
+            parameters,
+            make_memory,
+            lambda index: groups[id(parameters[index])],
+            self._master_dtype,
+            self._files,
         )
 
     def _master_dtype(self, dtype: DType) -> DType:

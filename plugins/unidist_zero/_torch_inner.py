@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from unidist_torch.optimizer_clone import clone_for, options_of
+from unidist_zero._torch_offload import FileMemory, StateInFiles
 from unidist_zero._torch_runs import RunTensor, State
 
 
@@ -20,21 +22,27 @@ class InnerOptimizer:
     Args:
         outer: the script's optimizer.
         plain: its class before it was bound.
+        files: where the state is kept; None: in memory.
     """
 
-    def __init__(self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], files: FileMemory | None = None
+    ) -> None:
         self._outer = outer
         self._plain = plain
+        self._files = files
+        self._runs: list[RunTensor] = []
         self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
 
     def hold(self, runs: Iterable[RunTensor]) -> None:
         """Step on these runs from now on."""
+        self._runs = list(runs)
         groups = self._inner.param_groups
         for group in self._outer.param_groups[len(groups) :]:
             groups.append({**options_of(group), "params": []})
         for group in groups:
             group["params"] = []
-        for run in runs:
+        for run in self._runs:
             groups[run.group]["params"].append(run.leaf)
 
     def state(self, run: RunTensor) -> State:
@@ -46,6 +54,7 @@ class InnerOptimizer:
         """Replace the state of a run."""
         if state:
             self._inner.state[run.leaf] = state
+            self._keep_in_files(run)
         else:
             self._inner.state.pop(run.leaf, None)
 
@@ -64,7 +73,10 @@ class InnerOptimizer:
         outer, inner = self._outer, self._inner
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
-        result = self._plain.step(inner)
+        with nullcontext() if self._files is None else StateInFiles(self._files, (run.leaf for run in self._runs)):
+            result = self._plain.step(inner)
+        for run in self._runs:
+            self._keep_in_files(run)
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             options.update(options_of(group))
         return result
@@ -73,3 +85,12 @@ class InnerOptimizer:
         """Call what the script has registered for after a step: the parameters are there."""
         for hook in list(self._outer._optimizer_step_post_hooks.values()):
             hook(self._outer, (), {})
+
+    def _keep_in_files(self, run: RunTensor) -> None:
+        """Move to files what of a run's state is in memory, where that is asked for."""
+        if self._files is None:
+            return
+        state = self.state(run)
+        for name, value in state.items():
+            if run.is_slot(value):
+                state[name] = self._files.moved(value)

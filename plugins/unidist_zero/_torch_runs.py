@@ -10,6 +10,7 @@ import torch
 from unidist_torch.memory import is_dense
 from unidist_torch.parameters import shaped
 from unidist_zero._partition import Piece, Run, join_runs
+from unidist_zero._torch_offload import FileMemory
 
 State = dict[str, Any]
 
@@ -24,6 +25,7 @@ class RunTensor:
         gradient: the run's elements of the reduced gradients, alike.
         form: the parameter whose form the leaf shall have, where the run is a whole one; None: it stays flat.
         master: type of a copy that is updated in place of `flat`; None: there is none.
+        files: where that copy is kept; None: in memory.
 
     Attributes:
         leaf: what the optimizer steps on.
@@ -38,6 +40,7 @@ class RunTensor:
         *,
         form: torch.Tensor | None = None,
         master: torch.dtype | None = None,
+        files: FileMemory | None = None,
     ) -> None:
         self.run = run
         self.group = group
@@ -45,7 +48,8 @@ class RunTensor:
         self.gradient = gradient
         self.form = form
         self.master = master
-        base = self.flat if master is None else self.flat.to(master)
+        self._files = files
+        base = self.flat if master is None else self._master_copy(master)
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
     @property
@@ -94,12 +98,20 @@ class RunTensor:
         made = []
         for run in join_runs(self.pieces, keys):
             begin, end = run.offset - self.run.offset, run.offset - self.run.offset + run.count
-            part = RunTensor(run, self.group, self.flat[begin:end], self.gradient[begin:end], master=self.master)
+            flat, gradient = self.flat[begin:end], self.gradient[begin:end]
+            part = RunTensor(run, self.group, flat, gradient, master=self.master, files=self._files)
             with torch.no_grad():
                 if self.master is not None:
                     part.leaf.copy_(self.leaf[begin:end])
             made.append((part, {name: self._part_of(value, begin, end) for name, value in state.items()}))
         return made
+
+    def _master_copy(self, dtype: torch.dtype) -> torch.Tensor:
+        if self._files is None:
+            return self.flat.to(dtype)
+        copied = self._files.zeros_like(self.flat, dtype)
+        copied.copy_(self.flat)
+        return copied
 
     def _part_of(self, value: Any, begin: int, end: int) -> Any:
         if self.is_slot(value):

@@ -10,6 +10,7 @@ from unidist.buffer import DType
 from unidist_torch.memory import TORCH_DTYPES, tensor_of
 from unidist_zero._partition import join_runs
 from unidist_zero._torch_memory import ParameterMemory
+from unidist_zero._torch_offload import FileMemory
 from unidist_zero._torch_runs import RunTensor, form_of
 from unidist_zero.exchange import ReduceScatterExchange
 
@@ -23,6 +24,7 @@ class ParameterShare:
         make_memory: moves the parameters to where their shards are updated.
         group_of: number of the optimizer's group, by number of the parameter.
         master_of: the type in which parameters of a type are updated.
+        files: where copies of that type are kept; None: in memory.
 
     Attributes:
         forms: a tensor of each parameter's shape and memory order, without memory: at stage 3 the parameter itself has
@@ -38,6 +40,7 @@ class ParameterShare:
         make_memory: Callable[[], ParameterMemory],
         group_of: Callable[[int], int],
         master_of: Callable[[DType], DType],
+        files: FileMemory | None = None,
     ) -> None:
         self.exchange = exchange
         self.parameters = parameters
@@ -63,5 +66,6 @@ class ParameterShare:
                         gradients[begin : begin + run.count],
                         form=self.forms[run.pieces[0].parameter] if partition.whole else None,
                         master=None if master is cut.dtype else TORCH_DTYPES[master],
+                        files=files,
                     )
                 )

@@ -1,6 +1,6 @@
 """Stage 3 on PyTorch: a model whose parameters are shared over the ranks.
 
-`partition` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `attach`
+`in_units` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `attach`
 shares out what the optimizer does not train, and lets `state_dict` and checkpoints see whole parameters.
 """
 
@@ -41,10 +41,12 @@ class SharedModel(HasKeptState, GathersParameters):
 
     Args:
         model: the model.
+        patterns: see `find_units`.
+        num_ahead: units that are fetched ahead.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.units = Units(model)
+    def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
+        self.units = Units(model, patterns, num_ahead=num_ahead)
         self._model = model
         self._quiet = False
         self._lanes: dict[str, Lane] = {}
@@ -265,7 +267,7 @@ class SharedModelState(ModelState):
 
 
 def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedModel:
-    """Return what `partition` has made of the model of these parameters.
+    """Return what `in_units` or `in_pages` has made of the model of these parameters.
 
     Raises:
         ConfigurationError: it was not prepared.
@@ -280,18 +282,22 @@ def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedMo
     )
 
 
-def partition(model: torch.nn.Module, *, in_pages: bool) -> torch.nn.Module:
-    """Prepare a model for stage 3; its parameters stay as they are until `attach`.
+def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahead: int) -> torch.nn.Module:
+    """Prepare a model whose parameters are gathered; they stay as they are until `attach`.
 
     Args:
         model: the model.
-        in_pages: its parameters will be in memory that all ranks share, and need no units.
+        patterns: see `find_units`.
+        num_ahead: units that are fetched ahead.
     """
     if getattr(model, "__dict__", {}).get("_unidist") is not None:
         raise ConfigurationError("this model is distributed already; call distribute() once")
-    if not in_pages:
-        model._unidist = SharedModel(model)  # type: ignore[assignment]  # no parameter and no module
-        return model
+    model._unidist = SharedModel(model, patterns, num_ahead=num_ahead)  # type: ignore[assignment]  # no parameter and no module
+    return model
+
+
+def in_pages(model: torch.nn.Module) -> torch.nn.Module:
+    """Prepare a model whose parameters will be in memory that all ranks share, and need no units."""
     paged = PagedModel()
     for parameter in model.parameters():
         setattr(parameter, UNIT, paged)

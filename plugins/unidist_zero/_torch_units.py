@@ -2,16 +2,18 @@
 
 A unit is gathered before its forward and before its backward, and released after both; what is in no unit belongs to
 the *root* unit, which is there from the beginning of the model's forward to the end of the backward pass. When a unit
-is wanted, the one that comes next is fetched ahead.
+is wanted, those that come next are fetched ahead, as many as asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
+from unidist.errors import ConfigurationError
 from unidist_zero._torch_gathered import GatheredBucket, Presence
 
 
@@ -62,14 +64,17 @@ class Units:
 
     Args:
         model: the whole model.
+        patterns: see `find_units`.
+        num_ahead: units that are fetched ahead, 0 or more.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
         self.model = model
-        self.units = find_units(model)
+        self.num_ahead = num_ahead
+        self.units = find_units(model, patterns)
         self.root = self.units[0]
         self.of_parameter = {key: unit for unit in self.units for key in unit.parameters}
-        self._last: Unit | None = None  # the unit that was called before
+        self._called: list[Unit] = []  # the units that were called before in this forward, the latest last
         self._next: dict[str, Unit] = {}  # which unit was called after which, last time
         self._in_backward = False
         self.paused = False  # everything is there, and stays
@@ -87,7 +92,7 @@ class Units:
         for unit in self.units:
             unit.stays = False
             unit.release()
-        self._last = None
+        self._called = []
 
     @property
     def nbytes_held(self) -> int:
@@ -101,16 +106,19 @@ class Units:
             if self.paused:
                 return
             if unit.is_root:
-                self._last = None
+                self._called = []
             elif not self._in_backward:
                 self.root.gather()  # a part of the model is called by itself, maybe
             unit.gather()
             if self._in_backward or unit.is_root:
                 return
-            if self._last is not None:
-                self._next[self._last.name] = unit
-            following = self._next.get(unit.name)
-            if following is not None and following is not unit:
+            if self._called:
+                self._next[self._called[-1].name] = unit
+            following = unit
+            for _ in range(self.num_ahead):
+                following = self._next.get(following.name, unit)
+                if following is unit:
+                    break
                 following.start()
 
         return hook
@@ -121,7 +129,8 @@ class Units:
                 return
             if self._in_backward:  # computed again (activation checkpointing): its backward comes now
                 return
-            before, self._last = self._last, None if unit.is_root else unit
+            before = self._called[: -self.num_ahead - 1 : -1]  # the latest first
+            self._called = [] if unit.is_root else [*self._called, unit][-max(1, self.num_ahead) :]
             hooked = 0
             for tensor in tensors_in(output):
                 if tensor.requires_grad and torch.is_grad_enabled():
@@ -137,8 +146,12 @@ class Units:
 
         return hook
 
-    def _before_backward(self, unit: Unit, before: Unit | None) -> Any:
+    def _before_backward(self, unit: Unit, before: Sequence[Unit]) -> Any:
         """Return what to do when the gradient of a unit's output is there.
+
+        Args:
+            unit: the unit.
+            before: those that were called before it, the latest first: as many as are fetched ahead.
 
         Autograd runs nodes in the reverse order of their making (on one device), so all units that were called after
         this one are done with.
@@ -149,12 +162,12 @@ class Units:
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             for other in self.units:
-                if other is not unit and not (other.is_root or other.stays or other is before):
+                if other is not unit and not (other.is_root or other.stays or other in before):
                     other.release()
             self.root.gather()
             unit.gather()
-            if before is not None and before is not unit:
-                before.start()
+            for other in before:
+                other.start()
 
         return hook
 
@@ -163,13 +176,20 @@ class Units:
         self.release()
 
 
-def find_units(model: torch.nn.Module) -> list[Unit]:
+def find_units(model: torch.nn.Module, patterns: Sequence[str] | None = None) -> list[Unit]:
     """Return the units of a model, the root first.
 
-    The members of a ModuleList, ModuleDict or Sequential in which a class repeats are units, outermost lists first.
     What several of them share belongs to the root, as does all the rest.
+
+    Args:
+        model: the model.
+        patterns: paths of the modules that are units, in which `*` stands for any name. Default: the members of the
+            ModuleLists, ModuleDicts and Sequentials in which a class repeats, outermost lists first.
+
+    Raises:
+        ConfigurationError: a pattern that nothing has, or units within units.
     """
-    modules = dict(_repeated("", model))
+    modules = dict(_repeated("", model)) if patterns is None else _matching(model, patterns)
     users: dict[int, set[str]] = {}
     for name, module in modules.items():
         for parameter in module.parameters():
@@ -214,3 +234,30 @@ def _repeated(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.n
             return
     for name, child in children:
         yield from _repeated(f"{path}{name}.", child)
+
+
+def _matching(model: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """Return the modules that the patterns name, by path, in the order of the model."""
+    found: dict[str, torch.nn.Module] = {}
+    matched: set[str] = set()
+    for path, module in model.named_modules():
+        names = path.split(".")
+        for pattern in patterns:
+            wanted = pattern.split(".")
+            if len(wanted) == len(names) and all(map(fnmatchcase, names, wanted)) and path:
+                found[path] = module
+                matched.add(pattern)
+    for pattern in patterns:
+        if pattern not in matched:
+            some = [path for path, _ in model.named_modules() if path]
+            raise ConfigurationError(
+                f"zero:units={'+'.join(patterns)}: the model has no module {pattern!r}; it has {', '.join(some[:10])}"
+                + (", ..." if len(some) > 10 else "")
+            )
+    for path in found:
+        outer = next((other for other in found if path.startswith(f"{other}.")), None)
+        if outer is not None:
+            raise ConfigurationError(
+                f"zero:units={'+'.join(patterns)}: {path!r} lies in {outer!r}, and both would be units; name one"
+            )
+    return found

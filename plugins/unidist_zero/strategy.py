@@ -35,6 +35,8 @@ HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflo
 PARTITIONS = {"torch": "unidist_zero._torch"}
 """For each framework whose models must be prepared before their optimizer is bound, the module that does it."""
 
+_NOT_ASKED = (None, "auto", "false")
+
 
 @dataclass(frozen=True)
 class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStepTime):
@@ -53,6 +55,13 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
             Divides the data axis. Default: all of it.
         shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
             where the engine can do it, "true" or an error, "false" never.
+        offload: with PyTorch, a folder: optimizer state, and master weights, are in files there that are mapped to
+            memory. Default: in memory.
+        units: with PyTorch, at stage 3: paths of the modules that are gathered one by one, `*` for any name, several
+            with + between them ("encoder.layers.*+decoder.layers.*"). Default: members of lists in which a class
+            repeats.
+        prefetch: with PyTorch, at stage 3: how many units are fetched ahead, 0 or more; default: 1. Either of these
+            two has parameters gathered also where shared=auto would share them.
     """
 
     name: ClassVar[str] = "zero"
@@ -64,6 +73,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
     whole: Literal["auto", "true", "false"] = "auto"
     shard: int | None = None
     shared: Literal["auto", "true", "false"] = "auto"
+    offload: str | None = None
+    units: str | None = None
+    prefetch: int | None = None
 
     def validate(self, plan: Plan) -> None:
         """A stage that there is, sizes that fit."""
@@ -75,12 +87,26 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
             raise ConfigurationError(f"zero:whole={self.whole!r}; choices: auto, true, false")
         if self.shared not in ("auto", "true", "false"):
             raise ConfigurationError(f"zero:shared={self.shared!r}; choices: auto, true, false")
+        self._check_units()
         size = plan.mesh.size(DATA_AXIS)
         if self.shard is not None and (self.shard < 1 or size % self.shard):
             raise ConfigurationError(
                 f"zero:shard={self.shard} does not divide the data axis of {size} ranks; choices: "
                 + ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             )
+
+    def _check_units(self) -> None:
+        given = [f"{name}={value}" for name in ("units", "prefetch") if (value := getattr(self, name)) is not None]
+        if given and self.stage != 3:
+            raise ConfigurationError(
+                f"zero={self.stage}:{':'.join(given)}: at stages 1 and 2 parameters stay where they are; use zero=3"
+            )
+        if given and self.shared == "true":
+            raise ConfigurationError(
+                f"zero=3:shared=true:{':'.join(given)}: parameters that ranks share are not gathered; leave out either"
+            )
+        if self.prefetch is not None and self.prefetch < 0:
+            raise ConfigurationError(f"zero:prefetch={self.prefetch}: give 0 or more units")
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""
@@ -154,8 +180,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
         """
         from unidist_zero.shared import may_share
 
-        communicator = context.axis(DATA_AXIS)
-        return self.shard != 1 and may_share(self.shared, communicator, memory_kinds)
+        if self.shard == 1 or self.units is not None or self.prefetch is not None:
+            return False
+        return may_share(self.shared, context.axis(DATA_AXIS), memory_kinds)
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""
@@ -172,4 +199,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
             raise ConfigurationError(
                 f"zero has no half for the framework {framework.name!r}; it has for: {', '.join(sorted(HALVES))}"
             )
-        return importlib.import_module(module).half(self)
+        made = importlib.import_module(module)
+        asked = [f"{name}={value}" for name in made.UNSUPPORTED if (value := getattr(self, name)) not in _NOT_ASKED]
+        if asked:
+            raise ConfigurationError(f"zero:{':'.join(asked)} does not work with {framework.name}; leave it out")
+        return made.half(self)

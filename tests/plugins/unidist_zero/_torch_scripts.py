@@ -253,3 +253,101 @@ def master_weights_go_on_from_a_checkpoint() -> None:
             ud.barrier()
             if ud.rank() == 0:
                 shutil.rmtree(os.path.dirname(path))
+
+
+@script
+def optimizer_state_in_files() -> None:
+    plain_model, plain = network()
+    for number in range(5):
+        step(plain_model, plain, number)
+    folder = ud_folder()
+    for strategy in (f"zero=1:offload={folder}", f"zero=3:whole=true:shared=false:offload={folder}"):
+        with training(strategy) as (model, optimizer):
+            for number in range(5):
+                if number == 2:
+                    ud.save(f"{folder}/saved", model, optimizer)
+                step(model, optimizer, number)
+            check_in_files(optimizer)
+            check_equal(values(model), list(plain_model.parameters()))
+            optimizer.load_state_dict(optimizer.state_dict())
+            check_in_files(optimizer)
+            ud.load(f"{folder}/saved", model, optimizer)
+            check_in_files(optimizer)
+            for number in range(2, 5):
+                step(model, optimizer, number)
+            check_equal(values(model), list(plain_model.parameters()))
+            ud.barrier()
+            if ud.rank() == 0:
+                shutil.rmtree(f"{folder}/saved")
+    with training(f"zero=2:offload={folder},precision=bf16", torch.float32) as (model, optimizer):
+        step(model, optimizer, 0)
+        check_in_files(optimizer)
+        for run in optimizer._unidist._inner._runs():
+            assert run.leaf.dtype is torch.float32
+            assert is_in_file(run.leaf), "the master weights"
+        ud.barrier()
+        assert not os.listdir(folder), "nothing has a name"
+        ud.barrier()
+        if ud.rank() == 0:
+            os.rmdir(folder)
+
+
+def ud_folder() -> str:
+    """Return a folder, the same on both ranks."""
+    ud.init()
+    try:
+        return str(ud.broadcast_object(tempfile.mkdtemp() if ud.rank() == 0 else ""))
+    finally:
+        ud.shutdown()
+
+
+def is_in_file(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor's memory is that of a file that has been removed."""
+    address = tensor.data_ptr()
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))
+            if begin <= address < end:
+                return "/unidist-" in line
+    return False
+
+
+def check_in_files(optimizer: Any) -> None:
+    """Raise AssertionError unless all of the state that has an element for each of a parameter's is in files."""
+    step_of = optimizer._unidist._inner
+    found = [value for run in step_of._runs() for value in step_of._inner.state(run).values() if run.is_slot(value)]
+    assert found or not list(step_of._runs())
+    assert all(is_in_file(value) for value in found)
+
+
+def most_units_at_once(ahead: int) -> float:
+    """Train a network of 8 equal units; returns how many of them were there at once, at most."""
+    with set_variables({"UNIDIST_STRATEGY": f"zero=3:units=*:prefetch={ahead}", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model: Any = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(8)))
+            each = model[0].weight.nbytes
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            held: list[int] = []
+
+            def note(gradient: Any = None) -> None:
+                held.append(model._unidist.units.nbytes_held)
+
+            for number in range(3):
+                hidden = torch.ones(2, 32)
+                for layer in model:
+                    hidden = layer(hidden)
+                    if number:  # the model is whole until the end of the first backward
+                        note()
+                        hidden.register_hook(note)
+                hidden.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return max(held) / each
+        finally:
+            ud.shutdown()
+
+
+@script
+def few_units_are_there_at_once() -> None:
+    assert {ahead: most_units_at_once(ahead) for ahead in (0, 1, 3)} == {0: 1, 1: 2, 3: 4}

@@ -176,3 +176,10 @@ def test_variables_of_16_bits_are_updated_in_32(strategy: str) -> None:
         kernel = model.trainable_variables[0]
         assert kernel.dtype in ("bfloat16", "float16")
         assert np.abs(kernel.numpy().astype("float32") - before).max() > 1e-3
+
+
+def test_options_for_models_of_pytorch_are_refused(tmp_path: Path) -> None:
+    for options in ("shared=true", f"offload={tmp_path}"):
+        model = dense()
+        with pytest.raises(ConfigurationError, match=f"zero:{options} does not work with tensorflow"):
+            ud.distribute(model, keras.optimizers.Adam(), f"zero=2:{options}")
