@@ -155,7 +155,7 @@ def main() -> None:
             validation = validate(step, text, args, share)
             if leads:
                 bar.write(f"step {number}: validation loss {validation:.3f}, perplexity {math.exp(validation):.1f}")
-    optimizer.flush()  # with --strategy accumulate=N: the last window may be short
+    step.optimizer.flush()  # with --strategy accumulate=N: the last window may be short
 
     sample = write(step, text, "def ", args.sample, args.context)
     if leads:

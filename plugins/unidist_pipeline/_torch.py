@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unidist_pipeline._torch_measure import held_bytes, measured_costs, seconds
 from unidist_pipeline._torch_model import Division
 from unidist_pipeline._torch_program import SplitPoint
-from unidist_pipeline._torch_runner import DividedModel, PipelineRunner
+from unidist_pipeline._torch_runner import DividedModel, PipelineRunner, bound_arguments
 from unidist_pipeline._torch_split import find_points, parameter_costs, program_of
 from unidist_pipeline._torch_trace import is_value, parameters_of, plain_forward
 from unidist_pipeline.strategy import AXIS
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from unidist_pipeline.strategy import Pipeline
 
 _DIVIDED = "_unidist_pipeline"
+MEASURES = {"time": seconds, "memory": held_bytes}
+"""How the values of `balance` measure."""
 
 
 def partition(strategy: Pipeline, model: torch.nn.Module, context: Context) -> torch.nn.Module:
@@ -35,9 +38,12 @@ def partition(strategy: Pipeline, model: torch.nn.Module, context: Context) -> t
     looked_into: list[str] = []
     uses: list[set[str]] = [set()]
     if len(placement) > 1:
-        points, looked_into = find_points(
-            model, forward, defaults, len(placement), strategy.split_points, parameter_costs(model)
-        )
+        constants, costs = defaults, parameter_costs(model)
+        if strategy.balance != "parameters" and strategy.split is None:
+            arguments = bound_arguments(forward, strategy.example)
+            constants = {name: value for name, value in arguments.items() if not is_value(value)}
+            costs = measured_costs(model, arguments, MEASURES[strategy.balance], context)
+        points, looked_into = find_points(model, forward, constants, len(placement), strategy.split_points, costs)
         program = program_of(model, forward, defaults, points, looked_into)
         uses = [stage.attributes() for stage in program.stages]
     division = Division(model, uses, placement)

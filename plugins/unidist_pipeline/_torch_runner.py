@@ -63,26 +63,8 @@ class DividedModel:
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
 
     def bound(self, inputs: Any) -> dict[str, Any]:
-        """Return the model's arguments by name, with their defaults.
-
-        Raises:
-            UsageError: they do not fit the model.
-        """
-        args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
-        kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
-        if not isinstance(inputs, tuple | Mapping):
-            args = (inputs,)
-        try:
-            bound = inspect.signature(self.forward).bind(None, *args, **kwargs)
-        except TypeError as error:
-            asked = inspect.signature(self.forward)
-            raise UsageError(f"the inputs do not fit the model's forward{asked}: {error}") from None
-        bound.apply_defaults()
-        arguments = dict(list(bound.arguments.items())[1:])
-        for each in parameters_of(self.forward):
-            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and arguments.pop(each.name, None):
-                raise UsageError(f"the model's {each} cannot be passed through a pipeline; name the arguments")
-        return arguments
+        """Return the model's arguments by name, see `bound_arguments`."""
+        return bound_arguments(self.forward, inputs)
 
     def program(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Program | None:
         """Return the stages for arguments of this kind; None if there is one stage, the model."""
@@ -263,6 +245,33 @@ class PipelineRunner(StepRunner):
         if gradient is not None:
             parameter.grad = gradient
             gradient_computed(self._optimizer, parameter)
+
+
+def bound_arguments(forward: Forward, inputs: Any) -> dict[str, Any]:
+    """Return the arguments of a forward function by name, with their defaults.
+
+    Args:
+        forward: of a model's class.
+        inputs: one value, a tuple of positional arguments, or a mapping of keyword arguments.
+
+    Raises:
+        UsageError: they do not fit the model.
+    """
+    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
+    kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    if not isinstance(inputs, tuple | Mapping):
+        args = (inputs,)
+    try:
+        bound = inspect.signature(forward).bind(None, *args, **kwargs)
+    except TypeError as error:
+        asked = inspect.signature(forward)
+        raise UsageError(f"the inputs do not fit the model's forward{asked}: {error}") from None
+    bound.apply_defaults()
+    arguments = dict(list(bound.arguments.items())[1:])
+    for each in parameters_of(forward):
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and arguments.pop(each.name, None):
+            raise UsageError(f"the model's {each} cannot be passed through a pipeline; name the arguments")
+    return arguments
 
 
 def _num_samples(arguments: Any, targets: Any) -> int:

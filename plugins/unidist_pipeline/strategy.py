@@ -140,7 +140,9 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         )
 
     def partition(self, model: Any, context: Context) -> Any:
-        """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model. No communication.
+        """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model.
+
+        Collective over all ranks where the model is measured.
 
         Raises:
             ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
