@@ -104,7 +104,9 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
                 + ". Give roles: tensor=N:plan=PATTERN=ROLE;..."
             )
         return found
-    given = {path: role for path, role in assign(plan, list(layers)).items() if role is not Role.REPLICATE}
+    given: dict[str, Role] = {
+        path: role for path, role in assign(plan, list(layers)).items() if role is not Role.REPLICATE
+    }
     found = Assignment(roles=given)
     for path, role in given.items():
         layer, why = layers[path], why_whole(layers[path])

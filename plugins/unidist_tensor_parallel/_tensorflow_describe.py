@@ -7,22 +7,25 @@ from typing import Any
 
 from unidist_tensor_parallel._plan import Kind, Layer
 from unidist_tensor_parallel._tensorflow_flow import OUTSIDE, Flow, is_element_wise
-from unidist_tensor_parallel._tensorflow_layers import ATTENTIONS, DENSE, EMBEDDING
+from unidist_tensor_parallel._tensorflow_layers import ATTENTIONS, DENSE, EMBEDDING, KINDS
+from unidist_tensorflow.checkpoint_names import stable_paths
 
 
 def candidates(model: Any) -> dict[str, Any]:
     """Return the layers that might be cut, by path, in the order of the model; each once."""
     found: dict[str, Any] = {}
+    paths = {id(variable): path for path, variable in stable_paths(model.weights).items()}
     seen: set[int] = set()
     inside: set[int] = set()  # of attentions, which are cut as a whole
-    for layer in model._flatten_layers():
+    layers: list[Any] = model._flatten_layers()
+    for layer in layers:
         if id(layer) in seen:
             continue
         seen.add(id(layer))
         if isinstance(layer, ATTENTIONS):
             inside |= {id(each) for each in layer._flatten_layers(include_self=False)}
-        if isinstance(layer, (DENSE, EMBEDDING, *ATTENTIONS)) and layer.built:
-            found[_path(layer)] = layer
+        if isinstance(layer, KINDS) and layer.built:
+            found[_path(layer, paths)] = layer
     return {path: layer for path, layer in found.items() if id(layer) not in inside}
 
 
@@ -53,7 +56,7 @@ def heads_of(layer: Any) -> tuple[int, int]:
 
 def why_whole(layer: Any) -> str:
     """Say why a layer cannot be cut, and what to do; "" if it can."""
-    plain = next(kind for kind in (DENSE, EMBEDDING, *ATTENTIONS) if isinstance(layer, kind))
+    plain = next(kind for kind in KINDS if isinstance(layer, kind))
     if type(layer).call is not plain.call:
         return f"{type(layer).__name__} has a call of its own, of which only {plain.__name__}'s is known"
     if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):
@@ -64,8 +67,6 @@ def why_whole(layer: Any) -> str:
                 return f"its {name}_regularizer would see a part; leave it out, or use AdamW's weight_decay"
             if getattr(layer, f"{prefix}{name}_constraint", None) is not None:
                 return f"its {name}_constraint would see a part; leave it out"
-    if getattr(layer, "mask_zero", False):
-        return ""
     if getattr(layer, "_flash_attention", False) and getattr(layer, "_use_gate", False):
         return "flash attention with a gate is not known to be cut by heads"
     return ""
@@ -83,9 +84,8 @@ def _feeds(layer: Any, flow: Flow, paths: Mapping[int, str]) -> tuple[str, ...] 
     return tuple(sorted(found))
 
 
-def _path(layer: Any) -> str:
-    """Return the path of a built layer: that of its variables."""
+def _path(layer: Any, paths: Mapping[int, str]) -> str:
+    """Return the path of a built layer: that of its variables, which is the same in every process."""
     if isinstance(layer, ATTENTIONS):
-        return str(layer._query_dense.kernel.path).rpartition("/")[0].rpartition("/")[0]
-    variable = layer.embeddings if isinstance(layer, EMBEDDING) else layer.kernel
-    return str(variable.path).rpartition("/")[0]
+        return paths[id(layer._query_dense.kernel)].rpartition("/")[0].rpartition("/")[0]
+    return paths[id(layer.embeddings if isinstance(layer, EMBEDDING) else layer.kernel)].rpartition("/")[0]

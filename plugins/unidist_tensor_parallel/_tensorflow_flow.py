@@ -262,7 +262,7 @@ class Flow:
     def _called(self, layer: Any, args: Any, kwargs: Any) -> list[Any] | None:
         try:
             with keras.name_scope(layer.name):
-                outputs = keras.tree.flatten(layer.call(*args, **kwargs))
+                outputs: list[Any] = keras.tree.flatten(layer.call(*args, **kwargs))
             if not all(isinstance(each, keras.KerasTensor) for each in outputs):
                 raise TypeError("it returns something else than tensors")
         except Exception as exc:  # whatever the script's own code raises when it is given a symbol

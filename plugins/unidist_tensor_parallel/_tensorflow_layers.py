@@ -154,3 +154,5 @@ def _finished(layer: Any, outputs: Any) -> Any:
 
 DENSE, EINSUM, EMBEDDING = keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding
 ATTENTIONS: tuple[type[Any], ...] = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+KINDS: tuple[type[Any], ...] = (DENSE, EMBEDDING, *ATTENTIONS)
+"""What can be cut."""

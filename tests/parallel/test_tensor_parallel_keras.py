@@ -38,8 +38,8 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
         (2, "transformer", "adamw", "tensor=2", {}),
         (2, "dense", "sgd", "tensor=2", {"fit": True}),
         (3, "transformer", "sgd", "tensor=3", {"fit": True}),
-        (3, "dense", "adamw", "tensor=3:plan=dense*=column_gather", {}),
-        (2, "dense", "adamw", "tensor=2:plan=dense*=row_split,accumulate=2", {}),
+        (3, "dense", "adamw", "tensor=3:plan=**.dense*=column_gather", {}),
+        (2, "dense", "adamw", "tensor=2:plan=**.dense*=row_split,accumulate=2", {}),
         (2, "dense", "sgd", "tensor=2,clip_norm=0.05", {"clip": 0.05}),
         (4, "transformer", "sgd", "tensor=2", {}),
         (4, "dense", "adamw", "tensor=2,zero=1,clip_norm=0.05", {"clip": 0.05}),
@@ -54,9 +54,8 @@ def test_the_numbers_of_one_process(
     assert max(found) < 1e-12
 
 
-@pytest.mark.parametrize("engine", ["mpi", "horovod"])
-def test_on_other_engines(tensorflow_pools: PartPools, engine: str) -> None:
-    found = tensorflow_pools.get(2, engine=engine).run(error_of, ("dense", "adamw", "tensor=2"))
+def test_on_horovod(tensorflow_pools: PartPools) -> None:
+    found = tensorflow_pools.get(2, engine="horovod").run(error_of, ("dense", "adamw", "tensor=2"))
     assert max(found) < 1e-12
 
 
@@ -65,7 +64,7 @@ def test_without_the_exchange_the_numbers_are_others(tensorflow_pools: PartPools
         kept = getattr(TensorAxis, left_out)
         setattr(TensorAxis, left_out, lambda self, tensor: tensor)
         try:
-            return error_of("dense", "sgd", "tensor=2")
+            return error_of("transformer", "sgd", "tensor=2")
         finally:
             setattr(TensorAxis, left_out, kept)
 
@@ -81,7 +80,7 @@ def test_a_pair_of_layers_costs_one_sum_forward_and_one_backward(tensorflow_pool
         class Recorded(TensorAxis):
             def __init__(self, communicator: Any) -> None:
                 records.append(RecordingCommunicator(communicator))
-                super().__init__(records[0])
+                super().__init__(records[-1])
 
         kept = _tensorflow.TensorAxis
         _tensorflow.TensorAxis = Recorded
@@ -91,7 +90,7 @@ def test_a_pair_of_layers_costs_one_sum_forward_and_one_backward(tensorflow_pool
                 layers = [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)]
                 step = ud.TrainStep(keras.Sequential(layers), keras.optimizers.SGD(), loss(), "tensor=2")
                 step(data("dense")[0][0], data("dense")[1][0] % 3)
-                return [call.operation for call in records[0].calls]
+                return [record.operation for record in records[-1].records]
         finally:
             _tensorflow.TensorAxis = kept
 
@@ -157,7 +156,7 @@ def test_random_numbers_are_equal_outside_and_different_inside_of_what_is_cut(te
     assert first["attention"] != second["attention"]
 
 
-def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools) -> None:
+def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path) -> None:
     def told(model: Any, strategy: str, optimizer: Any = None) -> str:
         with pytest.raises((ConfigurationError, UsageError)) as caught:
             distribute(model, optimizer or keras.optimizers.SGD(), strategy)
@@ -167,8 +166,8 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools) -> None:
         found = []
         for model, strategy, optimizer in (
             (dense(), "tensor=2:plan=nothing*=column", None),
-            (dense(), "tensor=2:plan=dense*=column", None),
-            (dense(), "tensor=2:plan=dense*=attention", None),
+            (dense(), "tensor=2:plan=**.dense*=column", None),
+            (dense(), "tensor=2:plan=**.dense*=attention", None),
             (keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]), "tensor=2", None),
             (keras.Sequential([keras.layers.Dense(3)]), "tensor=2", None),
             (dense(), "tensor=2", keras.optimizers.Adafactor()),
@@ -179,7 +178,7 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools) -> None:
         with runtime():
             model, _ = distribute(dense(), keras.optimizers.SGD(), "tensor=2")
             with pytest.raises(UsageError, match="unidist's save"):
-                model.save_weights("/tmp/never.weights.h5")
+                model.save_weights(tmp_path / f"{ud.rank()}.weights.h5")
         return found
 
     expected = [
