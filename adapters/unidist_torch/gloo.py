@@ -20,6 +20,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     """gloo over TCP, at the address of this host in the job; device tensors are staged through host memory."""
 
     backend = "gloo"
+    waits_in_slices = True
     polls_messages = False  # is_completed() of a message becomes true in wait() only
 
     def _make_group(self, store: Store) -> Any:

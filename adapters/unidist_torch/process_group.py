@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import time
@@ -34,6 +35,9 @@ _OPS: dict[ReduceOp, Any] = {
 }
 
 
+_SLICE_SEC = 0.25
+
+
 class ProcessGroupCommunicator(Communicator):
     """What gloo and NCCL have in common.
 
@@ -50,6 +54,8 @@ class ProcessGroupCommunicator(Communicator):
     backend: str
     polls_messages = True
     """The backend knows whether a message is complete without being waited on."""
+    waits_in_slices = False
+    """A wait for a collective may be given up and begun again: so an abort by another thread is seen."""
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class ProcessGroupCommunicator(Communicator):
         self._address = address
         self._splits = itertools.count()
         self._aborted = ""
+        self._abandoned = False  # a thread of the group still waits for a peer that says nothing
         self._closed = False
         self._sent = [0] * self.size
         self._received = [0] * self.size
@@ -260,6 +267,9 @@ class ProcessGroupCommunicator(Communicator):
         """See `Communicator.close`."""
         if not self._closed:
             self._closed = True
+            if self._abandoned:
+                # Its end would wait for that thread, with Python's lock held: it stays until the process ends.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             self._group = None
 
     def _start(
@@ -345,11 +355,30 @@ class _GroupWork(Work):
             if self._waiter is not None:
                 self._join(self._waiter, limit)
             while self._works:
-                self._works[0].wait(limit)
+                if self._peer is None and self._communicator.waits_in_slices:
+                    self._wait_in_slices(self._works[0], limit)
+                else:
+                    self._works[0].wait(limit)
                 self._works.pop(0)
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish()
+
+    def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
+        """Wait so that an abort ends it, also where the other end of a connection is silent and no error comes."""
+        communicator = self._communicator
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
+            remaining = deadline - time.monotonic()
+            try:
+                work.wait(timedelta(seconds=max(0.001, min(_SLICE_SEC, remaining))))
+                return
+            except RuntimeError:
+                if work.is_completed() or remaining <= 0:
+                    raise
+                if communicator._aborted:
+                    communicator._abandoned = True
+                    raise
 
     def done(self) -> bool:
         if self._peer is None or self._communicator.polls_messages or not self._works:
