@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -18,6 +21,7 @@ from unidist import context
 from unidist.checkpoint.state import placements_of
 from unidist.environment import set_variables
 from unidist.testing._training import largest_error
+from unidist_pipeline._tensorflow_tied import TiedVariables
 from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.conformance import computing_in_float64
 from unidist_tensorflow.memory import dtype_of
@@ -39,6 +43,10 @@ class Case:
         steps: calls of a step.
         passes: calls that make one update.
         options: more arguments of the optimizer, for one process only: what a strategy does otherwise.
+        first: the step with which it begins; those before were done by who saved what it loads.
+        loads: a checkpoint, or "".
+        saves: likewise.
+        unties: leave out the sum of gradients over the stages.
     """
 
     strategy: str
@@ -48,6 +56,10 @@ class Case:
     steps: int = 3
     passes: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    first: int = 0
+    loads: str = ""
+    saves: str = ""
+    unties: bool = False
 
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -183,7 +195,11 @@ def train(case: Case, batches: Sequence[tuple[Any, Any]], whole: Any) -> dict[st
         model, optimizer = ud.distribute(model, optimizer)
         return _fit(case, model, optimizer, batches, whole) | weights(model)
     step = ud.TrainStep(model, optimizer, loss_of(case))
-    losses = np.array([float(step(*batch)) for batch in batches])
+    if case.loads:
+        ud.load(case.loads, step.model, step.optimizer)
+    losses = np.array([float(step(*batch)) for batch in batches[case.first :]])
+    if case.saves:
+        ud.save(case.saves, step.model, step.optimizer)
     found: dict[str, Any] = {"losses": losses.reshape(-1, case.passes).mean(1)}
     found["evaluated"] = float(step.evaluate(*batches[0]))
     return found | _listed(step.predict(whole)) | weights(step.model)
@@ -208,7 +224,10 @@ def alone(case: Case) -> dict[str, Any]:
             losses.append(loss(batch, training=True))
         variables = model.trainable_variables
         optimizer.apply(tape.gradient(losses[-1], variables), variables)
-    found: dict[str, Any] = {"losses": np.array(losses), "evaluated": float(loss(batches[0], training=False))}
+    found: dict[str, Any] = {
+        "losses": np.array(losses[case.first :]),
+        "evaluated": float(loss(batches[0], training=False)),
+    }
     return found | _listed(model(batches[0][0], training=False)) | weights(model)
 
 
@@ -273,11 +292,66 @@ def run_cases(cases: Sequence[Case], engine: str = "auto") -> list[dict[str, flo
 
 
 def _beside_one_process(case: Case, engine: str) -> dict[str, float]:
-    with computing_in_float64():
-        expected = alone(case)
+    with computing_in_float64(), mock.patch.object(TiedVariables, "add_up", _add_nothing if case.unties else _ADD_UP):
+        expected = alone(case) if os.environ["UNIDIST_RANK"] == "0" else None
+        keras.utils.clear_session(free_memory=False)  # names are numbered alike on all ranks
         with running(case.strategy, engine):
             runtime = context.current()
+            expected = ud.broadcast_object(expected, 0)
             batches = data(case, case.steps * case.passes)
-            found = train(case, share(batches, runtime.axis_rank("data"), runtime.axis_size("data")), batches[0][0])
+            mine = share(batches, runtime.axis_rank("data"), runtime.axis_size("data"))
+            found = train(case, mine, batches[0][0])
     assert any(name.startswith("weight ") for name in found), "this rank holds nothing"
     return {name: largest_error(np.asarray(value), np.asarray(expected[name])) for name, value in found.items()}
+
+
+_ADD_UP = TiedVariables.add_up
+
+
+def _add_nothing(self: TiedVariables, gradients: dict[int, Any]) -> None:
+    """Leave the gradients as they are."""
+
+
+def surprised(kind: str, engine: str = "auto") -> tuple[str, str, str]:
+    """Train until a layer of the second stage does something unexpected; return what became of this rank.
+
+    Args:
+        kind: "raises" or "dies" in the forward of a later step; "differs": the ranks have different data.
+        engine: what to use.
+
+    Returns:
+        Type and text of the error, and what a step with equal data came to afterwards, "" after a lost rank.
+    """
+    calls = []
+
+    def surprise(values: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 6:
+            if kind == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("no such word")
+        return values
+
+    class Surprising(layers.Layer):  # type: ignore[misc]  # keras has no types
+        def call(self, x: Any) -> Any:
+            if kind == "differs":
+                return x
+            found = tf.ensure_shape(tf.numpy_function(surprise, [x], x.dtype), x.shape)
+            return x + 0.0 * tf.stop_gradient(found)
+
+    with running(f"pipeline={os.environ['UNIDIST_WORLD_SIZE']}:microbatches=4:split=second", engine):
+        keras.utils.set_random_seed(1)
+        start = keras.Input((4,))
+        x = layers.Dense(4, name="second")(layers.Dense(4)(start))
+        x = Surprising()(x)
+        step = ud.TrainStep(
+            keras.Model(start, layers.Dense(2)(x)), keras.optimizers.SGD(), keras.losses.MeanSquaredError()
+        )
+        features, targets = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
+        try:
+            for number in range(4):
+                step(features * (1 + (number == 2 and kind == "differs") * ud.rank()), targets)
+        except Exception as error:
+            again = "trained" if kind == "differs" and float(step(features, targets)) > 0 else ""
+            return type(error).__name__, str(error), again
+    return "nothing", "", ""
