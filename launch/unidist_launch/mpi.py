@@ -102,15 +102,13 @@ class MpiAgents(AgentStarter):
         self.exports = not self._here
         self.addresses = ("127.0.0.1",) if self._here else () if job.network_interfaces else _routed(hosts)
         self._variable = ""
-        self._folder = tempfile.mkdtemp(prefix="unidist-mpirun-")
-        stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
 
     def command(self, host: Host) -> Sequence[str]:
         """See `AgentStarter.command`."""
         listed = ",".join(f"{'localhost' if self._here else each.name}:{each.slots}" for each in self._hosts)
         words = [self._program, "--host", listed, "-n", str(self._job.num_proc), "--stdin", "none"]
         words += ["--bind-to", "none", "--continuous"]
-        words += ["--prtemca", "prte_tmpdir_base", self._folder] if self._here else self._over_network()
+        words += self._on_this_host() if self._here else self._over_network()
         if os.geteuid() == 0:
             words.append("--allow-run-as-root")
         if max(each.slots for each in self._hosts) > len(os.sched_getaffinity(0)):
@@ -151,6 +149,12 @@ class MpiAgents(AgentStarter):
             if found is not None:
                 return f"{meaning} ({found.strip()})"
         return f"{self._program} ended with exit code {returncode}: {last_line(text)}"
+
+    def _on_this_host(self) -> list[str]:
+        """Return options for a folder of our own for mpirun's files, some of which it leaves behind after failures."""
+        folder = tempfile.mkdtemp(prefix="unidist-mpirun-")
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return ["--prtemca", "prte_tmpdir_base", folder]
 
     def _over_network(self) -> list[str]:
         """Return what mpirun needs to know to start processes elsewhere."""

@@ -49,7 +49,8 @@ class SlurmLauncher(Launcher, KnowsHosts):
         program = shutil.which("srun")
         if program is None:
             return Availability(False, "no srun on the PATH")
-        return Availability(True, program if slurm_allocation.MARKER in os.environ else f"{program}, in an allocation")
+        inside = slurm_allocation.MARKER in os.environ
+        return Availability(True, program if inside else f"{program}; inside of an allocation, which this is not")
 
     def hosts(self) -> tuple[Host, ...]:
         """See `KnowsHosts.hosts`."""

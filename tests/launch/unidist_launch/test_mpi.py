@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from ssh_hosts import SshHosts
 from ssh_hosts import why_not as why_no_hosts
@@ -86,7 +87,9 @@ def test_the_first_failure_decides_report_and_exit_code(command: Command, end: s
 @pytest.mark.parametrize("victim", ["launcher", "mpirun", "agent"])
 def test_nothing_is_left_after_kill_9(command: Command, victim: str) -> None:
     script = command.script(f"{MEET}\n    open(f'ready{{world.rank}}', 'w')\n    time.sleep(300)")
-    with command.start(*LAUNCH, "--engine", "mpi", "--grace-period", "1", script) as launcher:
+    # Where the folder may stay that the killed launcher cannot remove.
+    env = {"TMPDIR": str(command.folder)}
+    with command.start(*LAUNCH, "--engine", "mpi", "--grace-period", "1", script, env=env) as launcher:
         try:
             names = ("ready0", "ready1")
             assert command.wait_until(lambda: all((command.folder / name).exists() for name in names), 60)
@@ -175,14 +178,32 @@ def hosts() -> Iterator[SshHosts]:
 @needs_mpi
 @pytest.mark.soak
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "none")
-def test_several_hosts(command: Command, hosts: SshHosts, tmp_path: Path) -> None:
-    script = command.script(
-        f"{MEET}\n    print(socket.gethostname(), os.environ['LOCAL_RANK'])\n    context.shutdown()"
-    )
-    (command.folder / script).write_text("import socket\n" + (command.folder / script).read_text())
-    options = ("launch", "--launcher", "mpi", "-np", "4", "--engine", "mpi", "--ssh-command", hosts.ssh_command)
+def test_several_hosts(command: Command, hosts: SshHosts) -> None:
+    script = command.script(f"""{MEET}
+    import socket
+    print(socket.gethostname(), os.environ["LOCAL_RANK"])
+    if world.rank == 3:
+        secret = os.pread(int(os.environ["UNIDIST_SECRET_FD"]), 32, 0).hex()
+        open("made", "w").write(secret); os.rename("made", "secret")
+        while not os.path.exists("go"): time.sleep(0.02)
+    world.barrier().wait()
+    context.shutdown()
+    """)
+    # The launcher's interface first: the hosts have the second only.
     bridge = next(name for _, name in socket.if_nameindex() if name.startswith("ud") and name.endswith("b"))
-    done = command.run(*options, "-H", "h1:2,h2:2", "--network-interface", f"{bridge},eth0", script)
-    assert done.returncode == 0, done.stderr
+    options = ("-np", "4", "-H", "h1:2,h2:2", "--ssh-command", hosts.ssh_command, "--engine", "mpi")
+    start = ("launch", "--launcher", "mpi", *options, "--network-interface", f"{bridge},eth0", script)
+    with command.start(*start) as launcher:
+        try:
+            assert command.wait_until((command.folder / "secret").exists, 120)
+            secret = (command.folder / "secret").read_text()
+            lines = [Path(f"/proc/{each.pid}/cmdline") for each in psutil.process_iter()]
+            assert not [line for line in lines if line.exists() and secret in line.read_text(errors="replace")]
+            (command.folder / "go").touch()
+            out, err = launcher.communicate(timeout=120)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == 0, err
     for rank, place in enumerate(("h1 0", "h1 1", "h2 0", "h2 1")):
-        assert f"[{rank}] {place}" in done.stdout
+        assert f"[{rank}] {place}" in out
+    assert command.wait_until(lambda: not any(map(hosts.processes, hosts.names)), 10)
