@@ -87,7 +87,14 @@ def test_digits_prints_the_losses_that_it_prints_under_horovodrun(
 SMALL = ("--num-iters", "3", "--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--batch-size", "4")
 
 
-@pytest.mark.parametrize("option", [(), ("--fp16-allreduce",), ("--use-adasum",)], ids=["plain", "fp16", "adasum"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("--fp16-allreduce",), marks=pytest.mark.soak, id="fp16"),
+        pytest.param(("--use-adasum",), id="adasum"),
+    ],
+)
 def test_the_benchmark_tells_images_per_second_of_a_rank_and_of_all(option: tuple[str, ...]) -> None:
     output = run(UNIDIST, EXAMPLES / "synthetic_benchmark.py", *SMALL, "--width", "8", *option)
     assert len(re.findall(r"^Iter #\d: [\d.]+ img/sec per rank$", output, re.MULTILINE)) == 3

@@ -23,6 +23,7 @@ def losses(output: str) -> list[float]:
     return [float(text) for text in re.findall(r"^epoch \d+: loss ([\d.]+)", output, re.MULTILINE)]
 
 
+@pytest.mark.soak  # as is the next test, but for the accumulation; `fit` on two processes is in test_digits_fit
 def test_two_processes_read_over_95_percent(run_example: Run) -> None:
     output = run_example("digits_custom_loop.py", num_proc=2)
     assert accuracy(output, num_proc=2) > 95

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,11 +20,14 @@ def run_example() -> Run:
     """Run `examples/torch/NAME ARGUMENTS` and return its standard output, without the prefixes of ranks."""
 
     def run(name: str, *arguments: str, num_proc: int | None = None, launch: tuple[str, ...] = ()) -> str:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests run beside this one
         command = [sys.executable]
         if num_proc is not None:
             command += ["-m", "unidist_launch", "launch", "-np", str(num_proc), *launch]
         command += [f"examples/torch/{name}", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         return "\n".join(line.partition("] ")[2] if line.startswith("[") else line for line in done.stdout.splitlines())
 
