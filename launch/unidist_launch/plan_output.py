@@ -89,7 +89,7 @@ def _table(found: Found, setting: Setting) -> Table:
     axes = [axis for axis in found.best[0].axes if any(item.axes.get(axis, 1) > 1 for item in found.best)]
     axes += [axis for item in found.best for axis in item.axes if axis not in axes and item.axes[axis] > 1]
     axes = list(dict.fromkeys(axes))
-    table = Table("")
+    table = Table("", box=None, padding=(0, 2, 0, 0))  # with borders it would not fit a terminal of 80 columns
     for name in (*axes, "micro-batch", "s/step", "samples/s", "TFLOP/s", "GB"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, item in enumerate(found.best, start=1):

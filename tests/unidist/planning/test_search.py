@@ -120,6 +120,7 @@ def test_ten_thousand_ranks_take_seconds() -> None:
     assert len(found.best) == 5
 
 
+@pytest.mark.soak
 def test_many_divisors_take_seconds_too() -> None:
     """10080 = 2^5 * 3^2 * 5 * 7 has 72 divisors."""
     start = time.process_time()
