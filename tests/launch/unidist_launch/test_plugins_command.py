@@ -67,7 +67,7 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "problems": [],
     }
     assert found["core"]["engines"] == ["single", "shm"]
-    assert found["launch"]["launchers"] == ["local", "ssh"]
+    assert found["launch"]["launchers"] == ["local", "elastic", "ssh", "mpi", "slurm", "kubernetes"]
 
 
 @pytest.mark.parametrize(
