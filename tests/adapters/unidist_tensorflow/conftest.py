@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from engine_pools import EnginePool
+from part_pools import PartOfPool, PartPools
 from tensorflow_ranks import ENVIRONMENT
 
 from unidist.testing.pools import PoolCache
@@ -15,14 +16,16 @@ from unidist.testing.pools import PoolCache
 pytest.importorskip("tensorflow")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `_modes`; they get this process's path
 
-_pools = PoolCache(max_idle_ranks=8)  # not so many that their ranks fill the memory
+_pools = PoolCache()  # of ranks with variables that TensorFlow reads when it is imported
 
 
 @pytest.fixture
-def pool() -> Callable[..., EnginePool]:
-    """Return `pool(num_proc, engine, VARIABLE="value")`; the ranks are kept for this folder, and serve every engine."""
+def pool(tensorflow_pools: PartPools) -> Callable[..., EnginePool | PartOfPool]:
+    """Return `pool(num_proc, engine, VARIABLE="value")`; the ranks serve every engine, and without variables all tests."""
 
-    def get(num_proc: int, engine: str = "auto", **variables: str) -> EnginePool:
+    def get(num_proc: int, engine: str = "auto", **variables: str) -> EnginePool | PartOfPool:
+        if not variables:
+            return tensorflow_pools.get(num_proc, engine=engine)
         return EnginePool(_pools.get(num_proc, env={**ENVIRONMENT, **variables}), engine)
 
     return get
