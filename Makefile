@@ -10,6 +10,8 @@ INSTALL = $(PY) $(PIP_INSTALL)
 FRAMEWORK ?= torch
 DEMO_FLAGS ?=
 TEST_FLAGS ?=
+# Tests run in so many processes at a time; 0: in make's own, as a debugger needs it.
+TEST_WORKERS ?= 2
 
 NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch])
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
@@ -56,7 +58,7 @@ demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (F
 
 # With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
 test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed) ## run every test (TEST_FLAGS="-k name" for some)
-	$(PY) -m pytest $(TEST_FLAGS)
+	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(TEST_FLAGS)
 	$(if $(TEST_FLAGS),@echo "left out because of TEST_FLAGS: make test-without-torch",$(TF_TEST))
 
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
