@@ -137,6 +137,14 @@ class ElasticHosts:
         end_all([*present, *self._old], patient_with=patient)
         self._old.clear()
 
+    def address_of(self, host: ElasticHost) -> str:
+        """Return the address at which the others reach a host; the launcher's own is known by what they reached."""
+        assert host.facts is not None
+        address = str(host.facts["address"])
+        reached = [str(each.facts["launcher"]) for each in self.by_name.values() if each.facts is not None]
+        outside = [each for each in reached if not _is_loopback(each)]
+        return outside[0] if _is_loopback(address) and outside else address
+
     def reap(self) -> None:
         """Let go of the processes of lost agents that have ended."""
         for agent in [each for each in self._old if each.process is not None and each.process.poll() is not None]:
@@ -168,3 +176,7 @@ class ElasticHosts:
             assert agent.process is not None
             assert agent.process.stdout is not None
             self._selector.unregister(agent.process.stdout)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

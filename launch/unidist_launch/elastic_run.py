@@ -7,16 +7,14 @@ there is room for them, says how they ended, and gives up when nothing gets on.
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import selectors
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
-from unidist._version import __version__
 from unidist.control.coordinator import HostCame, HostLost, HostSaid
 from unidist.control.elastic_coordinator import ElasticCoordinator, Happened
 from unidist.control.membership import Membership
@@ -27,20 +25,19 @@ from unidist.launcher import ElasticLimits, Host, Job
 from unidist.local_processes import describe_exit
 from unidist.topology import Topology
 from unidist_launch import hosts as host_list
-from unidist_launch.agent import interface_address
-from unidist_launch.agent_order import AgentOrder, exported_variables
 from unidist_launch.elastic_discovery import Discovery
 from unidist_launch.elastic_hosts import ElasticHost, ElasticHosts
 from unidist_launch.elastic_log import EventLog
+from unidist_launch.elastic_orders import Orders
+from unidist_launch.elastic_patience import Patience
 from unidist_launch.elastic_report import tell
 from unidist_launch.elastic_slots import Slots
+from unidist_launch.elastic_workers import StartedWorker, StartedWorkers
 from unidist_launch.ending import Ending
 from unidist_launch.failure import RankExit
 from unidist_launch.lines import Stream
 from unidist_launch.output import Output
-from unidist_launch.remote_hosts import AgentStarter, LocalAgents
 from unidist_launch.signals import ForwardedSignals
-from unidist_launch.ssh import SshAgents
 
 _TURN_SEC = 0.05
 _USEFUL_SEC = 10.0
@@ -49,30 +46,6 @@ _STACKS_SEC = 0.5
 _LOOPBACK = "127.0.0.1"
 SILENCE_PER_HEARTBEAT = 2.0
 """A worker may be silent for longer than its host: Python's lock may be held for seconds by honest work."""
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A process that was started.
-
-    Args:
-        number: of the worker.
-        seat: label of its output; free again when it has ended.
-        host: index of the agent that has it.
-        joined: when it first came into a world.
-        is_leaving: it was asked to go, or has said that it goes.
-        kill_at: when it is to be killed, because it hangs.
-    """
-
-    number: int
-    seat: int
-    host: int
-    pid: int = 0
-    joined: float | None = None
-    is_leaving: bool = False
-    has_left: bool = False
-    kill_at: float | None = None
-    last_bytes: dict[Stream, bytes] | None = None
 
 
 class ElasticRun:
@@ -101,22 +74,17 @@ class ElasticRun:
         else:
             self._discovery = Discovery(self._limits.discovery_script, self._limits.slots_per_host)
             stack.callback(self._discovery.close)
-        self._workers: dict[int, _Worker] = {}
-        self._num_started = 0
+        self._workers = StartedWorkers()
+        self._patience = Patience(job.num_proc, self._limits.reset_limit)
         self._num_agents = 0
-        self._num_resets = 0
         self._round = 0
         self._generation = -1
-        self._best_progress = 0
-        self._num_failures = 0
         self._is_finishing = False
-        self._failures: list[RankExit] = []
         self._host_names: dict[int, str] = {}  # by seat, for the report
         self._verdict = ""
         self._discovery_error = ""
         self._deadline: float | None = time.monotonic() + job.start_timeout.total_seconds()
         self._secret = secrets.token_bytes(32)
-        self._job_id = secrets.token_hex(8)
         self._ending = Ending(
             job.grace_period,
             signal_ranks=self._signal_all,
@@ -141,11 +109,8 @@ class ElasticRun:
         )
         self._server = ControlServer(self._coordinator, self._secret, host=_LOOPBACK if self._is_here else "")
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._hosts = ElasticHosts(self._starter_of, self._order_for, self._selector, self._coordinator_index)
-        self._starters: tuple[AgentStarter, AgentStarter | None] = (
-            LocalAgents(),
-            None if self._is_here else SshAgents(job.remote_shell),
-        )
+        orders = Orders(job, self._secret, self._server.port, is_here=self._is_here)
+        self._hosts = ElasticHosts(orders.starter_of, orders.order_for, self._selector, self._coordinator_index)
         stack.callback(self._server.close)
         stack.callback(self._hosts.end)
         stack.callback(self._tell, {"type": "end"}, None)
@@ -232,10 +197,8 @@ class ElasticRun:
                     raise ConfigurationError(f"host {slot.host}: its agent cannot be started: {exc}") from exc
 
     def _start_worker(self, host: ElasticHost) -> int:
-        number, self._num_started = self._num_started, self._num_started + 1
-        taken = {worker.seat for worker in self._workers.values()}
-        seat = next(i for i in range(len(taken) + 1) if i not in taken)
-        self._workers[number] = _Worker(number, seat, host.index, last_bytes={})
+        worker = self._workers.add(host.index)
+        number, seat = worker.number, worker.seat
         self._host_names[seat] = host.name
         index = host.index
         self._server.call(lambda: self._coordinator.expect_worker(number, index))
@@ -251,56 +214,12 @@ class ElasticRun:
                 "seat": seat,
                 "slots": self._slots.num_on(host.name),
                 "place": list(astuple(place)),
-                "address": self._address_of(host),
-                "master": self._address_of(host),
+                "address": self._hosts.address_of(host),
+                "master": self._hosts.address_of(host),
             },
             index,
         )
         return number
-
-    def _address_of(self, host: ElasticHost) -> str:
-        """Return the address at which the others reach a host; the launcher's own is known by what they reached."""
-        assert host.facts is not None
-        address = str(host.facts["address"])
-        outside = [
-            str(each.facts["launcher"])
-            for each in self._hosts.by_name.values()
-            if each.facts is not None and not _is_loopback(str(each.facts["launcher"]))
-        ]
-        return outside[0] if _is_loopback(address) and outside else address
-
-    def _starter_of(self, host: Host) -> AgentStarter:
-        here, remote = self._starters
-        if host_list.is_local(host) or remote is None:
-            return here
-        return remote
-
-    def _order_for(self, index: int, starter: AgentStarter) -> AgentOrder:
-        seconds = self._limits.timeout.total_seconds()
-        return AgentOrder(
-            version=__version__,
-            host=index,
-            job_id=self._job_id,
-            secret=self._secret.hex(),
-            port=self._server.port,
-            index_variable=starter.index_variable,
-            address_variable=starter.address_variable,
-            launcher_addresses=starter.addresses or self._own_addresses(),
-            network_interfaces=self._job.network_interfaces,
-            command=self._job.command,
-            env={"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{seconds:g}", **self._job.env},
-            exported=exported_variables() if starter.exports else {},
-            folder=os.getcwd(),
-            heartbeat_sec=self._job.heartbeat.total_seconds(),
-            connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
-            is_elastic=True,
-        )
-
-    def _own_addresses(self) -> tuple[str, ...]:
-        try:
-            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
-        except ConfigurationError:
-            return ()
 
     def _coordinator_index(self) -> int:
         """Have the coordinator await one more agent, and return its index."""
@@ -340,7 +259,7 @@ class ElasticRun:
             data = base64.b64decode(message["data"])
             if data:
                 self._output.feed(int(message["rank"]), Stream(message["stream"]), data)
-                self._note_output(int(message["rank"]), Stream(message["stream"]), data)
+                self._workers.wrote(int(message["rank"]), Stream(message["stream"]), data)
             self._tell({"type": "taken", "bytes": len(data)}, index)
         elif kind == "started":
             worker = self._workers.get(int(message["worker"]))
@@ -352,23 +271,18 @@ class ElasticRun:
         elif kind == "exit":
             self._end_worker(int(message["worker"]), int(message["returncode"]))
         elif kind == "refused":
-            raise ConfigurationError(f"host {self._host_name(index)}: {message['text']}")
+            host = self._hosts.by_index(index)
+            raise ConfigurationError(f"host {host.name if host else index}: {message['text']}")
         elif kind == "terminating":
             self._terminate_host(index)
-
-    def _note_output(self, seat: int, stream: Stream, data: bytes) -> None:
-        for worker in self._workers.values():
-            if worker.seat == seat and worker.last_bytes is not None:
-                worker.last_bytes[stream] = data[-1:]
 
     def _terminate_host(self, index: int) -> None:
         host = self._hosts.by_index(index)
         if host is not None and not host.is_terminating:
             host.is_terminating = True
             self._log.publish("host_terminating", host=host.name)
-            for worker in self._workers.values():
-                if worker.host == index:
-                    self._retire(worker.number)
+            for worker in self._workers.of_host(index):
+                self._retire(worker.number)
 
     def _lose_host(self, index: int, reason: str) -> None:
         host = self._hosts.by_index(index)
@@ -378,16 +292,16 @@ class ElasticRun:
         text = f"host {host.name} was lost: {reason}{'; ' + said if said else ''}"
         self._log.publish("host_lost", host=host.name, reason=reason)
         self._hosts.lost(host, time.monotonic())
-        for worker in [each for each in self._workers.values() if each.host == index]:
+        for worker in self._workers.of_host(index):
             self._end_worker(worker.number, 1, host_lost=text)
 
     def _end_worker(self, number: int, returncode: int, *, host_lost: str = "") -> None:
         """A worker's process has ended: say so, and see what follows from it."""
-        worker = self._workers.pop(number, None)
+        worker = self._workers.remove(number)
         if worker is None:
             return
         now = time.monotonic()
-        for stream, last in (worker.last_bytes or {}).items():
+        for stream, last in worker.last_bytes.items():
             if last != b"\n":  # the next worker of this seat begins a line of its own
                 self._output.feed(worker.seat, stream, b"\n")
         succeeded = not returncode and not worker.has_left
@@ -407,12 +321,12 @@ class ElasticRun:
     def _finish(self) -> None:
         """The script has come to its end on a rank: those that were never in a world have come too late."""
         self._is_finishing = True
-        for worker in self._workers.values():
+        for worker in self._workers:
             if worker.joined is None and not worker.is_leaving:
                 worker.is_leaving = True
                 self._tell({"type": "signal", "number": int(signal.SIGTERM), "workers": [worker.number]}, worker.host)
 
-    def _note_failure(self, worker: _Worker, returncode: int, host_lost: str, now: float) -> None:
+    def _note_failure(self, worker: StartedWorker, returncode: int, host_lost: str, now: float) -> None:
         was_useful = worker.joined is not None and now - worker.joined >= _USEFUL_SEC
         tail = self._output.stderr_tail(worker.seat)
         end = RankExit(
@@ -428,14 +342,13 @@ class ElasticRun:
         if self._ending.has_begun:
             self._ending.exits.append(end)
             return
-        self._failures.append(end)
-        self._num_failures += 1
+        impatient = self._patience.failed(end)
         if self._is_finishing:
             self._ending.exits.append(end)
         elif slot is not None and slot.is_given_up and not slot.is_gone:
             self._log.publish("slot_given_up", host=slot.host, slot=slot.number, failures=slot.failures)
-        if self._num_failures > 2 * self._job.num_proc:
-            self._give_up(f"{self._num_failures} processes failed, and no commit was made in between")
+        if impatient:
+            self._give_up(impatient)
         elif self._discovery is None and self._slots.num_usable < self._limits.min_num:
             self._give_up(
                 f"{self._slots.num_usable} slots are left that have not failed again and again, and --min-np is "
@@ -448,8 +361,8 @@ class ElasticRun:
             return
         self._verdict = f"the job has ended: {text}"
         self._log.publish("give_up", reason=text)
-        self._ending.exits += [replace(end, signalled=False) for end in self._failures]
-        if not self._workers or not self._failures:
+        self._ending.exits += [replace(end, signalled=False) for end in self._patience.failures]
+        if not self._workers or not self._patience.failures:
             self._ending.begin(signal.SIGTERM)
 
     def _note(self, kind: str, fields: dict[str, Any]) -> None:
@@ -473,21 +386,15 @@ class ElasticRun:
             self._tell({"type": "signal", "number": int(signal.SIGUSR2), "workers": [worker.number]}, worker.host)
 
     def _begin_generation(self, fields: dict[str, Any], now: float) -> None:
-        is_reset = self._generation >= 0
         self._generation = int(fields["generation"])
         self._deadline = None
-        if fields["progress"] > self._best_progress:
-            self._best_progress = int(fields["progress"])
-            self._num_failures = 0
-            self._failures.clear()
         for number in fields["workers"]:
             worker = self._workers.get(number)
             if worker is not None and worker.joined is None:
                 worker.joined = now
-        self._num_resets += is_reset
-        limit = self._limits.reset_limit
-        if limit is not None and self._num_resets > limit:
-            self._give_up(f"the world has changed {self._num_resets} times, and --reset-limit is {limit}")
+        impatient = self._patience.world_began(int(fields["progress"]))
+        if impatient:
+            self._give_up(impatient)
 
     def _watch(self) -> None:
         """Look at what nobody reports: agents that do not come, deadlines, workers that hang."""
@@ -499,7 +406,7 @@ class ElasticRun:
             none_came = all(each.failures and not each.is_up for each in self._hosts.by_name.values())
             if none_came and self._generation < 0 and self._discovery is None:
                 raise ConfigurationError(f"host {host.name}: {why}")
-        for worker in self._workers.values():
+        for worker in self._workers:
             if worker.kill_at is not None and now >= worker.kill_at:
                 worker.kill_at = None
                 self._tell({"type": "signal", "number": int(signal.SIGKILL), "workers": [worker.number]}, worker.host)
@@ -523,20 +430,12 @@ class ElasticRun:
 
     # Words to the agents
 
-    def _host_name(self, index: int) -> str:
-        host = self._hosts.by_index(index)
-        return host.name if host is not None else f"number {index}"
-
     def _signal_all(self, number: int) -> None:
         self._tell({"type": "signal", "number": number}, None)
 
     def _tell(self, message: Message, index: int | None) -> None:
         hosts = None if index is None else [index]
         self._server.call(lambda: self._coordinator.tell(message, hosts))
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 __all__ = ["ElasticRun"]

@@ -1,0 +1,71 @@
+"""How the agents of an elastic job are started, and what they are told first."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from unidist._version import __version__
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host, Job
+from unidist_launch import hosts as host_list
+from unidist_launch.agent import interface_address
+from unidist_launch.agent_order import AgentOrder, exported_variables
+from unidist_launch.remote_hosts import AgentStarter, LocalAgents
+from unidist_launch.ssh import SshAgents
+
+
+class Orders:
+    """The orders of one job.
+
+    Args:
+        job: the job; `job.elastic` is set.
+        secret: the job's secret.
+        port: of the control server.
+        is_here: no other host can ever be among the job's.
+
+    Raises:
+        ConfigurationError: other hosts cannot be reached so.
+    """
+
+    def __init__(self, job: Job, secret: bytes, port: int, *, is_here: bool) -> None:
+        self._job = job
+        self._secret = secret
+        self._port = port
+        self._job_id = secrets.token_hex(8)
+        self._here = LocalAgents()
+        self._elsewhere = None if is_here else SshAgents(job.remote_shell)
+
+    def starter_of(self, host: Host) -> AgentStarter:
+        """Return how the agent of a host is started."""
+        return self._here if self._elsewhere is None or host_list.is_local(host) else self._elsewhere
+
+    def order_for(self, index: int, starter: AgentStarter) -> AgentOrder:
+        """Return the orders of the agent of this index."""
+        assert self._job.elastic is not None
+        seconds = self._job.elastic.timeout.total_seconds()
+        return AgentOrder(
+            version=__version__,
+            host=index,
+            job_id=self._job_id,
+            secret=self._secret.hex(),
+            port=self._port,
+            index_variable=starter.index_variable,
+            address_variable=starter.address_variable,
+            launcher_addresses=starter.addresses or self._own_addresses(),
+            network_interfaces=self._job.network_interfaces,
+            command=self._job.command,
+            env={"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{seconds:g}", **self._job.env},
+            exported=exported_variables() if starter.exports else {},
+            folder=os.getcwd(),
+            heartbeat_sec=self._job.heartbeat.total_seconds(),
+            connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
+            is_elastic=True,
+        )
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
+        try:
+            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
+        except ConfigurationError:
+            return ()
