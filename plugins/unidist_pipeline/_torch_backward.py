@@ -122,20 +122,21 @@ class SplitBackward:
 
     def _cut(self) -> list[torch.Tensor]:
         """Find for each weight the operation at which its way leaves; returns those that have several."""
-        users = _users([root.grad_fn for root in self._roots if root.grad_fn is not None])
+        roots = [root.grad_fn for root in self._roots if root.grad_fn is not None]
+        users = _users(roots)
         on_way = _above([get_gradient_edge(each).node for each in self._inputs], users)
         left: dict[Node, list[torch.Tensor]] = defaultdict(list)
         rest, several = [], []
         for weight in self._rest:
-            leaves = _leaving(get_gradient_edge(weight).node, users, on_way)
+            ends = _ends(get_gradient_edge(weight).node, users, on_way, set(roots))
+            leaves = ends & on_way
             if not leaves:
                 rest.append(weight)
-            elif len(leaves) == 1:
+            elif len(ends) == 1:
                 left[leaves.pop()].append(weight)
             else:
-                several.append(
-                    weight
-                )  # from one of these operations another may be reached: its share would count twice
+                # From one of these operations another may be reached: its share would count twice.
+                several.append(weight)
         self._rest = rest
         self._left = dict(left)
         return several
@@ -175,8 +176,8 @@ def _above(nodes: Sequence[Node], users: dict[Node, list[Node]]) -> set[Node]:
     return found
 
 
-def _leaving(node: Node, users: dict[Node, list[Node]], on_way: set[Node]) -> set[Node]:
-    """Return the operations on the way to the inputs that are the first to use what depends on a weight."""
+def _ends(node: Node, users: dict[Node, list[Node]], on_way: set[Node], roots: set[Node]) -> set[Node]:
+    """Return where the ways from a weight end: at operations on the way to the inputs, or at roots beside it."""
     found: set[Node] = set()
     seen: set[Node] = set()
     waiting = [node] if node in users else []
@@ -187,6 +188,8 @@ def _leaving(node: Node, users: dict[Node, list[Node]], on_way: set[Node]) -> se
         seen.add(each)
         if each in on_way:
             found.add(each)
-        else:
-            waiting += users[each]
+            continue
+        if each in roots:
+            found.add(each)
+        waiting += users[each]
     return found
