@@ -120,6 +120,10 @@ class KnowsHosts(ABC):
         """
 
 
+class RunsElasticJobs:
+    """Power of a launcher: the ranks of its jobs may come and go (`Job.elastic`). Asked for by isinstance."""
+
+
 class Launcher(ABC):
     """Starts a job, watches it, and reports how it ended."""
 

@@ -15,7 +15,7 @@ import click
 from unidist import preflight
 from unidist.environment import VARIABLES, Settings
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host, Job, KnowsHosts, RemoteShell
+from unidist.launcher import Host, Job, KnowsHosts, RemoteShell, RunsElasticJobs
 from unidist.plugins import PluginManager
 from unidist_launch import command_line, elastic_options, horovodrun, job_environment
 from unidist_launch import hosts as host_list
@@ -64,6 +64,11 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     hosts = host_list.used(given, num_proc) if given else ()
     is_elastic = elastic_options.is_elastic(options)
     elastic = elastic_options.limits(options, num_proc, given, settings) if is_elastic else None
+    if is_elastic and not isinstance(launcher, RunsElasticJobs):
+        raise ConfigurationError(
+            f"launcher {launcher_name!r} keeps the ranks that it started; leave --launcher out, or the options of "
+            "elastic jobs (--min-np, --max-np, --host-discovery-script)."
+        )
     ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
     _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
@@ -88,7 +93,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         quiet=options["quiet"],
         timestamps=options["prefix_output_with_timestamp"],
         hosts=hosts if elastic is None else given,
-        remote_shell=_remote_shell(options, here),
+        remote_shell=_remote_shell(options, here and (elastic is None or elastic.discovery_script is None)),
         network_interfaces=job_environment.network_interfaces(options),
         start_timeout=settings.start_timeout,
         heartbeat=settings.heartbeat,

@@ -179,6 +179,12 @@ def test_a_bad_command_is_an_error_and_no_storm(start: Start, command: Command) 
     assert "no-such-program-at-all" in done.stderr
 
 
+def test_a_launcher_that_cannot_do_it_is_refused(command: Command) -> None:
+    done = command.run("launch", "-np", "2", "--min-np", "1", "--launcher", "local", "true")
+    assert done.returncode == 2
+    assert "launcher 'local' keeps the ranks that it started" in done.stderr
+
+
 def test_events_tell_what_happened(start: Start, tmp_path: Path) -> None:
     with start("-np", "2", "--min-np", "1", steps=5) as job:
         assert job.end() == 0

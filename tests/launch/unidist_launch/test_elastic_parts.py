@@ -1,0 +1,171 @@
+"""The pure parts of the elastic launcher: slots, patience, options, discovery, what the user is told."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from unidist.environment import Settings
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host
+from unidist_launch import elastic_options
+from unidist_launch.elastic_discovery import Discovery, parse
+from unidist_launch.elastic_log import EventLog
+from unidist_launch.elastic_patience import Patience
+from unidist_launch.elastic_report import line
+from unidist_launch.elastic_slots import MAX_FAILURES, Slots
+from unidist_launch.failure import RankExit
+
+NONE = {
+    "min_np": None,
+    "max_np": None,
+    "host_discovery_script": None,
+    "slots_per_host": None,
+    "elastic_timeout": None,
+    "reset_limit": None,
+    "blacklist_cooldown_range": (),
+    "step_timeout": None,
+    "event_log": None,
+}
+
+
+def test_a_slot_is_used_again_at_once_then_after_pauses_and_then_never() -> None:
+    slots = Slots()
+    slots.offer([Host("h1", 1), Host("h2", 1)])
+    now, pauses = 100.0, []
+    for number in range(MAX_FAILURES):
+        (slot, *_) = slots.free(now, 2)
+        assert slot.host == "h1"
+        slot.worker = number
+        slots.failed(number, now, was_useful=False)
+        pauses.append(slot.free_at - now)
+        now = slot.free_at
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0]
+    assert [slot.host for slot in slots.free(now + 1000, 2)] == ["h2"]
+    assert slots.num_usable == 1
+
+
+def test_a_useful_worker_clears_the_count_of_its_slot() -> None:
+    slots = Slots((2.0, 3.0))
+    slots.offer([Host("h", 1)])
+    for number, useful, pause in ((0, False, 2.0), (1, False, 3.0), (2, True, 2.0)):
+        (slot,) = slots.free(1000.0 * number, 1)
+        slot.worker = number
+        slots.failed(number, 1000.0 * number, was_useful=useful)
+        assert slot.free_at - 1000.0 * number == pause
+
+
+def test_slots_that_hosts_take_back_name_their_workers_and_come_back_as_they_were() -> None:
+    slots = Slots()
+    slots.offer([Host("h", 3)])
+    for number, slot in enumerate(slots.free(0.0, 3)):
+        slot.worker = number
+    assert slots.offer([Host("h", 1)]) == [1, 2]
+    assert (slots.num_running, slots.num_usable) == (1, 1)
+    slots.vacated(1, 5.0, pause=30.0)
+    slots.offer([Host("h", 2)])
+    assert slots.free(6.0, 4) == []
+    assert [slot.number for slot in slots.free(35.0, 4)] == [1]
+
+
+def test_no_more_workers_than_the_most() -> None:
+    slots = Slots()
+    slots.offer([Host("h", 8)])
+    assert len(slots.free(0.0, 3)) == 3
+
+
+def end(number: int) -> RankExit:
+    return RankExit(0, number, 1, 0)
+
+
+def test_patience_ends_with_failures_and_no_commit_in_between() -> None:
+    patience = Patience(2, None)
+    assert not any(patience.failed(end(i)) for i in range(4))
+    assert not patience.world_began(3)
+    assert not any(patience.failed(end(i)) for i in range(4))
+    assert not patience.world_began(3)  # the same commit: nothing was gained
+    assert "no commit" in patience.failed(end(9))
+
+
+def test_patience_ends_with_too_many_worlds() -> None:
+    patience = Patience(2, 1)
+    assert not patience.world_began(0)
+    assert not patience.world_began(1)
+    assert "--reset-limit is 1" in patience.world_began(2)
+
+
+def test_hosts_are_read_as_horovod_reads_them() -> None:
+    assert parse("h1:2\nh2\n# nobody\n\nuser@h1:1\nh3:0\n", 4) == (Host("h1", 2), Host("h2", 4), Host("user@h1", 1))
+
+
+@pytest.mark.parametrize("text", ["h1:two", "h 1:2", "-oProxyCommand=x:1", "h1"])
+def test_what_a_script_may_not_say_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse(text, None)
+
+
+def test_a_script_is_asked_without_waiting_and_its_failure_told(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho h1:2\n")
+    with pytest.raises(ConfigurationError, match="chmod"):
+        Discovery(str(script), None)
+    script.chmod(0o755)
+    discovery = Discovery(str(script), None)
+    deadline = time.monotonic() + 30
+    while (hosts := discovery.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert hosts == (Host("h1", 2),)
+    failing = Discovery("false", None)
+    failing.poll()
+    while failing._process is not None and failing._process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    with pytest.raises(ConfigurationError, match="exit code 1"):
+        failing.poll()
+    failing.close()
+    discovery.close()
+
+
+def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:
+    assert not elastic_options.is_elastic(NONE)
+    assert elastic_options.is_elastic({**NONE, "min_np": 1})
+    with pytest.raises(ConfigurationError, match="--reset-limit is for elastic jobs"):
+        elastic_options.is_elastic({**NONE, "reset_limit": 3})
+
+
+@pytest.mark.parametrize(
+    ("changed", "hosts", "message"),
+    [
+        ({"min_np": 3}, (), "-np lies between"),
+        ({"max_np": 1}, (), "-np lies between"),
+        ({"min_np": 1, "blacklist_cooldown_range": (5.0, 1.0)}, (), "MIN is above MAX"),
+        ({"host_discovery_script": "x"}, (Host("h", 1),), "leave -H and --hostfile out"),
+    ],
+)
+def test_contradictions_are_refused(changed: dict[str, object], hosts: tuple[Host, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        elastic_options.limits({**NONE, **changed}, 2, hosts, Settings())
+
+
+def test_limits_default_to_the_number_of_ranks_and_the_environments_timeout() -> None:
+    found = elastic_options.limits({**NONE, "min_np": 1}, 2, (), Settings.read({"HOROVOD_ELASTIC_TIMEOUT": "7"}))
+    assert (found.min_num, found.max_num, found.timeout.total_seconds()) == (1, 2, 7.0)
+
+
+def test_events_are_lines_of_json_and_listeners_hear_them(tmp_path: Path) -> None:
+    heard = []
+    log = EventLog(tmp_path / "log")
+    log.listen(lambda event, fields: heard.append((event, fields)))
+    log.publish("lost", rank=1)
+    log.close()
+    assert heard == [("lost", {"rank": 1})]
+    assert '"event": "lost", "rank": 1}' in (tmp_path / "log").read_text()
+    with pytest.raises(ConfigurationError, match="--event-log"):
+        EventLog(tmp_path / "no" / "log")
+
+
+def test_only_what_is_out_of_the_ordinary_is_told() -> None:
+    assert line("joined", {"worker": 1}) == ""
+    assert line("generation", {"generation": 0, "world_size": 2, "progress": 0}) == ""
+    assert "2 ranks go on from commit 7" in line("generation", {"generation": 1, "world_size": 2, "progress": 7})
