@@ -7,8 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from engine_pools import EnginePool
+from mpi_pool import MpiPool, variables
 from part_pools import PartPools
 
+from unidist.plugins import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
@@ -87,6 +90,35 @@ def test_training_in_keras_gives_the_numbers_of_one_process(
     for found in rank_pool(size).run(run_cases, (cases,), timeout=LONG):
         for case, errors in zip(cases, found, strict=True):
             check(case, errors)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["gloo", "horovod"])
+def test_training_in_keras_over_other_engines(rank_pool: RankPoolFactory, engine: str) -> None:
+    if not PluginManager().load().engines.get(engine).load().availability().usable:
+        pytest.skip(f"{engine} is not installed")
+    cases = [
+        Case("zero=1:bucket_mb=0.0002", "adamw", "function", layered=True),
+        Case("zero=2", "muon", "eager", {"global_clipnorm": 0.05}),
+        Case("zero=3", "adamw", "fit", layered=True),
+    ]
+    for found in EnginePool(rank_pool(2), engine).run(run_cases, (cases,), timeout=LONG):
+        for case, errors in zip(cases, found, strict=True):
+            check(case, errors)
+
+
+@pytest.mark.soak
+def test_training_in_keras_over_mpi(tmp_path: Path) -> None:
+    if not PluginManager().load().engines.get("mpi").load().availability().usable:
+        pytest.skip("MPI is not installed")
+    cases = [Case("zero=2:bucket_mb=0.0002", "adamw", "function", layered=True), Case("zero=3", "sgd", layered=True)]
+    pool = MpiPool(2, tmp_path, variables({"UNIDIST_ENGINE": "mpi"}))
+    try:
+        for found in pool.run(run_cases, (cases,)):
+            for case, errors in zip(cases, found, strict=True):
+                check(case, errors)
+    finally:
+        pool.close()
 
 
 def test_the_check_fails_without_the_exchange(rank_pool: RankPoolFactory) -> None:
