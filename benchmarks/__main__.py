@@ -61,6 +61,7 @@ def _zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Ro
         ("zero=1", 1.03, "ZeroRedundancyOptimizer", 1.3),
         ("zero=2", 1.03, "ZeroRedundancyOptimizer", 1.3),
         ("zero=3", 1.35, "FSDP2", 1.8),
+        ("zero=3:shared=false", 1.35, "FSDP2", 1.8),
     ):
         ours, alone = step[name], step["no communication"]
         detail = f"{duration(ours)}, no communication {duration(alone)}"

@@ -18,9 +18,9 @@ import unidist.torch as ud
 from benchmarks.gpt_step import Wrap, measure
 
 
-def zero(stage: int) -> Wrap:
-    """Return what makes a model and an optimizer share at a stage."""
-    return lambda model, optimizer: ud.distribute(model, optimizer, f"zero={stage}")
+def zero(strategy: str) -> Wrap:
+    """Return what makes a model and an optimizer share as a strategy line says."""
+    return lambda model, optimizer: ud.distribute(model, optimizer, strategy)
 
 
 def redundancy_optimizer(
@@ -45,7 +45,7 @@ def fully_sharded(
 if __name__ == "__main__":
     measure(
         {
-            **{f"zero={stage}": zero(stage) for stage in (1, 2, 3)},
+            **{line: zero(line) for line in ("zero=1", "zero=2", "zero=3", "zero=3:shared=false")},
             "ZeroRedundancyOptimizer": redundancy_optimizer,
             "FSDP2": fully_sharded,
         },
