@@ -41,6 +41,7 @@ class Division:
         tied: variables that several ranks hold, with the ranks of the pipeline that do.
         overridden: methods that the script's model has of its own, which a pipeline cannot run.
         takes_training: `fit` tells the model's call that it is training.
+        compiled_with: what the model was compiled with, without the optimizer; empty if it was not.
     """
 
     modules: Mapping[int, StageModule]
@@ -48,6 +49,7 @@ class Division:
     tied: Sequence[tuple[Sequence[int], Any]]
     overridden: Sequence[str]
     takes_training: bool
+    compiled_with: Mapping[str, Any]
 
 
 def divide(strategy: Pipeline, model: Any, context: Context) -> PipelineModel:
@@ -89,7 +91,10 @@ def divide(strategy: Pipeline, model: Any, context: Context) -> PipelineModel:
     )
     tied = [(holders[id(each)], each) for each in weights if each.trainable and len(holders[id(each)]) > 1]
     overridden = [name for name in _OVERRIDABLE if getattr(type(model), name) is not getattr(keras.Model, name)]
-    divided.__dict__[DIVISION] = Division(modules, programs, tied, overridden, bool(model._call_has_training_arg))
+    takes_training = bool(model._call_has_training_arg)
+    divided.__dict__[DIVISION] = Division(
+        modules, programs, tied, overridden, takes_training, _compiled_with(model) if model.compiled else {}
+    )
     held = {id(each) for each in divided.weights}
     release(each for each in weights if id(each) not in held)
     return divided
@@ -111,6 +116,13 @@ def _starts(strategy: Pipeline, programs: tuple[Program, Program], num_stages: i
         costs = measured_costs(programs[1], strategy.example, strategy.balance)
     costs = broadcast_object(context.operations(), costs, root=0, name="costs of a pipeline's layers")
     return corresponding(programs[1], balanced_starts(programs[1], num_stages, costs), programs[0])
+
+
+def _compiled_with(model: Any) -> dict[str, Any]:
+    loss, metrics = model._compile_loss, model._compile_metrics
+    options = {"loss": (loss, "_user_loss"), "loss_weights": (loss, "_user_loss_weights")}
+    options |= {"metrics": (metrics, "_user_metrics"), "weighted_metrics": (metrics, "_user_weighted_metrics")}
+    return {name: getattr(holder, attribute, None) for name, (holder, attribute) in options.items()}
 
 
 def _users(model: Any, segments: Sequence[tuple[Segment, Segment]]) -> dict[int, set[int]]:

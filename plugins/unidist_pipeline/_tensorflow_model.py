@@ -36,6 +36,8 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
         self._allow_non_tensor_positional_args = True
         self.stages = list(modules)
         self._shapes = (getattr(whole, "input_shape", None), getattr(whole, "output_shape", None))
+        if hasattr(whole, "output_names"):  # by which losses and metrics may be given
+            self.output_names = list(whole.output_names)
         self._pipeline_fit: PipelineFit | None = None
         self.built = True
 
@@ -92,9 +94,10 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
         return {} if self._pipeline_fit is None else dict(self._pipeline_fit.results)
 
     def own_metrics_result(self) -> dict[str, Any]:
-        """Return the metrics of this rank's objects; they are right where the last stage is."""
+        """Return the metrics of this rank's objects, as Keras orders them; they are right where the last stage is."""
         found: dict[str, Any] = super().get_metrics_result()
-        return found
+        ordered = super()._flatten_metrics_in_order({name: name for name in found})
+        return {name: found[name] for name in ([ordered] if isinstance(ordered, str) else ordered)}
 
     def _fit(self, caller: str) -> PipelineFit:
         if self._pipeline_fit is None:

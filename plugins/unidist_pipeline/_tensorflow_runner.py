@@ -111,6 +111,8 @@ class PipelineRunner(StepRunner):
                 f"the model has its own {' and '.join(self._division.overridden)}, which a pipeline cannot run: the "
                 "other stages are on other ranks. Use TrainStep(model, optimizer, loss_fn) in a loop of your own"
             )
+        if self._division.compiled_with:
+            self._model.compile(self._optimizer, **self._division.compiled_with)
         self._model.fit_by(PipelineFit(self, self._model, takes_training=self._division.takes_training))
 
     def train(self, inputs: Any, targets: Any, sample_weight: Any, loss: Loss, *, training: bool) -> tf.Tensor:

@@ -7,7 +7,9 @@ and `backward_weight` adds up what it has found. So schedules that put off weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +112,11 @@ class KerasStage(Stage):
         part = run.microbatches[microbatch]
         taken = [] if received is None else list(received.tensors)
         if run.scale is None:
-            outputs, loss = self._compute(run, part, taken)
+            with _telling_first_what_happened():
+                outputs, loss = self._compute(run, part, taken)
         else:
             sources = [tensor for tensor in taken if tensor.dtype.is_floating]
-            with tf.GradientTape() as tape:
+            with _telling_first_what_happened(), tf.GradientTape() as tape:
                 tape.watch(sources)
                 outputs, loss = self._compute(run, part, taken)
             self._recorded[microbatch] = _Recorded(tape, sources, outputs, loss)
@@ -185,6 +188,19 @@ class KerasStage(Stage):
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return keras.tree.map_structure(lambda place: outputs[place], self._structure)
+
+
+@contextmanager
+def _telling_first_what_happened() -> Iterator[None]:
+    """Put what happened before all that TensorFlow says of an error in a graph: other ranks are told a line only."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = re.search(r"^\w*(?:Error|Exception): .+$", error.message, re.MULTILINE)
+        if found is None or error.message.startswith(found[0]):
+            raise
+        kind: Any = type(error)
+        raise kind(error.node_def, error.op, f"{found[0]}\n{error.message}") from error
 
 
 def added(first: Any, second: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
+import unidist.keras
 import unidist.tensorflow as ud
 from unidist import context
 from unidist.checkpoint.state import placements_of
 from unidist.environment import set_variables
+from unidist.errors import UsageError
 from unidist.testing._training import largest_error
 from unidist_pipeline._tensorflow_tied import TiedVariables
 from unidist_tensorflow.checkpoint_names import stable_paths
@@ -310,6 +313,30 @@ _ADD_UP = TiedVariables.add_up
 
 def _add_nothing(self: TiedVariables, gradients: dict[int, Any]) -> None:
     """Leave the gradients as they are."""
+
+
+def compiled_before() -> tuple[dict[str, Any], bool, list[str]]:
+    """Return the history of a model that was compiled before `distribute`, whether memory was given back, refusals."""
+    with running("pipeline=2:microbatches=2"):
+        keras.utils.set_random_seed(1)
+        start = keras.Input((4,))
+        whole = keras.Model(start, layers.Dense(2)(layers.Dropout(0.5)(layers.Dense(300)(layers.Dense(3)(start)))))
+        tensors = [weakref.ref(variable._value) for variable in whole.weights]
+        whole.compile(keras.optimizers.SGD(), "mse", metrics=["mae"])
+        model, _ = ud.distribute(whole)
+        x, y = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
+        history = model.fit(
+            x, y, batch_size=4, epochs=2, verbose=0, callbacks=[unidist.keras.callbacks.MetricAverageCallback()]
+        )
+        gc.collect()
+        alive = sum(each() is not None for each in tensors)
+        refusals = []
+        for refused in (whole.get_weights, lambda: model.save("model.keras"), lambda: model(x, training=True)):
+            try:
+                refused()
+            except UsageError as error:
+                refusals.append(str(error))
+        return history.history, alive == len(model.weights), refusals
 
 
 def surprised(kind: str, engine: str = "auto") -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ from unidist.plugins import PluginManager
 pytest.importorskip("tensorflow", reason="the training is in Keras")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _keras_pipeline import Case, run_cases, surprised
+from _keras_pipeline import Case, compiled_before, run_cases, surprised
 
 pytestmark = pytest.mark.parallel
 
@@ -122,6 +122,19 @@ def test_training_goes_on_in_another_number_of_stages(tensorflow_pools: PartPool
             strategy, "tied", "adamw", steps=number + 1, first=number, loads=loads, saves=f"{tmp_path}/{number}"
         )
         check_all(tensorflow_pools, size, [case])
+
+
+def test_a_compiled_model_stays_so_and_a_rank_keeps_its_stages_only(tensorflow_pools: PartPools) -> None:
+    outcomes = tensorflow_pools.get(2).run(compiled_before, (), timeout=LONG)
+    assert outcomes[0][0] == outcomes[1][0]
+    for history, is_given_back, refusals in outcomes:
+        assert set(history) == {"loss", "mae"}
+        assert history["loss"][1] != history["loss"][0]
+        assert is_given_back, "memory of other stages' weights"
+        for text, says in zip(
+            refusals, ("stage of another rank", "model.save sees", "cannot be called in train"), strict=True
+        ):
+            assert says in text
 
 
 @pytest.mark.parametrize("engine", ["shm", pytest.param("gloo", marks=pytest.mark.soak)])
