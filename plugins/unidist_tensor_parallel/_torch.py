@@ -17,7 +17,7 @@ from unidist_tensor_parallel._torch_axis import TensorAxis
 from unidist_tensor_parallel._torch_cutting import Cutter
 from unidist_tensor_parallel._torch_describe import describe, parameter_count
 from unidist_tensor_parallel._torch_guards import install_guards, keep_off_fused_paths
-from unidist_tensor_parallel._torch_probe import attentions, tried
+from unidist_tensor_parallel._torch_probe import attentions, check_outputs, tried
 from unidist_tensor_parallel._torch_random import CutRandom
 from unidist_tensor_parallel._torch_region import Region
 from unidist_tensor_parallel._torch_sequence import make_sequence_regions
@@ -85,6 +85,7 @@ def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: Te
         layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
         found = Assignment(assign(plan, layers), {})
         check_pairs(found.roles, feeds_of(model))
+        check_outputs(model, found.roles)
     outcomes: dict[object, bool | None] = {}
     for attention in attentions(model, found.roles):
         owner = model.get_submodule(attention.owner)

@@ -99,6 +99,25 @@ def attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attention]:
     return found
 
 
+def check_outputs(model: nn.Module, roles: Mapping[str, Role]) -> None:
+    """Check that what takes the heads that a projection gives is cut too.
+
+    Raises:
+        ConfigurationError: a module has projections that are cut, and no row layer.
+    """
+    modules = dict(model.named_modules())
+    for path, role in roles.items():
+        counts = head_counts(modules, path) if role in (Role.QKV, Role.HEADS) else None
+        if counts is None:
+            continue
+        inside = f"{counts[0]}." if counts[0] else ""
+        if not any(each is Role.ROW and other.startswith(inside) for other, each in roles.items()):
+            raise ConfigurationError(
+                f"tensor:plan: {path!r} is cut by heads ({role}), and no layer of {counts[0]!r} has the role row: give "
+                f"it to the layer that takes the attention's output, or give {path!r} the role {Role.COLUMN_GATHER}"
+            )
+
+
 def trial(module: nn.Module, attention: Attention, axis: Any) -> bool | None:
     """Say whether the cut attention gives this rank's part of the whole one's; None if it cannot be run by itself.
 

@@ -18,6 +18,7 @@ import unidist.torch as ud
 from unidist import context
 from unidist.checkpoint.state import placements_of
 from unidist.environment import set_variables
+from unidist.errors import UnidistError, UsageError
 from unidist.testing._training import largest_error
 from unidist_torch.memory import dtype_of
 
@@ -118,6 +119,38 @@ class Grouped(nn.Module):
         return x + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class ByInput(nn.Module):
+    """Attention that reshapes by the width of its input and not by its count of heads, as small GPTs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head = 4
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return (batch, tokens, width)."""
+        b, t, c = x.shape
+        q, k, v = (
+            each.view(b, t, self.n_head, c // self.n_head).transpose(1, 2) for each in self.c_attn(x).split(c, 2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.c_proj(mixed.transpose(1, 2).reshape(b, t, c))
+
+
+class ByHead(nn.Module):
+    """Attention whose fused projection has queries, keys and values of each head side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return (batch, tokens, width)."""
+        q, k, v = self.qkv(x).unflatten(-1, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 def _encoder(*, batch_first: bool) -> nn.Module:
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 10, dropout=0.0, batch_first=batch_first)
     return nn.Sequential(_Turned(nn.TransformerEncoder(layer, 2), turned=not batch_first), nn.Linear(WIDTH, CLASSES))
@@ -154,6 +187,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "encoder": lambda: _encoder(batch_first=True),
     "turned": lambda: _encoder(batch_first=False),
     "gpt": _gpt,
+    "untold": lambda: nn.Sequential(ByInput(), ByHead(), nn.Linear(WIDTH, CLASSES)),
     "grouped": lambda: nn.Sequential(Grouped(fused=False), Grouped(fused=True), nn.Linear(WIDTH, CLASSES)),
 }  # fmt: skip
 
@@ -389,17 +423,34 @@ def dropouts(recompute: bool) -> dict[str, Any]:
         }
 
 
-def different_inputs() -> None:
-    """Give each rank of the axis inputs of its own."""
+def refusals(cases: Sequence[Case]) -> list[str]:
+    """Return what each case is refused with; in one call, since a call that raises costs its ranks."""
+    found = []
+    for case in cases:
+        try:
+            run(case)
+        except UnidistError as exc:
+            found.append(str(exc))
+        else:
+            found.append("")
+    return found
+
+
+def different_inputs() -> str:
+    """Give each rank of the axis inputs of its own; returns what they are told."""
     with runtime("tensor=2"):
         model: Any = make("mlp")
         model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
-        model(torch.full((2, TOKENS, WIDTH), float(ud.rank()), dtype=torch.float64))
+        try:
+            model(torch.full((2, TOKENS, WIDTH), float(ud.rank()), dtype=torch.float64))
+        except UsageError as exc:
+            return str(exc)
+        return ""
 
 
 def vocabulary_losses(smoothing: float) -> dict[str, float]:
     """Return the difference of loss and gradients to those of whole logits, and the most logits that a rank had."""
-    from unidist_tensor_parallel._torch_vocabulary import VocabularyCrossEntropy
+    from unidist_tensor_parallel.losses import VocabularyCrossEntropy
 
     found = {}
     inputs, targets = batches(Case("gpt"), 0, 0)
@@ -465,3 +516,11 @@ def beside_dtensor(folder: str) -> float:
     return max(
         largest_error(value, theirs[name][np.ix_(*ours.indices[name])]) for name, value in ours.parameters.items()
     )
+
+
+def half_losses(strategy: str) -> list[float]:
+    """Train in float16 with a loss scale so large that the first updates overflow, and are left out on all ranks."""
+    with runtime(strategy):
+        model: Any = make("gpt").float()
+        step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.5), mean_loss)
+        return [float(step(*batches(Case("gpt"), number % 2, 0))) for number in range(12)]

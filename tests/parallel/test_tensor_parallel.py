@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from mpi_pool import MpiPool, variables
 
-from unidist.errors import RemoteError
 from unidist.plugins import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -22,8 +22,10 @@ from _torch_tensor import (
     different_inputs,
     dropouts,
     errors_of,
+    half_losses,
     line,
     recorded,
+    refusals,
     replicated_gradients,
     vocabulary_losses,
 )
@@ -42,6 +44,7 @@ CASES = {
         Case("grouped", "tensor=2", passes=2),
         Case("encoder", "tensor=2:sequence=true", "adamw", max_norm=0.3),
         Case("turned", "tensor=2:sequence=true"),
+        Case("untold", "tensor=2", "adamw"),
         Case("gpt", WHOLE_BETWEEN, engine="gloo"),
         Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
         Case("gpt", "tensor=2", engine="horovod", steps=2),
@@ -153,8 +156,38 @@ def test_dropout_is_alike_where_all_compute_alike_and_different_elsewhere(
 
 
 def test_ranks_that_get_different_inputs_are_told(rank_pool: RankPoolFactory) -> None:
-    with pytest.raises(RemoteError, match=r"got different inputs.*ud\.shard"):
-        rank_pool(2).run(different_inputs)
+    for text in rank_pool(2).run(different_inputs):
+        assert re.search(r"got different inputs.*ud\.shard", text)
+
+
+def test_half_precision_scales_and_skips_as_in_one_process(rank_pool: RankPoolFactory) -> None:
+    (expected,) = rank_pool(1).run(half_losses, ("precision=fp16,clip_norm=1.0",))
+    assert expected[-1] < expected[0] - 0.05, "it learns"
+    for found in rank_pool(2).run(half_losses, ("tensor=2,precision=fp16,clip_norm=1.0",)):
+        assert found == pytest.approx(expected, abs=1e-2)
+
+
+def test_plans_that_do_not_fit_say_why_and_how(rank_pool: RankPoolFactory) -> None:
+    expected = [
+        ("untold", "tensor=2:plan=1.qkv=qkv+1.out=row", r"'1' gives other numbers.*column_gather.*row_split"),
+        ("mlp", "tensor=2:plan=0=column", r"'2' takes them whole.*role row"),
+        ("mlp", "tensor=2:plan=2=row", r"'0' gives whole ones.*role column"),
+        ("mlp", "tensor=2:plan=3=column", r"'3' is a LayerNorm"),
+        ("mlp", "tensor=2:plan=9.*=column", r"'9\.\*' of tensor:plan matches no layer"),
+        ("gpt", "tensor=2:plan=embed=vocabulary", r"'head\.weight' is the same parameter.*Give 'head' a role"),
+        (
+            "gpt",
+            "tensor=2:plan=embed=vocabulary+head=vocabulary+blocks.*.net.2=heads",
+            r"no layer of 'blocks\.0' has the role row",
+        ),
+        ("gpt", "tensor=2:sequence=true:plan=blocks.*.net.0=column+blocks.*.net.2=row", r"'blocks\.0\.qkv' is not cut"),
+        ("mlp", "tensor=2:sequence=true", "needs blocks one after the other"),
+        ("mlp", "tensor=2,zero=3", "Use zero=1 or zero=2"),
+    ]
+    cases = [Case(model, strategy) for model, strategy, _ in expected]
+    for found in rank_pool(2).run(refusals, (cases,)):
+        for (model, strategy, message), text in zip(expected, found, strict=True):
+            assert re.search(message, text), f"{model}, {strategy}: {text!r}"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
