@@ -70,6 +70,19 @@ def _zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Ro
     return rows
 
 
+def _pipeline_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step in a pipeline ...")
+    step = groups["12 blocks in a pipeline, np=2"] = under_unidist("benchmarks.pipeline_step", 2, repetitions)
+    alone, peer = step["one process"], step["PyTorch 1F1B over gloo"]
+    rows = []
+    for name in ("1f1b", "zb-h1"):
+        what, ours = f"12 blocks, pipeline=2:schedule={name}, of", step[name]
+        detail = f"{duration(ours)}, one process {duration(alone)}"
+        rows.append(Row(f"{what} one process", ours / alone, "x", "at most", 0.68, detail))
+        rows.append(_faster(f"{what} PyTorch 1F1B over gloo", ours, peer, 1.3, "PyTorch"))
+    return rows
+
+
 def _faster(what: str, ours: float, theirs: float, target: float, peer: str) -> Row:
     return Row(what, theirs / ours, "x", "at least", target, f"{duration(ours)}, {peer} {duration(theirs)}")
 
@@ -120,6 +133,7 @@ def main(repetitions: int, output_dir: Path) -> None:
             )
         )
     rows += _zero_rows(groups, repetitions)
+    rows += _pipeline_rows(groups, repetitions)
     if importlib.util.find_spec("horovod") is None:
         click.echo("Horovod is not installed (unidist build horovod): what is measured beside it is left out")
     else:
