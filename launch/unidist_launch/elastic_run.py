@@ -265,6 +265,7 @@ class ElasticRun:
             worker = self._workers.get(int(message["worker"]))
             if worker is not None:
                 worker.pid = int(message["pid"])
+                self._log.publish("process", worker=worker.number, seat=worker.seat, pid=worker.pid)
         elif kind == "ended":
             number = int(message["worker"])
             self._server.call(lambda: self._coordinator.process_ended(number, now=time.monotonic()))

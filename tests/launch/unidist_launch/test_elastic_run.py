@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -177,6 +178,37 @@ def test_a_bad_command_is_an_error_and_no_storm(start: Start, command: Command) 
     done = command.run("launch", "-np", "2", "--min-np", "1", "no-such-program-at-all")
     assert done.returncode == 2
     assert "no-such-program-at-all" in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_at_random_steps_cost_less_than_a_second_and_the_join_less_than_half(
+    start: Start, command: Command, seed: int
+) -> None:
+    chance = random.Random(seed)
+    size = chance.choice((3, 4))
+    victim, step = chance.randrange(size), chance.randrange(5, 80)
+    with start("-np", str(size), "--min-np", "2", steps=1_000_000) as job:
+        pids = {rank: job.pid(rank, size) for rank in range(size)}
+        job.wait_for(rf"step {step} {victim} .*")
+        os.kill(pids[victim], signal.SIGKILL)
+        killed = time.time()
+        assert command.wait_until(lambda: len(job.events("generation")) == 3, 60), job.lines
+        job.wait_for(rf"step {job.events('generation')[2]['progress'] + 5} .*")
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    survivors = set(pids.values()) - {pids[victim]}
+    steps = [(int(number), int(pid), float(at)) for number, _, pid, at in job.said(r"step (\d+) (\d+) (\d+) (\S+)")]
+    times = sorted(at for _, pid, at in steps if pid in survivors)
+    first, second = [event["time"] for event in job.events("generation")][1:3]
+    recovery = min(at for at in times if at > first) - killed
+    joined = second
+    pause = min(at for at in times if at > joined) - max(at for at in times if at <= joined)
+    print(f"size {size}, rank {victim}, step {step}: next step after {recovery:.3f} s, pause of the join {pause:.3f} s")
+    assert recovery < 1.0
+    assert pause < 0.5
+    (count,) = job.steps()
+    assert job.totals() == {total(count)}
 
 
 def test_a_launcher_that_cannot_do_it_is_refused(command: Command) -> None:
