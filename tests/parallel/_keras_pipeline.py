@@ -263,12 +263,14 @@ def _listed(outputs: Any) -> dict[str, Any]:
 
 
 def weights(model: Any) -> dict[str, Any]:
-    """Return copies of this rank's weights, by their names in the whole model."""
-    places = placements_of(model)
-    return {
-        f"weight {places.placement(path, tuple(each.shape), dtype_of(each)).name}": np.array(each.numpy())
-        for path, each in stable_paths(model.weights).items()
-    }
+    """Return copies of this rank's weights, by their names in the whole model; without those that are cut as well."""
+    places, found = placements_of(model), {}
+    for path, variable in stable_paths(model.weights).items():
+        shape = tuple(variable.shape)
+        placement = places.placement(path, shape, dtype_of(variable))
+        if placement.shape == shape:
+            found[f"weight {placement.name}"] = np.array(variable.numpy())
+    return found
 
 
 def share(batches: Sequence[tuple[Any, Any]], number: int, count: int) -> list[Any]:

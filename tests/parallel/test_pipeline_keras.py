@@ -34,6 +34,7 @@ CASES = {
     4: [
         Case("pipeline=2:microbatches=4,zero=1,accumulate=2", "within", "adamw", passes=2, steps=2),
         Case("pipeline=2:microbatches=5,clip_norm=0.1", "tied", options={"global_clipnorm": 0.1}),
+        Case("pipeline=2:microbatches=4,tensor=2", "within", "adamw"),
     ],
 }
 MORE = {
