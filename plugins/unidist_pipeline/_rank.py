@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unidist.buffer import HOST, Buffer, DType
-from unidist.errors import PeerLostError
+from unidist.errors import PeerLostError, PluginError
 from unidist.objects import gather_objects
 from unidist_pipeline._agreed import Form, Message
 from unidist_pipeline._channels import Channels, DifferentInputsError
@@ -43,6 +43,7 @@ class PipelineRank:
         self._strategy = strategy
         self._framework = framework
         self._schedules: dict[int, Schedule] = {}
+        self._placement = strategy.build(context.plugins, 1).placement
         communicators = {
             kind: context.new_communicator(AXIS, memory=kind)
             for kind in dict.fromkeys((HOST, memory.partition(":")[0]))
@@ -51,9 +52,20 @@ class PipelineRank:
         self.channels = Channels(communicators, framework, memory=memory)
 
     def schedule(self, num_microbatches: int) -> Schedule:
-        """Return the schedule for so many micro-batches."""
+        """Return the schedule for so many micro-batches.
+
+        Raises:
+            PluginError: it places the stages elsewhere than the one by which the model was divided.
+        """
         if num_microbatches not in self._schedules:
-            self._schedules[num_microbatches] = self._strategy.build(self._context.plugins, num_microbatches)
+            made = self._strategy.build(self._context.plugins, num_microbatches)
+            if made.placement != self._placement:
+                raise PluginError(
+                    f"schedule {self._strategy.schedule!r} places the stages on ranks {made.placement} for "
+                    f"{num_microbatches} micro-batches, but on {self._placement} for one; a schedule must place them alike "
+                    "for any number of micro-batches"
+                )
+            self._schedules[num_microbatches] = made
         return self._schedules[num_microbatches]
 
     def run(
@@ -92,7 +104,7 @@ class PipelineRank:
         numbers = buffer.bytes().cast("d")
         for index, value in enumerate(values):
             numbers[index] = value
-        self.communicator.broadcast(buffer, root=self.schedule(1).placement[-1]).wait()
+        self.communicator.broadcast(buffer, root=self._placement[-1]).wait()
         return list(numbers)
 
     def message_from_last(self, message: Message | None) -> Message:
@@ -101,7 +113,7 @@ class PipelineRank:
         Args:
             message: that rank's; elsewhere ignored.
         """
-        root = self.schedule(1).placement[-1]
+        root = self._placement[-1]
         is_root = self.rank == root
         form: Form = gather_objects(self.communicator, message.form if is_root and message is not None else None)[root]
         if is_root:
