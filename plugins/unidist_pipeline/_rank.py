@@ -62,8 +62,8 @@ class PipelineRank:
             if made.placement != self._placement:
                 raise PluginError(
                     f"schedule {self._strategy.schedule!r} places the stages on ranks {made.placement} for "
-                    f"{num_microbatches} micro-batches, but on {self._placement} for one; a schedule must place them alike "
-                    "for any number of micro-batches"
+                    f"{num_microbatches} micro-batches, but on {self._placement} for one; a schedule must place them "
+                    "alike for any number of micro-batches"
                 )
             self._schedules[num_microbatches] = made
         return self._schedules[num_microbatches]
