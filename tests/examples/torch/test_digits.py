@@ -30,6 +30,5 @@ def test_it_runs_alone(run_example: Run) -> None:
 
 
 def test_accumulation_is_chosen_without_touching_it(run_example: Run) -> None:
-    arguments = ("--batch-size", "16", "--epochs", "6")
-    output = run_example("digits.py", *arguments, num_proc=2, launch=("--strategy", "accumulate=2"))
-    assert final_accuracy(output, num_proc=2) > 93
+    output = run_example("digits.py", "--batch-size", "16", num_proc=2, launch=("--strategy", "accumulate=2"))
+    assert final_accuracy(output, num_proc=2) > 95
