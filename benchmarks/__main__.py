@@ -70,6 +70,17 @@ def _zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Ro
     return rows
 
 
+def _tensor_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step with cut layers ...")
+    step = groups["12 blocks that are cut, np=2"] = under_unidist("benchmarks.tensor_step", 2, repetitions)
+    ours, alone, peer = step["tensor=2"], step["one process"], step["DTensor over gloo"]
+    detail = f"{duration(ours)}, one process {duration(alone)}"
+    return [
+        Row("12 blocks, tensor=2, of one process", ours / alone, "x", "at most", 0.65, detail),
+        _faster("12 blocks, tensor=2, of DTensor over gloo", ours, peer, 1.3, "DTensor"),
+    ]
+
+
 def _pipeline_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step in a pipeline ...")
     step = groups["12 blocks in a pipeline, np=2"] = under_unidist("benchmarks.pipeline_step", 2, repetitions)
@@ -134,6 +145,7 @@ def main(repetitions: int, output_dir: Path) -> None:
         )
     rows += _zero_rows(groups, repetitions)
     rows += _pipeline_rows(groups, repetitions)
+    rows += _tensor_rows(groups, repetitions)
     if importlib.util.find_spec("horovod") is None:
         click.echo("Horovod is not installed (unidist build horovod): what is measured beside it is left out")
     else:

@@ -8,7 +8,6 @@ from unidist.checkpoint.state import placements_of
 from unidist.errors import UsageError
 from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.elementwise import needs_whole_variables
-from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.memory import dtype_of
 

@@ -102,6 +102,11 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     framework = TensorFlowFramework()
     update = planned_update(runtime, plan, framework, places=placements_of(model))
     if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
+        if divided:
+            raise UsageError(
+                "a LossScaleOptimizer of Keras sees this rank's part of a divided model only: build the model in "
+                "float32 and use --strategy precision=fp16, by which all ranks skip a step together"
+            )
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     if divided:
         check_optimizer(model, optimizer)

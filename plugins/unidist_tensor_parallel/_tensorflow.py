@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from unidist.context import Context
     from unidist_tensor_parallel.strategy import Tensor
 
-_log = logging.getLogger("unidist")
 _SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between those of two layers
 _DENSE_ROLES = (Role.COLUMN, Role.COLUMN_GATHER, Role.ROW, Role.ROW_SPLIT, Role.VOCABULARY)
 
@@ -85,7 +84,8 @@ def partition(strategy: Tensor, model: Any, context: Context) -> Any:
         cutting.cut(path, layers[path], role)
     _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis)
     if context.topology.rank == 0:
-        _log.info(report(assignment.roles, assignment.reasons, cut=cutting.elements, total=total, size=axis.size))
+        text = report(assignment.roles, assignment.reasons, cut=cutting.elements, total=total, size=axis.size)
+        print(text, file=sys.stderr, flush=True)
     setattr(model, CARRIED, places)
     return model
 

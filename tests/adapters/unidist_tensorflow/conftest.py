@@ -21,7 +21,7 @@ _pools = PoolCache()  # of ranks with variables that TensorFlow reads when it is
 
 @pytest.fixture
 def pool(tensorflow_pools: PartPools) -> Callable[..., EnginePool | PartOfPool]:
-    """Return `pool(num_proc, engine, VARIABLE="value")`; the ranks serve every engine, and without variables all tests."""
+    """Return `pool(num_proc, engine, VARIABLE="value")`; ranks serve every engine, without variables all tests."""
 
     def get(num_proc: int, engine: str = "auto", **variables: str) -> EnginePool | PartOfPool:
         if not variables:

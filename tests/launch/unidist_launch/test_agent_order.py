@@ -59,7 +59,7 @@ def test_an_order_that_goes_to_all_leaves_the_number_to_the_agents_variable(tmp_
     made = order(tmp_path, index_variable="NUMBER")
     assert made.of_this_agent({"NUMBER": "3"}).host == 3
     for environ in ({}, {"NUMBER": "x"}):
-        with pytest.raises(ConfigurationError, match="NUMBER='x?' should tell this agent which it is"):
+        with pytest.raises(ConfigurationError, match=r"NUMBER='x?' should tell this agent which it is"):
             made.of_this_agent(environ)
     named = order(tmp_path, index_variable="NUMBER", indices={"n1": 0, "n2": 1})
     assert AgentOrder.from_line(named.to_line()).of_this_agent({"NUMBER": "n2"}).host == 1
