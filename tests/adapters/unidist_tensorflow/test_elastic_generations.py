@@ -124,7 +124,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     (line,) = [line for line in alone.stdout.splitlines() if line.startswith("done ")]
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
     process = subprocess.Popen(
-        [*command, "--event-log", "events", "python", "script.py", str(size)],
+        [*command, "--event-log", "events", sys.executable, "script.py", str(size)],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def start(command: Command) -> Start:
     def launch(*options: str, steps: int = 60, pace: float = 0.02, code: str = "", **env: str) -> ElasticJob:
         name = command.script(code or script())
         events = command.folder / "events.jsonl"
-        arguments = ["launch", *options, "--event-log", str(events), "python", name, str(steps), str(pace)]
+        arguments = ["launch", *options, "--event-log", str(events), sys.executable, name, str(steps), str(pace)]
         return ElasticJob(command.start(*arguments, env=env), events)
 
     return launch
