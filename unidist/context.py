@@ -258,6 +258,7 @@ class Context:
             self._is_closing = True
         while self._closers:
             self._closers.pop()()
+        self._made.clear()  # closed: nothing to abort any more
 
     def _meet(self, placement: Placement) -> Rendezvous:
         if self.topology.world_size == 1:

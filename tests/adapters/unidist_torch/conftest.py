@@ -14,7 +14,7 @@ from unidist.testing.pools import PoolCache
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks import `_training`; they get this process's path
 
 
-_pools = PoolCache(max_idle_ranks=12)  # not so many that their ranks fill the memory
+_pools = PoolCache()
 
 
 @pytest.fixture

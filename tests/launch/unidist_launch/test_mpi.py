@@ -22,6 +22,14 @@ needs_mpi = pytest.mark.skipif(
     mpi.find_mpirun() is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs mpi4py and mpirun: pip install 'unidist-train[mpi]'",
 )
+
+
+@pytest.fixture(autouse=True)
+def _segments_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What killed ranks of Open MPI leave in /dev/shm would look like the leak of another test that runs meanwhile."""
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
+
+
 LAUNCH = ("launch", "--launcher", "mpi", "-np", "2")
 MEET = """
     from unidist import context

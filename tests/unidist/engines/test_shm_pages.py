@@ -30,7 +30,9 @@ def test_shared_memory_is_given_back_when_all_have_let_go(rank_pool: RankPoolFac
 
             def used() -> float:
                 world.allocate(1)  # looks for what all have let go of
-                return os.fstat(arena.fd).st_blocks * 512 / NBYTES
+                found = os.fstat(arena.fd).st_blocks * 512 / NBYTES
+                world.barrier().wait()  # no rank goes on before all have looked
+                return found
 
             found = [used()]
             memory = world.allocate_shared(NBYTES)
