@@ -56,6 +56,6 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
     assert last.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
     assert "'.[tensorflow,examples,test]'" in everything
     assert (
-        "none-yet/bin/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
+        "none-yet/bin/python -m pytest --numprocesses 0 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
     )
     assert "none-yet-tensorflow" not in chosen

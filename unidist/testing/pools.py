@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -23,23 +22,20 @@ class PoolCache:
     Args:
         timeout: longest time for one call in a pool.
         max_idle_ranks: pools that are in nobody's hands are ended, the oldest first, above this number of ranks.
-            Default: 16, divided by the processes in which pytest-xdist runs tests side by side.
         max_idle_memory: the same above this share of the machine's memory, however few ranks hold it; but the pool that
-            was given out last stays. Default: 0.2, divided likewise.
+            was given out last stays. Several caches, and processes that run tests side by side, have one each.
     """
 
     def __init__(
         self,
         *,
         timeout: timedelta = timedelta(seconds=180),
-        max_idle_ranks: int | None = None,
-        max_idle_memory: float | None = None,
+        max_idle_ranks: int = 8,
+        max_idle_memory: float = 0.1,
     ) -> None:
-        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         self._timeout = timeout
-        self._max_idle_ranks = 16 // workers if max_idle_ranks is None else max_idle_ranks
-        share = 0.2 / workers if max_idle_memory is None else max_idle_memory
-        self._max_idle_bytes = int(share * psutil.virtual_memory().total)
+        self._max_idle_ranks = max_idle_ranks
+        self._max_idle_bytes = int(max_idle_memory * psutil.virtual_memory().total)
         self._pools: dict[tuple[object, ...], _WatchedPool] = {}
 
     def get(self, num_proc: int, *, engine: str | None = None, env: Mapping[str, str] | None = None) -> RankPool:
