@@ -316,7 +316,7 @@ def many_lives(connects: Connects, cycles: int) -> tuple[int, int]:
         connects.close(communicator)
         del communicator, part
         if number in (cycles // 4, cycles - 1):
-            counts.append(_native_resources())
+            counts.append(_native_resources(*counts))
     return counts[0], counts[-1]
 
 
@@ -331,18 +331,23 @@ def splits_are_given_back(communicator: Communicator, cycles: int) -> tuple[int,
         del part
         if number in (cycles // 4, cycles - 1):
             communicator.barrier().wait()
-            counts.append(_native_resources())
+            counts.append(_native_resources(*counts))
     return counts[0], counts[-1]
 
 
-def _native_resources() -> int:
-    """Count what `Resources` cannot see: threads of libraries and mappings of any kind."""
-    with open("/proc/self/maps") as file:
-        return (
-            len(os.listdir("/proc/self/task"))
-            + sum("memfd" in line for line in file)
-            + len(os.listdir("/proc/self/fd"))
-        )
+def _native_resources(wanted: int | None = None) -> int:
+    """Count what `Resources` cannot see: threads of libraries and mappings of any kind.
+
+    Above `wanted` it counts again for a while: a thread of a library may still be ending.
+    """
+    deadline = time.monotonic() + 10.0
+    while True:
+        with open("/proc/self/maps") as file:
+            mappings = sum("memfd" in line for line in file)
+        found = mappings + len(os.listdir("/proc/self/task")) + len(os.listdir("/proc/self/fd"))
+        if wanted is None or found <= wanted or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def _numbers(count: int, value: int) -> Buffer:
