@@ -304,7 +304,7 @@ def _die() -> None:
 
 def many_lives(connects: Connects, cycles: int) -> tuple[int, int]:
     """Connect, use, split and close, again and again; return native threads and mappings before and after."""
-    counts = []
+    counts: list[int] = []
     for number in range(cycles):
         communicator = connects.connect(f"life-{number}")
         part = communicator.split(range(communicator.size))
@@ -322,7 +322,7 @@ def many_lives(connects: Connects, cycles: int) -> tuple[int, int]:
 
 def splits_are_given_back(communicator: Communicator, cycles: int) -> tuple[int, int]:
     """Split and close, again and again; return native resources early and late."""
-    counts = []
+    counts: list[int] = []
     for number in range(cycles):
         part = communicator.split(range(communicator.size))
         assert part is not None
