@@ -82,7 +82,7 @@ class Context:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
         self._closers.append(self.recorder.stop)
         self._ended = ""
-        self._ending = threading.Lock()  # what is being closed is not aborted: its memory may be gone
+        self._ending = threading.RLock()  # what is being closed is not aborted: its memory may be gone
         self._is_closing = False
         self._interrupt: Interrupt | None = None
         try:
@@ -180,11 +180,14 @@ class Context:
 
         For a rank that cannot go on in the middle of what the others wait for. Callable from any thread.
         """
-        for communicator in reversed(self._made):
-            try:
-                communicator.abort(reason)
-            except Exception:  # one that is closed, or half closed: the others count
-                _log.debug("aborting %s failed", communicator.description, exc_info=True)
+        with self._ending:
+            if self._is_closing:
+                return
+            for communicator in reversed(self._made):
+                try:
+                    communicator.abort(reason)
+                except Exception:  # one that is closed, or half closed: the others count
+                    _log.debug("aborting %s failed", communicator.description, exc_info=True)
 
     def axis_size(self, name: str) -> int:
         """Return the number of ranks along a mesh axis."""

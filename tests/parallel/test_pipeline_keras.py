@@ -83,16 +83,12 @@ def test_training_in_keras_gives_the_numbers_of_one_process(
     check_all(tensorflow_pools, size, cases)
 
 
-@pytest.mark.parametrize(
-    "engine", ["gloo", pytest.param("horovod", marks=pytest.mark.soak), pytest.param("mpi", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("engine", ["gloo", pytest.param("horovod", marks=pytest.mark.soak)])
 def test_on_other_engines(tensorflow_pools: PartPools, engine: str) -> None:
     if engine == "gloo":
         pytest.importorskip("torch", reason="gloo is PyTorch's")
-    elif engine == "horovod":
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed for TensorFlow")
     else:
-        pytest.skip("ranks of a pool are not MPI's")
+        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed for TensorFlow")
     check_all(tensorflow_pools, 2, [Case("pipeline=2:schedule=zb-h1:microbatches=4", "within")], engine)
 
 
