@@ -137,7 +137,7 @@ class ElasticJob:
         return {int(text) for (text,) in self.said(r"done \S+ (\d+) \d+")}
 
     def survivors(self) -> set[int]:
-        """Return the processes that came to the end of the script."""
+        """Return the processes that came to the end of the script, if all of them are of one host."""
         return {int(pid) for (pid,) in self.said(r"done \S+ \d+ (\d+)")}
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
