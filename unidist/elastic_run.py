@@ -46,25 +46,45 @@ def run_through_generations(
     with _leaving_on_sigterm(membership):
         needs_sync = True
         reason = ""
+        assigned: float | None = None
         if membership.assignment is None:  # it came later, and was alone so far
-            needs_sync = _enter(membership, state, "")
+            needs_sync, assigned = _enter(membership, state, "")
         while True:
             try:
                 if needs_sync:
                     state.sync()
                 assert membership.assignment is not None
                 state.num_commits = membership.assignment.progress
+                _begin(membership, assigned)
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 reason = ""
             except PeerLostError as exc:
                 reason = membership.link.ended or str(exc) or "a peer was lost"
                 _log.info("%s", reason)
-            needs_sync = _enter(membership, state, reason)
+            needs_sync, assigned = _enter(membership, state, reason)
 
 
-def _enter(membership: Member, state: State, reason: str) -> bool:
-    """Come into the next generation that lives long enough; returns whether the state has to be synchronised.
+def _begin(membership: Member, assigned: float | None) -> None:
+    """Note that training begins, after all that was to be restored since the place was assigned."""
+    runtime = context.current()
+    seconds = None if assigned is None else time.monotonic() - assigned
+    membership.link.pace.begin(membership.generation, waited_sec=runtime.recorder.waited_sec, restore_sec=seconds)
+    if seconds is not None:
+        _record_phase(runtime, "RESTORE", seconds)
+
+
+def _record_phase(runtime: Context, phase: str, seconds: float, *, ago: float = 0.0) -> None:
+    """Show a phase of a recovery, which ended `ago` seconds ago, on the timeline."""
+    if runtime.timeline is not None:
+        stop = time.monotonic_ns() - int(ago * 1e9)
+        runtime.timeline.record("recovery", phase, stop - int(seconds * 1e9), stop)
+
+
+def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
+    """Come into the next generation that lives long enough.
+
+    Returns whether the state has to be synchronised, and when the place there was assigned.
 
     Args:
         membership: of this process.
@@ -99,17 +119,26 @@ def _enter(membership: Member, state: State, reason: str) -> bool:
             formed - began,
             time.monotonic() - formed,
         )
-        return assignment.needs_sync
+        _record_phase(runtime, "RE-FORM", formed - began, ago=time.monotonic() - formed)
+        return assignment.needs_sync, formed
 
 
 def ask_for_change(runtime: Context, membership: Member) -> bool:
     """Say, on every rank alike, whether the world is to change now. Collective; a step has been taken."""
-    link = membership.link
+    link, recorder = membership.link, runtime.recorder
     link.step()
     if runtime.topology.world_size == 1:
         link.check()
-        return link.change_is_wanted
-    return runtime.owned(_Agreement).on(link.change_is_wanted)
+        wanted = link.change_is_wanted
+    else:
+        agreement = runtime.owned(_Agreement)
+        asked = time.monotonic()
+        wanted = agreement.on(link.change_is_wanted)
+        recorder.waited_sec += time.monotonic() - asked
+    first_step_sec = link.pace.commit(waited_sec=recorder.waited_sec)
+    if first_step_sec is not None:
+        _record_phase(runtime, "FIRST_STEP", first_step_sec)
+    return wanted
 
 
 class _Agreement:

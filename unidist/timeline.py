@@ -24,10 +24,13 @@ class Recorder:
     Attributes:
         timeline: the open timeline, or None.
         mark_cycles: record the start of every cycle of negotiation too.
+        waited_sec: seconds that this process has waited for others so far, whether anything is recorded or not: at the
+            reduction of gradients, and at operations by name.
     """
 
     timeline: Timeline | None = None
     mark_cycles: bool = False
+    waited_sec: float = 0.0
 
     def start(self, path: Path, *, rank: int, mark_cycles: bool = False) -> None:
         """Record to `path` from now on; a path without "%r" is written by rank 0 alone.

@@ -30,3 +30,4 @@ def unidist_step_applied(context: Context, step: int) -> None:
     """Let the coordinator see that this rank gets on, between its commits too."""
     if context.membership is not None:
         context.membership.link.step()
+        context.membership.link.pace.update()

@@ -41,6 +41,19 @@ class Happened:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Beat:
+    """A worker is alive, and this is how it gets on.
+
+    Args:
+        worker: its number.
+        pace: fields of `unidist.pace.PaceReport`; what the worker says, unchecked.
+    """
+
+    worker: int
+    pace: Message
+
+
 @dataclass
 class _Link:
     """What is known of a worker's connection."""
@@ -51,7 +64,7 @@ class _Link:
 
 
 class ElasticCoordinator(Coordinator):
-    """Decides for one elastic job; publishes `Happened` beside what `Coordinator` publishes.
+    """Decides for one elastic job; publishes `Happened` and `Beat` beside what `Coordinator` publishes.
 
     Args:
         membership: the rules of the world's size.
@@ -184,6 +197,7 @@ class ElasticCoordinator(Coordinator):
             yield from self._take_back(worker, message, now)
         elif kind == "beat":
             self._note_steps(link, int(message["steps"]), now)
+            yield Publish(Beat(worker.number, dict(message.get("pace", {}))))
         elif kind == "leaving":
             self.membership.leave(worker.number)
             yield Publish(Happened("leaving", {"worker": worker.number, "rank": worker.rank}))

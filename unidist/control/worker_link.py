@@ -21,6 +21,7 @@ from unidist.control.client import connect
 from unidist.control.connection import Address, Connection, ConnectionLost, format_address
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
+from unidist.pace import Pace
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist.elastic")
@@ -62,6 +63,7 @@ class WorkerLink:
     Attributes:
         is_first: this worker is to be in the first world of the job.
         change_is_wanted: the coordinator asks the members to come back at their next commit.
+        pace: of the training; beats tell it.
 
     Raises:
         PeerLostError: the coordinator cannot be reached.
@@ -73,6 +75,7 @@ class WorkerLink:
     ) -> None:
         self.worker = worker
         self.change_is_wanted = False
+        self.pace = Pace()
         self._where = f"the job's coordinator at {format_address(address)}"
         self._on_ended = on_ended
         self._steps = 0
@@ -163,7 +166,7 @@ class WorkerLink:
                 now = time.monotonic()
                 if now >= beat_at:
                     beat_at = now + self._beat_sec
-                    self._outbox.append({"type": "beat", "steps": self._steps})
+                    self._outbox.append({"type": "beat", "steps": self._steps, "pace": self.pace.as_fields()})
                 self._turn(max(0.0, beat_at - now))
             deadline = time.monotonic() + _GOODBYE_SEC
             while (self._outbox or self._connection.pending_bytes) and time.monotonic() < deadline:

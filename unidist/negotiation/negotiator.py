@@ -172,6 +172,7 @@ class Negotiator(NamedOperations):
 
     def drive_until(self, handle: Handle, timeout: timedelta | None) -> None:
         """Return when `handle` is done, driving cycles whenever no other thread does. For `Handle.wait`."""
+        began = time.monotonic()
         if timeout is not None:
             handle.deadline = min(handle.deadline, time.monotonic() + timeout.total_seconds())
             assert self._watchdog is not None, "started by submit"
@@ -180,10 +181,11 @@ class Negotiator(NamedOperations):
             while self._driving and not handle.done():
                 # The watchdog ends the handle at its deadline and notifies; the limit here is for our own bugs.
                 self._changed.wait(min(self._timeout_seconds + 60, threading.TIMEOUT_MAX))
-            if handle.done():
-                return
-            self._driving = True
-        self._drive(handle.done)
+            must_drive = not handle.done()
+            self._driving = self._driving or must_drive
+        if must_drive:
+            self._drive(handle.done)
+        self._recorder.waited_sec += time.monotonic() - began
 
     def _drive(self, ended: Callable[[], bool]) -> None:
         """Run cycles until `ended`; the caller has taken the role, and it is given back here."""

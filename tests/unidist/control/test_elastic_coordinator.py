@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from unidist.control.elastic_coordinator import ElasticCoordinator, Happened
+from unidist.control.elastic_coordinator import Beat, ElasticCoordinator, Happened
 from unidist.control.membership import NO_STATE, Membership
 from unidist.control.service import Action, Drop, Publish, Send
 
@@ -26,6 +26,7 @@ class Desk:
         )
         self.sent: dict[int, list[dict[str, Any]]] = {}
         self.happened: list[Happened] = []
+        self.beats: list[Beat] = []
         self.dropped: list[int] = []
         self.now = 0.0
         self.do(self.coordinator.expect_hosts(1))
@@ -64,6 +65,8 @@ class Desk:
             elif isinstance(action, Publish):
                 if isinstance(action.event, Happened):
                     self.happened.append(action.event)
+                elif isinstance(action.event, Beat):
+                    self.beats.append(action.event)
             elif isinstance(action, Drop):
                 self.dropped.append(action.peer)
 
@@ -173,6 +176,13 @@ def test_a_member_that_takes_no_step_while_others_did_is_given_up() -> None:
     assert "hung" not in desk.kinds()
     desk.pass_time(3, alive=[0, 1])
     assert [each.fields["worker"] for each in desk.happened if each.kind == "hung"] == [1]
+
+
+def test_what_a_beat_tells_of_the_steps_is_handed_on() -> None:
+    desk = Desk(first=2)
+    desk.come(0, 1)
+    desk.say(1, "beat", steps=2, pace={"commits": 2})
+    assert desk.beats == [Beat(1, {"commits": 2})]
 
 
 def test_when_all_wait_alike_nobody_is_blamed() -> None:
