@@ -67,9 +67,15 @@ def run_through_generations(
 
 def _begin(membership: Member, assigned: float | None) -> None:
     """Note that training begins, after all that was to be restored since the place was assigned."""
-    runtime = context.current()
+    runtime, assignment = context.current(), membership.assignment
+    assert assignment is not None
     seconds = None if assigned is None else time.monotonic() - assigned
-    membership.link.pace.begin(membership.generation, waited_sec=runtime.recorder.waited_sec, restore_sec=seconds)
+    membership.link.pace.begin(
+        assignment.generation,
+        progress=max(assignment.progress, 0),
+        waited_sec=runtime.recorder.waited_sec,
+        restore_sec=seconds,
+    )
     if seconds is not None:
         _record_phase(runtime, "RESTORE", seconds)
 

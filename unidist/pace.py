@@ -19,6 +19,7 @@ class PaceReport:
     Args:
         generation: in which the process trains; -1: it has not begun.
         commits: that it took part in.
+        progress: commits of the whole job that this process's state has in it.
         updates: of its optimizers; 0 where the script does without.
         timed: commits whose step was measured: all but the first of each generation.
         own_sec: seconds of these steps in which it did not wait for others.
@@ -30,6 +31,7 @@ class PaceReport:
 
     generation: int = -1
     commits: int = 0
+    progress: int = 0
     updates: int = 0
     timed: int = 0
     own_sec: float = 0.0
@@ -61,16 +63,19 @@ class Pace:
         """Return the report as plain data, for a message."""
         return asdict(self.report)
 
-    def begin(self, generation: int, *, waited_sec: float, restore_sec: float | None = None) -> None:
+    def begin(self, generation: int, *, progress: int, waited_sec: float, restore_sec: float | None = None) -> None:
         """Say that the training function is about to be called.
 
         Args:
             generation: in which.
+            progress: commits that its state has seen.
             waited_sec: seconds that were waited in this generation so far (`Recorder.waited_sec`).
             restore_sec: see `PaceReport`.
         """
         self._at, self._waited = self._clock(), waited_sec
-        self._report = replace(self._report, generation=generation, restore_sec=restore_sec, first_step_sec=None)
+        self._report = replace(
+            self._report, generation=generation, progress=progress, restore_sec=restore_sec, first_step_sec=None
+        )
 
     def update(self) -> None:
         """Count an update of an optimizer."""
@@ -89,12 +94,15 @@ class Pace:
         seconds, waited = now - self._at, waited_sec - self._waited
         self._at, self._waited = now, waited_sec
         if report.first_step_sec is None:
-            self._report = replace(report, commits=report.commits + 1, first_step_sec=seconds)
+            self._report = replace(
+                report, commits=report.commits + 1, progress=report.progress + 1, first_step_sec=seconds
+            )
             return seconds
         waited = min(max(waited, 0.0), seconds)  # several threads may wait at the same time
         self._report = replace(
             report,
             commits=report.commits + 1,
+            progress=report.progress + 1,
             timed=report.timed + 1,
             own_sec=report.own_sec + seconds - waited,
             waited_sec=report.waited_sec + waited,
