@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from benchmarks import launch_time
+from benchmarks import launch_time, recovery
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
 
@@ -98,74 +99,102 @@ def _faster(what: str, ours: float, theirs: float, target: float, peer: str) -> 
     return Row(what, theirs / ours, "x", "at least", target, f"{duration(ours)}, {peer} {duration(theirs)}")
 
 
-def _allreduce_rows(medians: dict[str, float], num_proc: int) -> list[Row]:
-    where = f"all-reduce, np={num_proc}"
-    large, small = medians["100 MB, gloo"], medians["4 KB, gloo"]
-    wanted = (
-        {"engine": 4.0, "ordinary": 1.8, "named": 2.0, "world": 5.0}
-        if num_proc == 2
-        else dict.fromkeys(("engine", "ordinary", "named", "world"), 1.0)
-    )
+def _allreduce_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    rows = []
+    for num_proc in (2, 4):
+        where = f"all-reduce, np={num_proc}"
+        click.echo(f"measuring {where} ...")
+        medians = under_unidist("benchmarks.allreduce", num_proc, repetitions)
+        wanted = (
+            {"engine": 4.0, "ordinary": 1.8, "named": 2.0, "world": 5.0}
+            if num_proc == 2
+            else dict.fromkeys(("engine", "ordinary", "named", "world"), 1.0)
+        )
+        for size, what, key in (
+            ("100 MB", "engine memory", "engine"),
+            ("100 MB", "ordinary memory", "ordinary"),
+            ("4 KB", "named", "named"),
+            ("4 KB", "world()", "world"),
+        ):
+            ours, theirs = medians[f"{size}, {what}"], medians[f"{size}, gloo"]
+            rows.append(_faster(f"{where}: {size}, {what}", ours, theirs, wanted[key], "gloo"))
+        for size in ("100 MB", "4 KB"):
+            groups[f"{where}: {size}"] = {name: value for name, value in medians.items() if name.startswith(size)}
+    return rows
+
+
+def _gpt_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step of the GPT ...")
+    step = groups["GPT step, np=2"] = under_unidist("benchmarks.gpt_step", 2, repetitions)
+    rows = []
+    for peer, target in (("no communication", 1.08), ("DDP over gloo", 0.95)):
+        detail = f"{duration(step['unidist'])}, {peer} {duration(step[peer])}"
+        ratio = step["unidist"] / step[peer]
+        rows.append(Row(f"GPT training step, np=2, of {peer}", ratio, "x", "at most", target, detail))
+    return rows
+
+
+def _launch_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring the launchers ...")
+    launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
+    ours, theirs = launch["unidist launch"], launch["torchrun"]
+    detail = f"{duration(ours)}, torchrun {duration(theirs)}"
+    helping = launch["unidist launch --help"]
     return [
-        _faster(f"{where}: 100 MB, engine memory", medians["100 MB, engine memory"], large, wanted["engine"], "gloo"),
-        _faster(
-            f"{where}: 100 MB, ordinary memory", medians["100 MB, ordinary memory"], large, wanted["ordinary"], "gloo"
-        ),
-        _faster(f"{where}: 4 KB, named", medians["4 KB, named"], small, wanted["named"], "gloo"),
-        _faster(f"{where}: 4 KB, world()", medians["4 KB, world()"], small, wanted["world"], "gloo"),
+        Row("unidist launch of a trivial script", ours / theirs, "x", "at most", 0.25, detail),
+        Row("unidist launch --help", helping, "s", "at most", 0.25, duration(helping)),
     ]
+
+
+def _recovery_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("killing ranks ...")
+    layers = [layer for layer in ("unidist", "horovod", "torchrun") if layer != "horovod" or _has_horovod()]
+    found = recovery.measure(layers, max(3, repetitions // 7))
+    medians = {layer: recovery.median(found[layer]) for layer in layers}
+    seconds = {layer: min(medians[layer].next_step, recovery.GIVE_UP_SEC) for layer in layers}
+    groups["from kill -9 to the next step, np=3"] = seconds
+    what = "kill -9 of one of 3 ranks"
+    ours = medians["unidist"].described()
+    rows = [Row(f"{what}, next step after", seconds["unidist"], "s", "at most", 1.0, ours)]
+    for peer in layers[1:]:
+        ratio = seconds[peer] / seconds["unidist"]
+        detail = f"{peer} {medians[peer].described()}"
+        rows.append(Row(f"{what}, next step, of {peer}", ratio, "x", "at least", 1.0, detail))
+    return rows
+
+
+def _has_horovod() -> bool:
+    return importlib.util.find_spec("horovod") is not None
+
+
+_GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]], bool]] = {
+    # By name: the function, and whether it needs Horovod.
+    "allreduce": (_allreduce_rows, False),
+    "gpt": (_gpt_rows, False),
+    "zero": (_zero_rows, False),
+    "pipeline": (_pipeline_rows, False),
+    "tensor": (_tensor_rows, False),
+    "horovod": (_horovod_rows, True),
+    "keras": (_keras_rows, True),
+    "launch": (_launch_rows, False),
+    "recovery": (_recovery_rows, False),
+}
 
 
 @click.command()
 @click.option("--repetitions", default=21, show_default=True, help="Counted repetitions of each measurement.")
+@click.option("--only", multiple=True, type=click.Choice(list(_GROUPS)), help="Measure this alone; may be repeated.")
 @click.option("--output-dir", type=click.Path(path_type=Path), default=ROOT / "out", show_default="out/")
-def main(repetitions: int, output_dir: Path) -> None:
+def main(repetitions: int, only: tuple[str, ...], output_dir: Path) -> None:
     """Measure unidist beside its peers. Takes some minutes; wants a quiet machine."""
     groups: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
-    for num_proc in (2, 4):
-        title = f"all-reduce, np={num_proc}"
-        click.echo(f"measuring {title} ...")
-        medians = under_unidist("benchmarks.allreduce", num_proc, repetitions)
-        rows += _allreduce_rows(medians, num_proc)
-        groups[f"{title}: 100 MB"] = {name: value for name, value in medians.items() if name.startswith("100 MB")}
-        groups[f"{title}: 4 KB"] = {name: value for name, value in medians.items() if name.startswith("4 KB")}
-    click.echo("measuring a training step of the GPT ...")
-    step = groups["GPT step, np=2"] = under_unidist("benchmarks.gpt_step", 2, repetitions)
-    for peer, target in (("no communication", 1.08), ("DDP over gloo", 0.95)):
-        rows.append(
-            Row(
-                f"GPT training step, np=2, of {peer}",
-                step["unidist"] / step[peer],
-                "x",
-                "at most",
-                target,
-                f"{duration(step['unidist'])}, {peer} {duration(step[peer])}",
-            )
-        )
-    rows += _zero_rows(groups, repetitions)
-    rows += _pipeline_rows(groups, repetitions)
-    rows += _tensor_rows(groups, repetitions)
-    if importlib.util.find_spec("horovod") is None:
-        click.echo("Horovod is not installed (unidist build horovod): what is measured beside it is left out")
-    else:
-        rows += _horovod_rows(groups, repetitions)
-        rows += _keras_rows(groups, repetitions)
-    click.echo("measuring the launchers ...")
-    launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
-    ours, theirs = launch["unidist launch"], launch["torchrun"]
-    rows.append(
-        Row(
-            "unidist launch of a trivial script",
-            ours / theirs,
-            "x",
-            "at most",
-            0.25,
-            f"{duration(ours)}, torchrun {duration(theirs)}",
-        )
-    )
-    helping = launch["unidist launch --help"]
-    rows.append(Row("unidist launch --help", helping, "s", "at most", 0.25, duration(helping)))
+    for name in only or _GROUPS:
+        measure, needs_horovod = _GROUPS[name]
+        if needs_horovod and not _has_horovod():
+            click.echo(f"{name}: left out, Horovod is not installed (unidist build horovod)")
+        else:
+            rows += measure(groups, repetitions)
     show(rows)
     save(output_dir, groups, rows)
     click.echo(f"written: {output_dir / 'bench.json'}, {output_dir / 'bench.png'}")
