@@ -1,0 +1,129 @@
+"""What an elastic job consists of in the launcher: made once, and shared by those who each know a part of the rest."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import time
+from contextlib import ExitStack
+
+from unidist.control.elastic_coordinator import ElasticCoordinator
+from unidist.control.membership import Membership
+from unidist.control.server import ControlServer
+from unidist.control.wire import Message
+from unidist.launcher import ElasticLimits, Host, Job
+from unidist_launch import hosts as host_list
+from unidist_launch.elastic_discovery import Discovery
+from unidist_launch.elastic_hosts import ElasticHosts
+from unidist_launch.elastic_log import EventLog
+from unidist_launch.elastic_orders import Orders
+from unidist_launch.elastic_patience import Patience
+from unidist_launch.elastic_report import tell
+from unidist_launch.elastic_slots import Slots
+from unidist_launch.elastic_workers import StartedWorkers
+from unidist_launch.ending import Ending
+from unidist_launch.output import Output
+
+_LOOPBACK = "127.0.0.1"
+SILENCE_PER_HEARTBEAT = 2.0
+"""A worker may be silent for longer than its host: Python's lock may be held for seconds by honest work."""
+
+
+class ElasticParts:
+    """The parts of one job.
+
+    Args:
+        job: the job; `job.elastic` is set.
+        stack: takes what has to be given back.
+
+    Attributes:
+        generation: of the last world that has begun; -1 before the first.
+        is_finishing: the script has come to its end on a rank; nothing is started any more.
+        host_names: by seat, for the report.
+
+    Raises:
+        ConfigurationError: the job cannot be started so.
+    """
+
+    def __init__(self, job: Job, stack: ExitStack) -> None:
+        assert job.elastic is not None
+        self.job = job
+        self.limits: ElasticLimits = job.elastic
+        hosts = job.hosts or (Host("localhost", self.limits.slots_per_host or job.num_proc),)
+        is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None
+        self.is_here = is_here
+        """No other host can ever be among the job's."""
+        self.generation = -1
+        self.is_finishing = False
+        self.host_names: dict[int, str] = {}
+        self.log = EventLog(self.limits.event_log)
+        stack.callback(self.log.close)
+        self.slots = Slots(self.limits.cooldown)
+        self.discovery: Discovery | None = None
+        if self.limits.discovery_script is None:
+            self.slots.offer(hosts)
+        else:
+            self.discovery = Discovery(self.limits.discovery_script, self.limits.slots_per_host)
+            stack.callback(self.discovery.close)
+        self.workers = StartedWorkers()
+        self.patience = Patience(job.num_proc, self.limits.reset_limit)
+        self.ending = Ending(
+            job.grace_period,
+            signal_ranks=self.signal_all,
+            host_of=lambda seat: self.host_names.get(seat, "?"),
+        )
+        self.output = stack.enter_context(
+            Output(
+                max(self.limits.max_num, job.num_proc),
+                output_dir=job.output_dir,
+                quiet=job.quiet,
+                timestamps=job.timestamps,
+                give_up=lambda: self.ending.is_overdue,
+            )
+        )
+        self.log.listen(lambda event, fields: tell(self.output, event, fields))
+        membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
+        self.coordinator = ElasticCoordinator(
+            membership,
+            heartbeat=job.heartbeat,
+            silence=SILENCE_PER_HEARTBEAT * job.heartbeat,
+            stall=self.limits.stall,
+        )
+        secret = secrets.token_bytes(32)
+        self.server = ControlServer(self.coordinator, secret, host=_LOOPBACK if is_here else "")
+        self.selector = stack.enter_context(selectors.DefaultSelector())
+        orders = Orders(job, secret, self.server.port, is_here=is_here)
+        self._num_agents = 0
+        self.hosts = ElasticHosts(orders.starter_of, orders.order_for, self.selector, self._next_agent)
+        stack.callback(self.server.close)
+        stack.callback(self.hosts.end)
+        stack.callback(self.tell, {"type": "end"}, None)
+
+    def tell(self, message: Message, index: int | None) -> None:
+        """Send a message to the agent of this index; None: to all."""
+        hosts = None if index is None else [index]
+        self.server.call(lambda: self.coordinator.tell(message, hosts))
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to all workers. Also from a signal handler."""
+        self.tell({"type": "signal", "number": number}, None)
+
+    def signal_worker(self, worker: int, host: int, number: int) -> None:
+        """Send a signal to one worker."""
+        self.tell({"type": "signal", "number": number, "workers": [worker]}, host)
+
+    def retire(self, number: int) -> None:
+        """Have a worker leave at the next commit of the world."""
+        worker = self.workers.get(number)
+        if worker is not None and not worker.is_leaving:
+            worker.is_leaving = True
+            self.server.call(lambda: self.coordinator.retire(number, now=time.monotonic()))
+
+    def _next_agent(self) -> int:
+        """Have the coordinator await one more agent, and return its index."""
+        index, self._num_agents = self._num_agents, self._num_agents + 1
+        self.server.call(lambda: self.coordinator.expect_hosts(index + 1))
+        return index
+
+
+__all__ = ["SILENCE_PER_HEARTBEAT", "ElasticParts"]
