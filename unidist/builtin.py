@@ -10,10 +10,22 @@ from unidist.registry import CompressorSpec, EngineSpec, Registry, StrategyType
 def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
     """Register `single` and `shm`."""
     registry.add(
-        EngineSpec("single", "unidist.engines.single:SingleEngine", "one process, nothing to move", priority=100)
+        EngineSpec(
+            "single",
+            "unidist.engines.single:SingleEngine",
+            "one process, nothing to move",
+            priority=100,
+            re_forms=True,
+        )
     )
     registry.add(
-        EngineSpec("shm", "unidist.engines.shm:ShmEngine", "shared memory, all ranks on one host", priority=50)
+        EngineSpec(
+            "shm",
+            "unidist.engines.shm:ShmEngine",
+            "shared memory, all ranks on one host",
+            priority=50,
+            re_forms=True,
+        )
     )
 
 

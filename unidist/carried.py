@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from unidist.elastic_plan import check_plan
 from unidist.errors import ConfigurationError
 from unidist.objects import gather_objects
+from unidist.strategy import Plan
 
 if TYPE_CHECKING:
     from unidist.context import Context
@@ -49,20 +51,11 @@ def check_movable(update: Update) -> None:
     """
     if update.context.membership is None:
         return
-    kept = [
-        text
-        for text, is_so in (
-            ("a strategy that keeps a share of the optimizer's state on each rank (zero)", update.sharding is not None),
-            ("a strategy that divides the model (pipeline, tensor)", bool(update.context.plan.model_axes)),
-            ("a process set", update.options.process_set is not None),
-        )
-        if is_so
-    ]
-    if kept:
+    check_plan(Plan(tuple(update.strategies), update.context.plan.mesh))
+    if update.options.process_set is not None:
         raise ConfigurationError(
-            f"this job is elastic, and the optimizer is used with {' and '.join(kept)}: what a lost rank holds of "
-            "it, no other rank has. Use the strategies data, accumulate, clip and precision, or launch without "
-            "--min-np and --max-np, and save checkpoints."
+            "this job is elastic, and the optimizer is used with a process set, whose ranks may be lost. Leave "
+            "process_set out, or launch without --min-np, --max-np and --host-discovery-script."
         )
 
 

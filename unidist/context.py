@@ -90,7 +90,9 @@ class Context:
                 self._end_with_generation(self.membership)
             self._rendezvous = self._meet(placement)
             self._closers.append(self._rendezvous.close)
-            self.engine = engine_choice.choose(settings.engine, "host", self.topology, plugins.engines)
+            self.engine = engine_choice.choose(
+                settings.engine, "host", self.topology, plugins.engines, elastic=self.membership is not None
+            )
             self.world = self._connect("host", self.engine)
             self.negotiator = self._named_operations(self._duplicate_world())
             self._closers.append(self.negotiator.close)
@@ -107,7 +109,10 @@ class Context:
         """Return the world communicator for a kind of memory ("host", "cuda"). Collective when first asked for."""
         kind = memory.partition(":")[0]
         if kind not in self._worlds:
-            choice = engine_choice.choose(self.settings.engine, kind, self.topology, self.plugins.engines)
+            is_elastic = self.membership is not None
+            choice = engine_choice.choose(
+                self.settings.engine, kind, self.topology, self.plugins.engines, elastic=is_elastic
+            )
             self._connect(kind, choice)
         return self._worlds[kind]
 

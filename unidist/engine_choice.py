@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
+from unidist.elastic_plan import check_engine
 from unidist.environment import Placement
 from unidist.errors import ConfigurationError
 from unidist.registry import EngineSpec, Registry
@@ -40,7 +41,9 @@ class EngineChoice:
             _log.warning("engine %s is used instead of %s", self.spec.name, text)
 
 
-def choose(asked: str, memory: str, topology: Topology, engines: Registry[EngineSpec]) -> EngineChoice:
+def choose(
+    asked: str, memory: str, topology: Topology, engines: Registry[EngineSpec], *, elastic: bool = False
+) -> EngineChoice:
     """Return the engine for one kind of memory.
 
     Args:
@@ -49,14 +52,17 @@ def choose(asked: str, memory: str, topology: Topology, engines: Registry[Engine
         memory: "host" or "cuda".
         topology: of this process.
         engines: what is registered.
+        elastic: ranks of the job may be lost.
 
     Raises:
         ConfigurationError: the engine asked for is unknown, cannot be used on this machine, or cannot connect this
-            job; or no engine can.
+            job, or connect it anew where it is elastic; or no engine can.
     """
     if asked != AUTO:
         spec = engines.get(asked, hint="`unidist plugins` lists where they come from.")
         if memory in spec.memory_kinds:
+            if elastic:
+                check_engine(spec, engines)
             engine = spec.load()
             for verdict in (engine.availability(), engine.supports(topology)):
                 if not verdict.usable:
@@ -69,6 +75,9 @@ def choose(asked: str, memory: str, topology: Topology, engines: Registry[Engine
     refused: list[str] = []
     for spec in sorted(engines, key=lambda item: -item.priority):
         if spec.priority < 0 or memory not in spec.memory_kinds:
+            continue
+        if elastic and not spec.re_forms:
+            refused.append(f"{spec.name} (it cannot connect anew when a rank is lost)")
             continue
         engine = spec.load()
         supported = engine.supports(topology)

@@ -5,6 +5,7 @@ Runs in the launcher and in `unidist.run`; imports no framework.
 
 from __future__ import annotations
 
+from unidist.elastic_plan import check_engine, check_plan
 from unidist.environment import Settings
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.plugins import PluginManager
@@ -16,7 +17,14 @@ AUTO = "auto"
 """The engine name that leaves the choice to `init()`."""
 
 
-def check(settings: Settings, num_proc: int, manager: PluginManager, *, topology: Topology | None = None) -> None:
+def check(
+    settings: Settings,
+    num_proc: int,
+    manager: PluginManager,
+    *,
+    topology: Topology | None = None,
+    elastic: bool = False,
+) -> None:
     """Check what the user chose for a job of `num_proc` processes.
 
     Args:
@@ -24,12 +32,15 @@ def check(settings: Settings, num_proc: int, manager: PluginManager, *, topology
         num_proc: number of ranks.
         manager: loaded plugins.
         topology: place of one of the ranks; default: all are on this host.
+        elastic: ranks may be lost, come and go.
 
     Raises:
         ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
-            world, strategies that do not go together.
+            world, strategies that do not go together, or, in an elastic job, do not survive the loss of a rank.
     """
     if settings.engine != AUTO:
+        if elastic:
+            check_engine(manager.engines.get(settings.engine), manager.engines)
         _check_engine(settings.engine, topology or Topology(world_size=num_proc, local_size=num_proc), manager)
     if settings.allreduce_algorithm is not None:
         from unidist.algorithms import ALGORITHMS
@@ -38,7 +49,9 @@ def check(settings: Settings, num_proc: int, manager: PluginManager, *, topology
             raise unknown_choice("all-reduce algorithm", settings.allreduce_algorithm, ALGORITHMS)
     if settings.strategy:
         strategies = build(settings.strategy, manager.strategies)
-        make_plan(strategies, num_proc, manager.strategies)
+        plan = make_plan(strategies, num_proc, manager.strategies)
+        if elastic:
+            check_plan(plan)
         for strategy in strategies:
             if isinstance(strategy, NamesPlugins):
                 strategy.check_plugins(manager)

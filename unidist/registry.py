@@ -28,6 +28,8 @@ class EngineSpec:
         summary: one line for lists.
         memory_kinds: kinds of memory that it moves ("host", "cuda"), known without importing it.
         priority: `--engine auto` takes the usable engine with the highest; below 0 it is never taken unasked.
+        re_forms: after the loss of a rank the others can close it, and connect again in the same process: what elastic
+            jobs need.
     """
 
     name: str
@@ -35,6 +37,7 @@ class EngineSpec:
     summary: str
     memory_kinds: frozenset[str] = frozenset((HOST,))
     priority: int = 0
+    re_forms: bool = False
 
     def load(self) -> Engine:
         """Import the class and return a new engine."""

@@ -228,6 +228,18 @@ class UpdateGate(ABC):
         """True: the update uses the mean over the passes; False: their sum."""
 
 
+class SurvivesLoss(ABC):
+    """Power: says whether it can be used in an elastic job, in which ranks are lost, come and go.
+
+    Without this power a strategy can be if it neither divides the model nor is a `ShardsUpdates`; see
+    `unidist.elastic_plan`.
+    """
+
+    @abstractmethod
+    def elastic_obstacle(self, plan: Plan) -> str:
+        """Return why it cannot be, with what to do instead; "" if it can. Pure; the launcher asks too."""
+
+
 class NamesPlugins(ABC):
     """Power: an option of the strategy names something that a plugin registers."""
 

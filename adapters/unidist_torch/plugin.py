@@ -16,6 +16,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
             "torch.distributed's gloo over TCP; carries CUDA tensors through host memory",
             memory_kinds=frozenset(("host", "cuda")),
             priority=20,
+            re_forms=True,
         )
     )
     registry.add(
@@ -25,6 +26,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
             "torch.distributed's NCCL, between GPUs",
             memory_kinds=frozenset(("cuda",)),
             priority=60,
+            re_forms=True,
         )
     )
 

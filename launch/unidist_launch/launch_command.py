@@ -74,7 +74,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
     output_dir: Path | None = options["output_dir"]
     _check_descriptors(num_proc, output_dir)
-    preflight.check(settings, num_proc, manager, topology=host_list.places(hosts)[0][0] if hosts else None)
+    place = host_list.places(hosts)[0][0] if hosts else None
+    preflight.check(settings, num_proc, manager, topology=place, elastic=is_elastic)
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")

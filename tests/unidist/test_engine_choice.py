@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -73,6 +74,17 @@ def test_auto_never_takes_an_engine_of_negative_priority() -> None:
     with pytest.raises(ConfigurationError, match="no engine moves host memory"):
         choose("auto", "host", TWO, registry(hidden=(Good, -1)))
     assert choose("hidden", "host", TWO, registry(hidden=(Good, -1))).reason == "asked for"
+
+
+def test_an_elastic_job_takes_an_engine_that_connects_anew() -> None:
+    engines = registry(best=(Good, 9))
+    engines.add(replace(next(iter(engines)), name="lasting", priority=1, re_forms=True))
+    assert choose("auto", "host", TWO, engines).spec.name == "best"
+    with pytest.raises(ConfigurationError, match=r"'best' cannot connect the ranks anew .* those that can: lasting"):
+        choose("best", "host", TWO, engines, elastic=True)
+    without = registry(best=(Good, 9))
+    with pytest.raises(ConfigurationError, match=r"best \(it cannot connect anew when a rank is lost\)"):
+        choose("auto", "host", TWO, without, elastic=True)
 
 
 def test_without_any_engine_every_reason_is_told() -> None:

@@ -58,3 +58,18 @@ def test_algorithms_and_strategies_are_looked_up(manager: PluginManager) -> None
         preflight.check(Settings(allreduce_algorithm="rong"), 4, manager)
     with pytest.raises(ConfigurationError, match="unknown strategy 'zoro'"):
         preflight.check(Settings(strategy="zoro"), 4, manager)
+
+
+def test_an_elastic_job_needs_an_engine_that_connects_anew(manager: PluginManager) -> None:
+    preflight.check(Settings(engine="shm"), 2, manager, elastic=True)
+    with pytest.raises(ConfigurationError, match=r"engine 'foreign' cannot connect .* those that can: single, shm"):
+        preflight.check(Settings(engine="foreign"), 2, manager, elastic=True)
+
+
+def test_an_elastic_job_refuses_what_does_not_survive_a_lost_rank() -> None:
+    everything = PluginManager().load()
+    preflight.check(Settings(strategy="accumulate=2,clip_norm=1,pipeline=1"), 4, everything, elastic=True)
+    for strategy in ("pipeline=2", "tensor=2"):
+        preflight.check(Settings(strategy=strategy), 4, everything)
+        with pytest.raises(ConfigurationError, match=r"'(pipeline|tensor)' does not survive .* save checkpoints"):
+            preflight.check(Settings(strategy=strategy), 4, everything, elastic=True)
