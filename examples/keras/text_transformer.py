@@ -1,7 +1,7 @@
 """Writes Python: a small character-level transformer, trained with `fit` on the standard library's sources, offline.
 
     unidist launch -np 2 examples/keras/text_transformer.py
-    unidist launch -np 2 --strategy accumulate=2,clip_norm=1 examples/keras/text_transformer.py --steps 800
+    unidist launch -np 2 --strategy accumulate=2 examples/keras/text_transformer.py --steps 800
     unidist launch -np 2 --strategy zero=3 examples/keras/text_transformer.py
     unidist launch -np 2 --strategy pipeline=2 examples/keras/text_transformer.py
     unidist launch -np 2 --strategy tensor=2 examples/keras/text_transformer.py
@@ -11,6 +11,7 @@ The default takes about two minutes on two cores. The lines that make it distrib
 """
 
 import argparse
+import json
 import math
 import sysconfig
 from pathlib import Path
@@ -23,6 +24,8 @@ from save_plot import save_plot
 from tqdm import tqdm
 
 import unidist.keras as ud  # (1)
+from unidist.context import current
+from unidist.strategy_spec import StrategyLike
 
 EPOCHS = 8  # after each the model is validated
 
@@ -70,6 +73,29 @@ def batches(windows: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     return windows.map(lambda window: (window[:, :-1], window[:, 1:])).prefetch(2)
 
 
+def strategies() -> list[StrategyLike] | None:
+    """Return what the command line says, and that gradients are clipped, if it does not say how."""
+    given = current().plan.strategies
+    return None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]
+
+
+class LossLog(keras.callbacks.Callback):
+    """Keeps the loss of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self._sum = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float]) -> None:
+        self._sum = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
+        total = logs["loss"] * (batch + 1)  # what Keras tells is the mean since the epoch began
+        self.losses.append(total - self._sum)
+        self._sum = total
+
+
 class Progress(keras.callbacks.Callback):
     """A bar with the loss, and a line after each epoch."""
 
@@ -109,6 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--batch-size", type=int, default=16, help="windows per step and share of the data (default: 16)"
     )
+    parser.add_argument("--global-batch-size", type=int, metavar="N", help="windows per step of all shares, instead")
     parser.add_argument("--context", type=int, default=128, help="characters per window (default: 128)")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -118,6 +145,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=400, help="characters to write at the end (default: 400)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the losses into this picture")
+    parser.add_argument("--loss-log", type=Path, metavar="FILE", help="write the loss of each step to this JSON file")
     args = parser.parse_args()
     if args.steps < EPOCHS or args.steps % EPOCHS:
         parser.error(f"--steps {args.steps} is no multiple of {EPOCHS}")
@@ -135,24 +163,29 @@ def main() -> None:
     )
     model = build(len(text.alphabet), args.context, args.layers, args.width, args.heads)
     num_parameters = model.count_params()  # now: a rank may keep a part of the model
-    model, optimizer = ud.distribute(model, keras.optimizers.AdamW(rate, weight_decay=0.1))  # (4)
+    model, optimizer = ud.distribute(model, keras.optimizers.AdamW(rate, weight_decay=0.1), strategies())  # (4)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     if leads:
         print(f"{text.train.size:,} characters, {num_parameters:,} parameters, {ud.size()} process(es)", flush=True)
+    batch = (args.global_batch_size or 0) // current().axis_size("data") or args.batch_size
+    log = LossLog()
     history = model.fit(
-        batches(train, args.batch_size).repeat(),
-        validation_data=batches(validation, args.batch_size),
+        batches(train, batch).repeat(),
+        validation_data=batches(validation, batch),
         epochs=EPOCHS,
         steps_per_epoch=args.steps // EPOCHS,
         validation_steps=4,
         shuffle=False,
-        callbacks=[ud.callbacks.MetricAverageCallback(), *([Progress(args.steps)] if leads else [])],  # (5)
+        callbacks=[log, ud.callbacks.MetricAverageCallback(), *([Progress(args.steps)] if leads else [])],  # (5)
         verbose=0,
     ).history
 
+    losses = ud.allreduce(np.array(log.losses), name="losses")  # the mean over all shares of the data
     sample = write(model, text.alphabet, "def ", args.sample)  # on every rank: each may have a part of the model
     if leads:
         print(f"---- a sample ----\n{sample}", flush=True)
+        if args.loss_log:
+            args.loss_log.write_text(json.dumps({"loss": np.asarray(losses).tolist()}), encoding="utf-8")
         if args.plot:
             save_plot(args.plot, {"loss": {"training": history["loss"], "validation": history["val_loss"]}})
     ud.shutdown()

@@ -1,16 +1,17 @@
 """Writes Python: a small character-level GPT, trained on the standard library's own sources, offline.
 
     unidist launch -np 2 examples/torch/char_gpt.py
-    unidist launch -np 2 --strategy accumulate=2,clip_norm=1 examples/torch/char_gpt.py --steps 800
+    unidist launch -np 2 --strategy accumulate=2 examples/torch/char_gpt.py --steps 800
     unidist launch -np 4 --strategy pipeline=2,tensor=2 examples/torch/char_gpt.py
     python examples/torch/char_gpt.py                # the same script alone
 
 The default takes about a minute on two cores. `TrainStep` is one call for every strategy, also for those that divide
-the model over the ranks; besides it the script shows what a real loop has: warm-up, evaluation over all ranks, a text
-sample at the end.
+the model over the ranks; besides it the script shows what a real loop has: warm-up, gradient clipping, evaluation over
+all ranks, a text sample at the end.
 """
 
 import argparse
+import json
 import math
 import sysconfig
 from pathlib import Path
@@ -22,6 +23,7 @@ from tqdm import trange
 
 import unidist.torch as ud
 from unidist.context import current
+from unidist.strategy_spec import StrategyLike
 
 # In names and comments: B batch, T time (characters), C channels (width), H heads, V vocabulary.
 
@@ -52,6 +54,18 @@ def draw(
     starts = torch.randint(len(codes) - context - 1, (batch,), generator=generator)
     windows = codes[starts[:, None] + torch.arange(context + 1)].long()
     return windows[:, :-1], windows[:, 1:]
+
+
+def own_share(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+    """Return this rank's windows of a batch that all have drawn alike; ranks with parts of one model have the same."""
+    share, count = current().axis_rank("data"), current().axis_size("data")
+    return inputs_BT[share::count], targets_BT[share::count]
+
+
+def strategies() -> list[StrategyLike] | None:
+    """Return what the command line says, and that gradients are clipped, if it does not say how."""
+    given = current().plan.strategies
+    return None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]
 
 
 class Block(nn.Module):
@@ -96,11 +110,11 @@ def next_character_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> t
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-def validate(step: ud.TrainStep, text: Text, args: argparse.Namespace, share: int) -> float:
-    """Return the validation loss, averaged over all ranks; each share of the data draws windows of its own."""
-    generator = torch.Generator().manual_seed(1000 + share)
-    batches = [draw(text.validation, args.batch_size, args.context, generator) for _ in range(4)]
-    return sum(step.evaluate(*batch).item() for batch in batches) / len(batches)
+def validate(step: ud.TrainStep, text: Text, batch: int, context: int) -> float:
+    """Return the validation loss, averaged over all ranks."""
+    generator = torch.Generator().manual_seed(1000)
+    batches = [own_share(*draw(text.validation, batch, context, generator)) for _ in range(4)]
+    return sum(step.evaluate(*each).item() for each in batches) / len(batches)
 
 
 def write(step: ud.TrainStep, text: Text, start: str, length: int, context: int) -> str:
@@ -117,7 +131,10 @@ def write(step: ud.TrainStep, text: Text, start: str, length: int, context: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=16, help="windows per rank and step (default: 16)")
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="windows per step and share of the data (default: 16)"
+    )
+    parser.add_argument("--global-batch-size", type=int, metavar="N", help="windows per step of all shares, instead")
     parser.add_argument("--context", type=int, default=128, help="characters per window (default: 128)")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -126,6 +143,7 @@ def main() -> None:
     parser.add_argument("--modules", type=int, help="read only so many modules of the library (default: all)")
     parser.add_argument("--sample", type=int, default=400, help="characters to write at the end (default: 400)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loss-log", type=Path, metavar="FILE", help="write the loss of each step to this JSON file")
     args = parser.parse_args()
 
     ud.init()
@@ -135,8 +153,8 @@ def main() -> None:
     model = GPT(len(text.alphabet), args.context, args.layers, args.width, args.heads)
     count = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
-    step = ud.TrainStep(model, optimizer, next_character_loss)
-    share = current().axis_rank("data")  # ranks that hold parts of one model see the same data
+    step = ud.TrainStep(model, optimizer, next_character_loss, strategies())
+    batch = args.global_batch_size or args.batch_size * current().axis_size("data")
     warmup = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -145,14 +163,16 @@ def main() -> None:
     if leads:
         print(f"{len(text.train):,} characters, {count:,} parameters, {ud.size()} process(es)", flush=True)
 
-    generator = torch.Generator().manual_seed(args.seed + 1 + share)  # each share draws windows of its own
+    generator = torch.Generator().manual_seed(args.seed + 1)
+    losses = []
     bar = trange(1, args.steps + 1, disable=not leads)
     for number in bar:
-        loss = step(*draw(text.train, args.batch_size, args.context, generator))
+        loss = step(*own_share(*draw(text.train, batch, args.context, generator)))
         schedule.step()
+        losses.append(loss.item())
         bar.set_postfix(loss=f"{loss.item():.3f}", perplexity=f"{loss.exp().item():.1f}", refresh=False)
         if number == 1 or number % max(1, args.steps // 4) == 0:
-            validation = validate(step, text, args, share)
+            validation = validate(step, text, batch, args.context)
             if leads:
                 bar.write(f"step {number}: validation loss {validation:.3f}, perplexity {math.exp(validation):.1f}")
     step.optimizer.flush()  # with --strategy accumulate=N: the last window may be short
@@ -160,6 +180,8 @@ def main() -> None:
     sample = write(step, text, "def ", args.sample, args.context)
     if leads:
         print(f"---- a sample ----\n{sample}", flush=True)
+        if args.loss_log:
+            args.loss_log.write_text(json.dumps({"loss": losses}), encoding="utf-8")
     ud.shutdown()
 
 
