@@ -40,6 +40,23 @@ class RemoteShell:
 
 
 @dataclass(frozen=True)
+class StatusPage:
+    """Where a job shows its status.
+
+    Args:
+        port: to listen on; 0: any that is free.
+        address: of an own interface to listen on.
+        token_file: holds the token that clients have to know; None: a random one, shown once.
+        file: where other commands of this user find address and token; None: in the user's runtime folder.
+    """
+
+    port: int
+    address: str = "127.0.0.1"
+    token_file: Path | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
 class ElasticLimits:
     """How the number of ranks of a job may change while it runs.
 
@@ -54,6 +71,7 @@ class ElasticLimits:
             None: the launcher's own.
         stall: a rank that has taken no step for longer, while others have, hangs; None: it may take its time.
         event_log: file for the job's events; None: none is kept.
+        status: where the job shows its status; None: nowhere.
     """
 
     min_num: int
@@ -65,6 +83,7 @@ class ElasticLimits:
     cooldown: tuple[float, float] | None = None
     stall: timedelta | None = None
     event_log: Path | None = None
+    status: StatusPage | None = None
 
 
 @dataclass(frozen=True)

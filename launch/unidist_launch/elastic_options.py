@@ -11,7 +11,7 @@ import click
 
 from unidist.environment import Settings
 from unidist.errors import ConfigurationError
-from unidist.launcher import ElasticLimits, Host
+from unidist.launcher import ElasticLimits, Host, StatusPage
 from unidist_launch.grouped_help import GroupedOption
 
 _GROUP = "Elastic: ranks come and go"
@@ -83,7 +83,29 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="FILE",
         help="Add what happens to the ranks to FILE, a JSON object per line.",
     ),
+    _option(
+        "--status-port",
+        type=click.IntRange(min=0, max=65535),
+        metavar="PORT",
+        help="Show the job on a web page, in `unidist top` and to Prometheus (0: any free port; default: not at all).",
+    ),
+    _option("--status-address", metavar="ADDRESS", help="Address of this host for that (default: 127.0.0.1)."),
+    _option(
+        "--status-token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Holds the token that the page asks for; mode 600 (default: a random one, printed once).",
+    ),
+    _option(
+        "--status-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Where `unidist top` finds address and token (default: a file in the runtime folder of the user).",
+    ),
 )
+
+
+_STATUS = ("status_port", "status_address", "status_token_file", "status_file")
 
 
 def is_elastic(options: Mapping[str, Any]) -> bool:
@@ -101,8 +123,9 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         "blacklist_cooldown_range",
         "step_timeout",
         "event_log",
+        *_STATUS,
     )
-    given = next((name for name in others if options[name]), None)
+    given = next((name for name in others if options[name] not in (None, ())), None)
     if given is not None:
         raise ConfigurationError(
             f"--{given.replace('_', '-')} is for elastic jobs; give --min-np, --max-np or --host-discovery-script too."
@@ -145,4 +168,19 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         cooldown=cooldown,
         stall=None if stall is None else timedelta(seconds=stall),
         event_log=options["event_log"],
+        status=_status_page(options),
+    )
+
+
+def _status_page(options: Mapping[str, Any]) -> StatusPage | None:
+    if options["status_port"] is None:
+        given = next((name for name in _STATUS if options[name] is not None), None)
+        if given is not None:
+            raise ConfigurationError(f"--{given.replace('_', '-')} is for the status page; give --status-port too.")
+        return None
+    return StatusPage(
+        options["status_port"],
+        address=options["status_address"] or StatusPage.address,
+        token_file=options["status_token_file"],
+        file=options["status_file"],
     )

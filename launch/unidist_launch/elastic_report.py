@@ -6,6 +6,8 @@ from typing import Any
 
 from unidist_launch.output import Output
 
+_ACTIONS = {"kill": "is killed", "stacks": "shows its stacks"}
+
 
 def tell(output: Output, event: str, fields: dict[str, Any]) -> None:
     """Write the line of an event, if it has one."""
@@ -22,6 +24,16 @@ def line(event: str, fields: dict[str, Any]) -> str:
         return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
     if event == "hung":
         return f"rank {fields['rank']} hangs: {fields['reason']}. Its stacks follow if it can show them; it is replaced"
+    if event == "recovered":
+        return _recovered(fields)
+    if event == "straggler":
+        return (
+            f"rank {fields['rank']} of generation {fields['generation']} is slow: it works {fields['own_sec']:.3f} s "
+            f"per step, the others {fields['others_sec']:.3f} s, and wait for it"
+        )
+    if event == "asked":
+        whom = f"worker {fields['worker']}" if fields["rank"] is None else f"rank {fields['rank']}"
+        return f"{whom}: {_ACTIONS[fields['action']]}, as {fields['client']} has asked for on the status page"
     if event == "short":
         return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
     if event == "slot_given_up":
@@ -36,3 +48,14 @@ def line(event: str, fields: dict[str, Any]) -> str:
     if event == "left":
         return f"rank {fields['rank']} has left after commit {fields['progress']}, as it was asked to"
     return ""
+
+
+def _recovered(fields: dict[str, Any]) -> str:
+    detect, restore = fields["detect_sec"], fields["restore_sec"]
+    phases = [
+        *([] if detect is None else [f"noticed within {detect:.3f} s"]),
+        f"formed anew in {fields['reform_sec']:.3f} s",
+        *([] if restore is None else [f"restored in {restore:.3f} s"]),
+        f"first step in {fields['first_step_sec']:.3f} s",
+    ]
+    return f"generation {fields['generation']} trains: {', '.join(phases)}"

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from unidist.control.coordinator import HostCame, HostLost, HostSaid
-from unidist.control.elastic_coordinator import Happened
+from unidist.control.elastic_coordinator import Beat, Happened
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
@@ -24,6 +24,7 @@ from unidist_launch.elastic_parts import ElasticParts
 from unidist_launch.elastic_supply import Supply
 from unidist_launch.lines import Stream
 from unidist_launch.signals import ForwardedSignals
+from unidist_launch.status_board import StatusBoard
 
 _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
@@ -41,7 +42,8 @@ class ElasticRun:
     """
 
     def __init__(self, job: Job, stack: ExitStack) -> None:
-        self._parts = ElasticParts(job, stack)
+        self._parts = parts = ElasticParts(job, stack)
+        self._status = StatusBoard(job, parts.log, parts.output, stack)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
         self._deadline: float | None = time.monotonic() + job.start_timeout.total_seconds()
@@ -63,7 +65,7 @@ class ElasticRun:
             self._supply.fill()
             self._turn()
             self._watch()
-            parts.output.show(running=len(parts.workers))
+            parts.output.show(running=len(parts.workers), state=self._status.summary)
             parts.ending.advance(parts.output)
         parts.output.finish()
         code = self._conclude()
@@ -98,6 +100,8 @@ class ElasticRun:
         for event in parts.server.take_events():
             if isinstance(event, Happened):
                 self._note(event.kind, event.fields)
+            elif isinstance(event, Beat):
+                self._status.beat(event)
             elif isinstance(event, HostCame):
                 self._welcome(event.host, event.facts)
             elif isinstance(event, HostSaid):
@@ -110,7 +114,8 @@ class ElasticRun:
         host = parts.hosts.by_index(index)
         if host is not None:
             parts.hosts.came(host, facts)
-            parts.log.publish("host_joined", host=host.name, address=facts["address"], cores=facts["cores"])
+            told = {"address": facts["address"], "cores": facts["cores"]}
+            parts.log.publish("host_joined", host=host.name, index=index, **told)
 
     def _hear_host(self, index: int, message: Message) -> None:
         parts, kind = self._parts, message["type"]
@@ -195,6 +200,10 @@ class ElasticRun:
         """Look after agents that do not come, deadlines, and workers that hang."""
         parts, now = self._parts, time.monotonic()
         parts.hosts.reap()
+        for number, asked in self._status.take_signals():
+            worker = parts.workers.get(number)
+            if worker is not None:
+                parts.signal_worker(number, worker.host, asked)
         for host, why in parts.hosts.failed():
             parts.log.publish("host_failed", host=host.name, reason=why)
             parts.hosts.lost(host, now)

@@ -59,6 +59,7 @@ class Output:
             for rank in range(1, num_ranks):
                 self._folder.close(rank, Stream.STDOUT)
         self._files = {} if output_dir is None else _open_files(output_dir, num_ranks)
+        self._listeners: list[Callable[[int, Stream, list[bytes]], None]] = []
         self.failures = self._screen.failures
         """Our own streams that can no longer be written to, and why."""
 
@@ -74,19 +75,28 @@ class Output:
             self._take(rank, stream, splitter.finish(), now)
             self._folder.close(rank, stream)
 
+    def listen(self, listener: Callable[[int, Stream, list[bytes]], None]) -> None:
+        """Call this with all whole lines of the ranks from now on, by rank and stream. Be quick."""
+        self._listeners.append(listener)
+
     def message(self, text: str) -> None:
         """Write a message of the launcher now; lines that wait to be folded go on waiting."""
         self._screen.message(text)
         self._screen.flush()
 
-    def show(self, *, running: int) -> None:
-        """Write the lines whose time has come and refresh the live line. Called in every turn of the loop."""
+    def show(self, *, running: int, state: Callable[[], str] | None = None) -> None:
+        """Write the lines whose time has come and refresh the live line. Called in every turn of the loop.
+
+        Args:
+            running: number of ranks that run.
+            state: returns what the live line says of the job instead of that number.
+        """
         self._emit(flush=False)
         self._screen.flush()
         now = time.monotonic()
         if self._screen.is_live:
             if now - self._status_at >= _STATUS_SEC:
-                self._screen.live(self._live_text(now, running))
+                self._screen.live(self._live_text(now, running, state))
                 self._status_at = now
         else:
             self._release_frames(now)
@@ -121,6 +131,9 @@ class Output:
             file.close()
 
     def _take(self, rank: int, stream: Stream, lines: list[bytes], now: float) -> None:
+        if lines:
+            for listener in self._listeners:
+                listener(rank, stream, lines)
         if stream is Stream.STDERR:
             self._tails[rank].extend(line.rpartition(b"\r")[2] for line in lines)
         if self._is_shown(rank, stream):
@@ -140,7 +153,7 @@ class Output:
                 self._take(rank, stream, splitter.take_frames(), now)
                 splitter.partial_since = now
 
-    def _live_text(self, now: float, running: int) -> str:
+    def _live_text(self, now: float, running: int, state: Callable[[], str] | None) -> str:
         """Return the progress bar or prompt that some rank shows just now, else the state of the job."""
         if self._last_partial is not None and self._is_shown(*self._last_partial):
             splitter = self._splitters[self._last_partial]
@@ -153,7 +166,8 @@ class Output:
         rate = (self._num_lines - self._lines_before) / max(_STATUS_SEC, now - self._status_at)
         self._lines_before = self._num_lines
         clock = f"{elapsed // 3600}:{elapsed // 60 % 60:02}:{elapsed % 60:02}"
-        return f"unidist  {clock}  {running} of {self._num_ranks} ranks running  {rate:.0f} lines/s"
+        said = f"{running} of {self._num_ranks} ranks running" if state is None else state()
+        return f"unidist  {clock}  {said}  {rate:.0f} lines/s"
 
     def _write_file(self, rank: int, stream: Stream, data: bytes) -> None:
         file = self._files.get((rank, stream))

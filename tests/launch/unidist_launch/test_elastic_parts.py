@@ -28,6 +28,10 @@ NONE = {
     "blacklist_cooldown_range": (),
     "step_timeout": None,
     "event_log": None,
+    "status_port": None,
+    "status_address": None,
+    "status_token_file": None,
+    "status_file": None,
 }
 
 
