@@ -173,6 +173,8 @@ class ElasticRun:
             self._deadline = now + parts.limits.timeout.total_seconds()
         elif kind == "enough":
             self._deadline = None
+        elif kind == "state_lost":
+            self._ends.give_up(str(fields["reason"]))
         elif kind == "leaving" and worker is not None:
             worker.is_leaving = True
         elif kind == "left" and worker is not None:

@@ -7,6 +7,7 @@ What a worker says, and what it is told:
                             beat       I am alive, and so far
                             leaving    I was asked to end (SIGTERM): please let me go at the next commit
                             detached   I have left the world in good order
+                            give_up    what the members held is lost: end the job
     coordinator -> worker   change     come back (`ready`) at your next commit: others come, or go
                             ended      your generation has ended: stop what you do, restore, come back
 
@@ -86,6 +87,7 @@ class ElasticCoordinator(Coordinator):
         self._has_world = False
         self._was_lost = False
         self._change_told = False
+        self._leaving_told: list[int] = []
         self._stepped = 0.0
         self._steps = 0
         self._is_short = False
@@ -204,6 +206,8 @@ class ElasticCoordinator(Coordinator):
             yield from self._advance(now)
         elif kind == "detached":
             self.membership.detach(worker.number)
+        elif kind == "give_up":
+            yield Publish(Happened("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
         else:
             raise ValueError(f"unknown message {kind!r}")
 
@@ -235,17 +239,26 @@ class ElasticCoordinator(Coordinator):
                 yield from self._dismiss(worker.number)
         if membership.can_form():
             yield from self._form(now)
-        elif self._has_world and not self._change_told and membership.wants_change(now):
-            self._change_told = True
-            yield Publish(Happened("change", {"generation": self.generation}))
-            for worker in membership.members:
-                yield from self._send(worker.number, {"type": "change", "generation": self.generation})
+        elif self._has_world and membership.wants_change(now):
+            yield from self._tell_change()
         is_short = membership.has_begun and not membership.members and bool(membership.waiting)
         is_short = is_short and not membership.is_finishing
         if is_short != self._is_short:
             self._is_short = is_short
             fields = {"waiting": len(membership.waiting), "needed": membership.min_num}
             yield Publish(Happened("short" if is_short else "enough", fields))
+
+    def _tell_change(self) -> Iterator[Action]:
+        """Ask the members to come back, once; and again when others are to leave, who then give away what they keep."""
+        leaving = [worker.number for worker in self.membership.members if worker.is_leaving]
+        if self._change_told and leaving == self._leaving_told:
+            return
+        if not self._change_told:
+            yield Publish(Happened("change", {"generation": self.generation}))
+        self._change_told, self._leaving_told = True, leaving
+        message: Message = {"type": "change", "generation": self.generation, "leaving": leaving}
+        for worker in self.membership.members:
+            yield from self._send(worker.number, message)
 
     def _form(self, now: float) -> Iterator[Action]:
         if self._has_world:

@@ -63,6 +63,7 @@ class WorkerLink:
     Attributes:
         is_first: this worker is to be in the first world of the job.
         change_is_wanted: the coordinator asks the members to come back at their next commit.
+        leaving_workers: those that will not be in the next generation, as far as this worker knows.
         pace: of the training; beats tell it.
 
     Raises:
@@ -75,6 +76,7 @@ class WorkerLink:
     ) -> None:
         self.worker = worker
         self.change_is_wanted = False
+        self.leaving_workers: frozenset[int] = frozenset()
         self.pace = Pace()
         self._where = f"the job's coordinator at {format_address(address)}"
         self._on_ended = on_ended
@@ -128,7 +130,13 @@ class WorkerLink:
 
     def leaving(self) -> None:
         """Ask to be let go at the next commit. Also from a signal handler."""
+        self.leaving_workers |= {self.worker}
         self._send({"type": "leaving"})
+
+    def give_up(self, reason: str) -> None:
+        """Ask the launcher to end the job: no rank can go on, and no other process could."""
+        self._outbox.append({"type": "give_up", "reason": reason})
+        self._wake()
 
     @property
     def ended(self) -> str:
@@ -197,6 +205,7 @@ class WorkerLink:
                 self._end(str(message["text"]))
         elif kind == "change":
             if int(message["generation"]) == self._generation:
+                self.leaving_workers |= set(message["leaving"])
                 self.change_is_wanted = True
         else:
             if kind == "assign":

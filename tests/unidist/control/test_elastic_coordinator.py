@@ -131,7 +131,7 @@ def test_members_that_come_back_by_agreement_do_not_disturb_the_others() -> None
     desk = Desk(first=2)
     desk.come(0, 1)
     desk.come(2)
-    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0}
+    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": []}
     desk.ready(0, progress=3, generation=0)
     assert desk.last(1)["type"] == "change"
     desk.ready(1, progress=3, generation=0)
@@ -153,6 +153,25 @@ def test_a_worker_that_asks_for_leave_goes_when_all_have_come_back() -> None:
     desk.lose(1)
     assert desk.dropped == []
     assert "lost" not in desk.kinds()
+
+
+def test_members_are_told_who_leaves_also_when_others_follow() -> None:
+    desk = Desk(first=3)
+    desk.come(0, 1, 2)
+    desk.say(1, "leaving")
+    assert desk.last(0) == desk.last(2) == {"type": "change", "generation": 0, "leaving": [1]}
+    desk.pass_time(2, alive=(0, 1, 2))
+    assert len(desk.sent[0]) == 3
+    desk.say(2, "leaving")
+    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": [1, 2]}
+    assert desk.kinds().count("change") == 1
+
+
+def test_a_lost_state_is_told_to_the_launcher() -> None:
+    desk = Desk()
+    desk.come(0, 1)
+    desk.say(1, "give_up", reason="it was held by rank 0 alone")
+    assert desk.happened[-1] == Happened("state_lost", {"worker": 1, "reason": "it was held by rank 0 alone"})
 
 
 def test_a_silent_member_is_given_up_and_may_not_come_back() -> None:
