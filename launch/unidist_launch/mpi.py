@@ -25,13 +25,13 @@ from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job, Launcher
 from unidist_launch import hosts as host_list
 from unidist_launch.agent_order import ORDER_VARIABLE
-from unidist_launch.remote_hosts import AgentStarter, agent_command, agent_error, last_line
+from unidist_launch.remote_hosts import AgentStarter, Reasons, agent_command, meaning_of
 from unidist_launch.remote_run import RemoteRun
 
 _VERSION_SEC = 30.0
 _MAX_ORDER_BYTES = 120 << 10  # Linux takes 128 KiB in a variable
 _RANK = "OMPI_COMM_WORLD_RANK"
-_REASONS: tuple[tuple[str, str], ...] = (
+_REASONS: Reasons = (
     (r"not enough slots|slots in the system", "mpirun counts fewer slots than that; does a scheduler limit it?"),
     (r"Permission denied|Host key verification failed", "mpirun's ssh could not log in without a password"),
     (r"Could not resolve hostname", "no host of this name is known here"),
@@ -141,14 +141,7 @@ class MpiAgents(AgentStarter):
 
     def explain(self, host: Host, returncode: int, text: str) -> str:
         """See `AgentStarter.explain`."""
-        said = agent_error(text)
-        if said:
-            return said
-        for pattern, meaning in _REASONS:
-            found = next((line for line in text.splitlines() if re.search(pattern, line)), None)
-            if found is not None:
-                return f"{meaning} ({found.strip()})"
-        return f"{self._program} ended with exit code {returncode}: {last_line(text)}"
+        return meaning_of(host, self._program, returncode, text, _REASONS)
 
     def _on_this_host(self) -> list[str]:
         """Return options for a folder of our own for mpirun's files, some of which it leaves behind after failures."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -125,7 +126,8 @@ class AgentProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the terminal's signals are the launcher's
-            preexec_fn=parent_death_signal(),
+            # Where another launcher may come and take over, what this one has started may outlive it.
+            preexec_fn=None if order.orphan_sec else parent_death_signal(),
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -208,3 +210,18 @@ def last_line(text: str) -> str:
     """Return the last line that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it wrote nothing"
+
+
+Reasons = Sequence[tuple[str, str]]
+"""Patterns of what a command writes, with what each means for the user; HOST stands for the host's name."""
+
+
+def meaning_of(host: Host, command: str, returncode: int, text: str, reasons: Reasons) -> str:
+    """Return why a command that was to start an agent ended: what the agent said, or what the command wrote means."""
+    if said := agent_error(text):
+        return said
+    for pattern, meaning in reasons:
+        found = next((line for line in text.splitlines() if re.search(pattern, line)), None)
+        if found is not None:
+            return f"{meaning.replace('HOST', host.name)} ({found.strip()})"
+    return f"{command} ended with exit code {returncode}: {last_line(text)}"

@@ -15,7 +15,7 @@ from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job, KnowsHosts, Launcher
 from unidist_launch import hosts as host_list
 from unidist_launch import slurm_allocation
-from unidist_launch.remote_hosts import AgentStarter, agent_command, agent_error, last_line
+from unidist_launch.remote_hosts import AgentStarter, Reasons, agent_command, meaning_of
 from unidist_launch.remote_run import RemoteRun
 
 _PER_TASK = re.compile(
@@ -25,7 +25,7 @@ _PER_TASK = re.compile(
 )
 """By these, sbatch's options for the ranks would become srun's for the agents, of which each node has one."""
 
-_REASONS: tuple[tuple[str, str], ...] = (
+_REASONS: Reasons = (
     (r"Invalid job id|Expired or invalid job|Job.* no longer", "the allocation has ended; get a new one"),
     (
         r"execve\(\).*No such file|No such file or directory",
@@ -115,11 +115,4 @@ class SlurmAgents(AgentStarter):
 
     def explain(self, host: Host, returncode: int, text: str) -> str:
         """See `AgentStarter.explain`."""
-        said = agent_error(text)
-        if said:
-            return said
-        for pattern, meaning in _REASONS:
-            found = next((line for line in text.splitlines() if re.search(pattern, line)), None)
-            if found is not None:
-                return f"{meaning} ({found.strip()})"
-        return f"srun ended with exit code {returncode}: {last_line(text)}"
+        return meaning_of(host, "srun", returncode, text, _REASONS)

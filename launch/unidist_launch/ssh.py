@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -14,14 +13,14 @@ from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job, Launcher, RemoteShell
 from unidist_launch import hosts as host_list
-from unidist_launch.remote_hosts import AgentStarter, LocalAgents, agent_command, agent_error, last_line
+from unidist_launch.remote_hosts import AgentStarter, LocalAgents, Reasons, agent_command, agent_error, meaning_of
 from unidist_launch.remote_run import RemoteRun
 
 _CONNECT_SEC = 10
 _SSH_FAILED = 255
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
-_REASONS: tuple[tuple[str, str], ...] = (
+_REASONS: Reasons = (
     (r"Could not resolve hostname", "no host of this name is known here; check -H, /etc/hosts and ~/.ssh/config"),
     (r"Connection refused", "no ssh server listens there; is sshd running, and on this port (--ssh-port)?"),
     (r"timed out|Operation timed out", "it does not answer; is it up, and reachable from here?"),
@@ -98,16 +97,9 @@ class SshAgents(AgentStarter):
 
     def explain(self, host: Host, returncode: int, text: str) -> str:
         """See `AgentStarter.explain`."""
-        said = agent_error(text)
-        if said:
-            return said
-        if returncode in (_NOT_FOUND, _NOT_EXECUTABLE):
+        if not agent_error(text) and returncode in (_NOT_FOUND, _NOT_EXECUTABLE):
             return (
                 f"{sys.executable} does not exist there, or cannot be run; every host needs the same environment at "
                 "the same path"
             )
-        for pattern, meaning in _REASONS:
-            found = next((line for line in text.splitlines() if re.search(pattern, line)), None)
-            if returncode == _SSH_FAILED and found is not None:
-                return f"{meaning.replace('HOST', host.name)} ({found.strip()})"
-        return f"{self._words[0]} ended with exit code {returncode}: {last_line(text)}"
+        return meaning_of(host, self._words[0], returncode, text, _REASONS if returncode == _SSH_FAILED else ())
