@@ -40,6 +40,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_POD_SLOTS": "ranks of each pod",
     "UNIDIST_POD_SECRET_FILE": "mounted file that holds the job's secret",
     "UNIDIST_ELASTIC_TIMEOUT_SEC": "longest wait of a process for a world that takes it in (default: 600)",
+    "UNIDIST_ORPHAN_TIMEOUT_SEC": "how long an elastic job's processes look for a launcher that died (default: 0: not)",
     "UNIDIST_HEARTBEAT_SEC": "a host from which nothing is heard for longer is lost (default: 5)",
     "UNIDIST_ENGINE": "engine, see `--engine` (default: auto)",
     "UNIDIST_STRATEGY": "strategies, see `--strategy` (default: plain data parallelism)",
@@ -239,7 +240,15 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
     worker = None
     if place is not None and env.get("UNIDIST_WORKER"):
         number = _integer(env, "UNIDIST_WORKER", 0)
-        worker = WorkerPlace(number, place.server, place.host_address, key, secret, _elastic_timeout(env))
+        worker = WorkerPlace(
+            number,
+            place.server,
+            place.host_address,
+            key,
+            secret,
+            timeout=_elastic_timeout(env),
+            orphan_timeout=_seconds(env, "UNIDIST_ORPHAN_TIMEOUT_SEC", timedelta(0), zero_allowed=True),
+        )
     return Placement(topology, contract.source, key, secret, place, worker)
 
 

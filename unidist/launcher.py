@@ -72,6 +72,9 @@ class ElasticLimits:
         stall: a rank that has taken no step for longer, while others have, hangs; None: it may take its time.
         event_log: file for the job's events; None: none is kept.
         status: where the job shows its status; None: nowhere.
+        state_dir: folder in which the launcher keeps what another one needs to take its place; None: the job dies with
+            its launcher.
+        orphan_timeout: how long the job's processes look for a launcher that died, before they end.
     """
 
     min_num: int
@@ -84,6 +87,8 @@ class ElasticLimits:
     stall: timedelta | None = None
     event_log: Path | None = None
     status: StatusPage | None = None
+    state_dir: Path | None = None
+    orphan_timeout: timedelta = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ It lives as long as its connection to the launcher's control server, and its ran
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -19,7 +20,6 @@ from unidist.control.client import connect
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
-from unidist.local_processes import free_port
 from unidist_launch.agent_order import ORDER_VARIABLE, AgentOrder
 from unidist_launch.agent_ranks import AgentRanks
 from unidist_launch.agent_workers import AgentWorkers
@@ -46,7 +46,8 @@ def main() -> None:
         connection, reached = _connect(order, launcher)
         serve(order, connection, reached, own or routed_address(reached, order.port))
     except UnidistError as exc:
-        print(f"{ERROR_MARK}{exc}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a launcher that has died reads no more
+            print(f"{ERROR_MARK}{exc}", file=sys.stderr, flush=True)
         sys.exit(_EXIT_ERROR)
 
 
@@ -65,18 +66,7 @@ def serve(order: AgentOrder, connection: Connection, reached: str, own: str) -> 
     """
     runs = AgentWorkers if order.is_elastic else AgentRanks
     with runs(order, connection, server=reached, address=own) as ranks:
-        connection.send(
-            {
-                "type": "agent",
-                "host": order.host,
-                "name": socket.gethostname(),
-                "address": own,
-                "launcher": reached,
-                "port": free_port(own),
-                "cores": len(os.sched_getaffinity(0)),
-                "pid": os.getpid(),
-            }
-        )
+        ranks.introduce()
         ranks.run()
 
 

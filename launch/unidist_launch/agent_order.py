@@ -44,6 +44,7 @@ class AgentOrder:
         folder: where ranks run; the same path as in the launcher.
         heartbeat_sec: the launcher is lost when nothing came from it for longer.
         connect_sec: longest time for connecting to the control server.
+        orphan_sec: how long a launcher that has died may take to come back; 0: the agent and its ranks end with it.
         is_elastic: ranks are started one by one, and come and go (`agent_workers`).
     """
 
@@ -65,6 +66,7 @@ class AgentOrder:
     indices: dict[str, int] = field(default_factory=dict)
     tells_termination: bool = True
     is_elastic: bool = False
+    orphan_sec: float = 0.0
 
     def to_line(self) -> bytes:
         """Return the order as a line."""

@@ -6,6 +6,7 @@ import base64
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
-from unidist.local_processes import HostShare, LocalProcesses, watch_exit
+from unidist.local_processes import HostShare, LocalProcesses, free_port, watch_exit
 from unidist.topology import Topology
 from unidist_launch.agent_order import AgentOrder
 from unidist_launch.lines import Stream
@@ -49,6 +50,7 @@ class AgentRanks:
     def __init__(self, order: AgentOrder, connection: Connection, *, server: str, address: str) -> None:
         self._order = order
         self._connection = connection
+        self._reached = server
         self._server = f"[{server}]:{order.port}" if ":" in server else f"{server}:{order.port}"
         self._address = address
         self._heartbeat_sec = order.heartbeat_sec
@@ -59,10 +61,18 @@ class AgentRanks:
         self._is_done = self._may_leave = False
         self._num_untaken = 0
         self._stack = ExitStack()
-        self._stack.callback(connection.close)
+        self._stack.callback(lambda: self._connection.close())
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._pipes = self._stack.enter_context(selectors.DefaultSelector())
         self._selector.register(connection, selectors.EVENT_READ, self._receive)
+
+    def introduce(self) -> None:
+        """Say who this is, and what this host is like; before `run`.
+
+        Raises:
+            ConnectionLost: the launcher is gone.
+        """
+        self._connection.send(self._facts())
 
     def run(self) -> None:
         """Do what the launcher says until it has no more use for this agent.
@@ -90,20 +100,36 @@ class AgentRanks:
     ) -> None:
         self._stack.close()
 
+    def _facts(self) -> Message:
+        return {
+            "type": "agent",
+            "host": self._order.host,
+            "name": socket.gethostname(),
+            "address": self._address,
+            "launcher": self._reached,
+            "port": free_port(self._address),
+            "cores": len(os.sched_getaffinity(0)),
+            "pid": os.getpid(),
+        }
+
     def _turn(self) -> None:
         """Wait for the next event and deal with it; keep up the heartbeat."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._connection.pending_bytes else 0)
         if self._selector.get_key(self._connection).events != wanted:
             self._selector.modify(self._connection, wanted, self._receive)
-        for key, _ in self._selector.select(_TURN_SEC):
-            key.data()
-        self._watch_pipes()
+        self._look()
         now = time.monotonic()
         if now - self._beat >= self._heartbeat_sec / BEATS_PER_LIMIT:
             self._beat = now
             self._send({"type": "beat"})
         if now - self._heard > self._heartbeat_sec:
             raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
+
+    def _look(self) -> None:
+        """Wait a moment for what comes from the ranks, the launcher and signals, and deal with it."""
+        for key, _ in self._selector.select(_TURN_SEC):
+            key.data()
+        self._watch_pipes()
 
     def _watch_termination(self) -> None:
         """Tell the launcher when this agent gets SIGTERM, as from a scheduler that wants its host: it ends the job.

@@ -1,4 +1,10 @@
-"""The workers of one host of an elastic job: started and ended one by one, as the launcher says."""
+"""The workers of one host of an elastic job: started and ended one by one, as the launcher says.
+
+Where a launcher that has died may come back (`AgentOrder.orphan_sec`), they go on without it: the agent looks for it at
+its address, keeps what it has not taken, and then tells which workers there are and how others have ended. A launcher
+that is silent is another matter: the network may be cut, and others may have taken the place of these workers on its
+side. Then they end, as always.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,19 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from unidist.control.wire import Message
+from unidist.control.client import connect
+from unidist.control.connection import ConnectionClosed, ConnectionLost
+from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
 from unidist.local_processes import HostShare, LocalProcesses, watch_exit
 from unidist.topology import Topology
+from unidist_launch.agent_backlog import Backlog
 from unidist_launch.agent_ranks import AgentRanks, _Pipe
 from unidist_launch.lines import Stream
 
 _LAST_OUTPUT_SEC = 1.0
+_RETRY_SEC = 0.25
+_ATTEMPT_SEC = 2.0
 
 
 @dataclass(eq=False)
@@ -41,24 +52,92 @@ class AgentWorkers(AgentRanks):
     """
 
     _workers: dict[int, _Worker]
+    _backlog: Backlog
+    _orphan_since: float | None
+    _retry_at: float
+
+    def introduce(self) -> None:
+        """See `AgentRanks.introduce`."""
+        self._workers, self._backlog, self._orphan_since = {}, Backlog(), None
+        super().introduce()
 
     def run(self) -> None:
         """Do what the launcher says until it has no more use for this agent.
 
         Raises:
-            ConnectionLost: the launcher is gone, or silent for too long.
+            ConnectionLost: the launcher is gone for longer than it may be, or silent for too long.
+            ConfigurationError: it has come back and does not want this agent; says why.
         """
-        self._workers = {}
         self._watch_termination()
         self._stack.callback(self._close_all)
         while not self._may_leave:
-            self._turn()
+            if self._orphan_since is None:
+                self._turn()
+            else:
+                self._look()
+                self._look_for_launcher(self._orphan_since)
             self._collect_ends()
         self._close_all()
         self._send({"type": "goodbye"})
         deadline = time.monotonic() + _LAST_OUTPUT_SEC
-        while self._connection.pending_bytes and time.monotonic() < deadline:
+        while self._orphan_since is None and self._connection.pending_bytes and time.monotonic() < deadline:
             self._turn()
+
+    # The launcher, and its absence
+
+    def _facts(self) -> Message:
+        running = ((each.number, each.seat, each.process.pid) for each in self._workers.values())
+        return {**super()._facts(), **self._backlog.facts(running)}
+
+    def _turn(self) -> None:
+        try:
+            super()._turn()
+        except ConnectionClosed as exc:
+            self._lose_launcher(exc)
+
+    def _receive(self) -> None:
+        if self._orphan_since is None:  # it may have been lost earlier in this turn
+            super()._receive()
+
+    def _send(self, message: Message) -> None:
+        self._backlog.note(message)
+        if self._orphan_since is None:
+            try:
+                super()._send(message)
+            except ConnectionClosed as exc:
+                self._lose_launcher(exc)
+
+    def _lose_launcher(self, error: ConnectionClosed) -> None:
+        """Go on without the launcher, if it may come back; else raise `error`."""
+        if not self._order.orphan_sec:
+            raise error
+        if self._orphan_since is None:
+            self._orphan_since = self._retry_at = time.monotonic()
+            self._selector.unregister(self._connection)
+            self._connection.close()
+
+    def _look_for_launcher(self, since: float) -> None:
+        now = time.monotonic()
+        if now - since > self._order.orphan_sec:
+            raise ConnectionLost(f"the launcher has died, and has not come back in {self._order.orphan_sec:g} seconds")
+        if now < self._retry_at:
+            return
+        self._retry_at = now + _RETRY_SEC
+        try:
+            address = (self._reached, self._order.port)
+            found = connect(address, bytes.fromhex(self._order.secret), timeout=_ATTEMPT_SEC)
+        except (ConnectionLost, WireError, TimeoutError):
+            return
+        self._connection, self._orphan_since = found, None
+        self._heard = self._beat = time.monotonic()
+        self._selector.register(found, selectors.EVENT_READ, self._receive)
+        try:
+            for message in (self._facts(), *self._backlog.output):
+                found.send(message)
+        except ConnectionClosed as exc:
+            self._lose_launcher(exc)
+
+    # The workers
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
@@ -69,6 +148,9 @@ class AgentWorkers(AgentRanks):
             for worker in self._workers.values():
                 if wanted is None or worker.number in wanted:
                     worker.processes.signal(int(message["number"]))
+        elif kind == "taken":
+            self._backlog.taken()
+            super()._obey(message)
         else:
             super()._obey(message)
 
@@ -100,6 +182,7 @@ class AgentWorkers(AgentRanks):
             self._send({"type": "refused", "worker": number, "text": str(exc)})
             return
         worker = _Worker(number, seat, processes, {})
+        self._backlog.start(number, seat)
         self._workers[number] = worker
         for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
             assert file is not None

@@ -7,6 +7,7 @@ import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from unidist.control.wire import Message
 from unidist.launcher import Host
@@ -24,11 +25,12 @@ class ElasticHost:
     Args:
         name: of the host.
         index: of the present agent among all that the job has had; -1 while there is none.
-        agent: the process here that leads to it.
+        agent: the process here that leads to it; None for an agent that a launcher before this one has started.
         facts: what it said of its host; None until it has come.
         failures: agents in a row that did not come, or were lost.
         free_at: when another one may be started.
         is_terminating: a scheduler takes the host back; nothing is started there any more.
+        is_awaited: the agent was started by a launcher before this one, and has not come back yet.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ElasticHost:
     failures: int = 0
     free_at: float = 0.0
     is_terminating: bool = False
+    is_awaited: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -80,7 +83,7 @@ class ElasticHosts:
             OSError: the command cannot be started.
         """
         host = self.by_name.setdefault(name, ElasticHost(name))
-        if host.agent is not None or now < host.free_at:
+        if host.index >= 0 or now < host.free_at:
             return
         where = Host(name, 1)
         starter = self._starter_of(where)
@@ -112,7 +115,7 @@ class ElasticHosts:
         """Forget the agent of a host; another one may be started after a pause."""
         if host.agent is not None:
             self._retire(host.agent)
-        host.agent, host.facts, host.index = None, None, -1
+        host.agent, host.facts, host.index, host.is_awaited = None, None, -1, False
         host.failures += 1
         host.free_at = now + min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2.0 ** (host.failures - 1))
 
@@ -120,6 +123,21 @@ class ElasticHosts:
         """The agent of a host is there."""
         host.facts = facts
         host.failures = 0
+        host.is_awaited = False
+
+    def snapshot(self) -> list[list[str | int]]:
+        """Return the hosts that have an agent, with its index. Plain data."""
+        return [[host.name, host.index] for host in self.by_name.values() if host.index >= 0]
+
+    def restore(self, kept: list[list[Any]]) -> None:
+        """Await the agents that `snapshot` returned."""
+        for name, index in kept:
+            self.by_name[str(name)] = ElasticHost(str(name), index=int(index), is_awaited=True)
+
+    @property
+    def has_taken_over(self) -> bool:
+        """Say whether there are agents that are no children of this process."""
+        return any(host.index >= 0 and host.agent is None for host in self.by_name.values())
 
     def text(self, host: ElasticHost) -> str:
         """Return the last line that the agent of a host, or ssh, wrote."""

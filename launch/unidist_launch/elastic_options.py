@@ -84,6 +84,18 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Add what happens to the ranks to FILE, a JSON object per line.",
     ),
     _option(
+        "--state-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Keep in DIR what the same command, started again, needs to go on with the job if this launcher dies.",
+    ),
+    _option(
+        "--orphan-timeout",
+        type=_SECONDS,
+        metavar="SECONDS",
+        help="With --state-dir: how long ranks without a launcher go on and look for it (default: 60).",
+    ),
+    _option(
         "--status-port",
         type=click.IntRange(min=0, max=65535),
         metavar="PORT",
@@ -123,6 +135,8 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         "blacklist_cooldown_range",
         "step_timeout",
         "event_log",
+        "state_dir",
+        "orphan_timeout",
         *_STATUS,
     )
     given = next((name for name in others if options[name] not in (None, ())), None)
@@ -169,7 +183,18 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         stall=None if stall is None else timedelta(seconds=stall),
         event_log=options["event_log"],
         status=_status_page(options),
+        state_dir=options["state_dir"],
+        orphan_timeout=_orphan_timeout(options),
     )
+
+
+def _orphan_timeout(options: Mapping[str, Any]) -> timedelta:
+    seconds = options["orphan_timeout"]
+    if seconds is None:
+        return ElasticLimits.orphan_timeout
+    if options["state_dir"] is None:
+        raise ConfigurationError("--orphan-timeout is for jobs that outlive their launcher; give --state-dir too.")
+    return timedelta(seconds=seconds)
 
 
 def _status_page(options: Mapping[str, Any]) -> StatusPage | None:

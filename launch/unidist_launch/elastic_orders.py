@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
@@ -11,6 +10,7 @@ from unidist.launcher import Host, Job
 from unidist_launch import hosts as host_list
 from unidist_launch.agent import interface_address
 from unidist_launch.agent_order import AgentOrder, exported_variables
+from unidist_launch.elastic_state import Identity
 from unidist_launch.remote_hosts import AgentStarter, LocalAgents
 from unidist_launch.ssh import SshAgents
 
@@ -20,7 +20,7 @@ class Orders:
 
     Args:
         job: the job; `job.elastic` is set.
-        secret: the job's secret.
+        identity: of the job.
         port: of the control server.
         is_here: no other host can ever be among the job's.
 
@@ -28,11 +28,10 @@ class Orders:
         ConfigurationError: other hosts cannot be reached so.
     """
 
-    def __init__(self, job: Job, secret: bytes, port: int, *, is_here: bool) -> None:
+    def __init__(self, job: Job, identity: Identity, port: int, *, is_here: bool) -> None:
         self._job = job
-        self._secret = secret
+        self._identity = identity
         self._port = port
-        self._job_id = secrets.token_hex(8)
         self._here = LocalAgents()
         self._elsewhere = None if is_here else SshAgents(job.remote_shell)
 
@@ -43,24 +42,29 @@ class Orders:
     def order_for(self, index: int, starter: AgentStarter) -> AgentOrder:
         """Return the orders of the agent of this index."""
         assert self._job.elastic is not None
-        seconds = self._job.elastic.timeout.total_seconds()
+        limits = self._job.elastic
+        orphan_sec = 0.0 if limits.state_dir is None else limits.orphan_timeout.total_seconds()
+        variables = {"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{limits.timeout.total_seconds():g}"}
+        if orphan_sec:
+            variables["UNIDIST_ORPHAN_TIMEOUT_SEC"] = f"{orphan_sec:g}"
         return AgentOrder(
             version=__version__,
             host=index,
-            job_id=self._job_id,
-            secret=self._secret.hex(),
+            job_id=self._identity.job_id,
+            secret=self._identity.secret.hex(),
             port=self._port,
             index_variable=starter.index_variable,
             address_variable=starter.address_variable,
             launcher_addresses=starter.addresses or self._own_addresses(),
             network_interfaces=self._job.network_interfaces,
             command=self._job.command,
-            env={"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{seconds:g}", **self._job.env},
+            env={**variables, **self._job.env},
             exported=exported_variables() if starter.exports else {},
             folder=os.getcwd(),
             heartbeat_sec=self._job.heartbeat.total_seconds(),
             connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
             is_elastic=True,
+            orphan_sec=orphan_sec,
         )
 
     def _own_addresses(self) -> tuple[str, ...]:

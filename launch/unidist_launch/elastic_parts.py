@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import selectors
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from unidist.control.elastic_coordinator import ElasticCoordinator
 from unidist.control.membership import Membership
+from unidist.control.resumable_coordinator import ResumableCoordinator
 from unidist.control.server import ControlServer
+from unidist.control.service import Action
 from unidist.control.wire import Message
 from unidist.launcher import ElasticLimits, Host, Job
 from unidist_launch import hosts as host_list
@@ -20,11 +22,13 @@ from unidist_launch.elastic_orders import Orders
 from unidist_launch.elastic_patience import Patience
 from unidist_launch.elastic_report import tell
 from unidist_launch.elastic_slots import Slots
+from unidist_launch.elastic_state import Identity, KeptState
 from unidist_launch.elastic_workers import StartedWorkers
 from unidist_launch.ending import Ending
 from unidist_launch.output import Output
 
 _LOOPBACK = "127.0.0.1"
+_GOODBYES_SEC = 3.0
 SILENCE_PER_HEARTBEAT = 2.0
 """A worker may be silent for longer than its host: Python's lock may be held for seconds by honest work."""
 
@@ -53,6 +57,7 @@ class ElasticParts:
         is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None
         self.is_here = is_here
         """No other host can ever be among the job's."""
+        self.kept = None if self.limits.state_dir is None else KeptState(job, stack)
         self.generation = -1
         self.is_finishing = False
         self.host_names: dict[int, str] = {}
@@ -79,25 +84,55 @@ class ElasticParts:
                 quiet=job.quiet,
                 timestamps=job.timestamps,
                 give_up=lambda: self.ending.is_overdue,
+                append=self.kept is not None and self.kept.found is not None,
             )
         )
         self.log.listen(lambda event, fields: tell(self.output, event, fields))
         membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
-        self.coordinator = ElasticCoordinator(
-            membership,
-            heartbeat=job.heartbeat,
-            silence=SILENCE_PER_HEARTBEAT * job.heartbeat,
-            stall=self.limits.stall,
-        )
-        secret = secrets.token_bytes(32)
-        self.server = ControlServer(self.coordinator, secret, host=_LOOPBACK if is_here else "")
+        self.coordinator, self.server, identity = self._open_server(membership)
         self.selector = stack.enter_context(selectors.DefaultSelector())
-        orders = Orders(job, secret, self.server.port, is_here=is_here)
-        self._num_agents = 0
+        orders = Orders(job, identity, self.server.port, is_here=is_here)
+        self.num_agents = 0
+        """How many agents there have been; the index of the next one."""
         self.hosts = ElasticHosts(orders.starter_of, orders.order_for, self.selector, self._next_agent)
+        stack.callback(self._end_state)  # after the server's thread, which may be writing it
         stack.callback(self.server.close)
+        stack.callback(self._await_goodbyes)
         stack.callback(self.hosts.end)
         stack.callback(self.tell, {"type": "end"}, None)
+        stack.callback(self.server.call, self._end_state)
+
+    def _open_server(self, membership: Membership) -> tuple[ElasticCoordinator, ControlServer, Identity]:
+        silence = SILENCE_PER_HEARTBEAT * self.job.heartbeat
+        host = _LOOPBACK if self.is_here else ""
+        if self.kept is not None:
+            # Those who look for a launcher notice a little later that it is gone than it dies.
+            patience = self.limits.orphan_timeout + self.job.heartbeat
+            resumable = ResumableCoordinator(
+                membership,
+                heartbeat=self.job.heartbeat,
+                silence=silence,
+                stall=self.limits.stall,
+                patience=patience,
+            )
+            server = self.kept.open_server(resumable, host=host, now=time.monotonic())
+            return resumable, server, self.kept.identity
+        coordinator = ElasticCoordinator(
+            membership, heartbeat=self.job.heartbeat, silence=silence, stall=self.limits.stall
+        )
+        identity = Identity.new()
+        return coordinator, ControlServer(coordinator, identity.secret, host=host), identity
+
+    def _end_state(self) -> Iterable[Action]:
+        if self.kept is not None:
+            self.kept.end()
+        return ()
+
+    def _await_goodbyes(self) -> None:
+        """Wait until the agents that another launcher had started have ended what they have."""
+        deadline = time.monotonic() + _GOODBYES_SEC
+        while self.hosts.has_taken_over and self.coordinator.num_agents and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def tell(self, message: Message, index: int | None) -> None:
         """Send a message to the agent of this index; None: to all."""
@@ -121,7 +156,7 @@ class ElasticParts:
 
     def _next_agent(self) -> int:
         """Have the coordinator await one more agent, and return its index."""
-        index, self._num_agents = self._num_agents, self._num_agents + 1
+        index, self.num_agents = self.num_agents, self.num_agents + 1
         self.server.call(lambda: self.coordinator.expect_hosts(index + 1))
         return index
 

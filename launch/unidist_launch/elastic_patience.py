@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from unidist_launch.failure import RankExit
 
 
@@ -20,6 +23,16 @@ class Patience:
         self._progress = 0
         self.failures: list[RankExit] = []
         """How processes failed since the last commit, in order."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what another launcher needs to go on counting; plain data."""
+        failures = [asdict(end) for end in self.failures]
+        return {"num_worlds": self._num_worlds, "progress": self._progress, "failures": failures}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Take over what `snapshot` returned."""
+        self._num_worlds, self._progress = int(kept["num_worlds"]), int(kept["progress"])
+        self.failures = [RankExit(**{**end, "stderr_tail": tuple(end["stderr_tail"])}) for end in kept["failures"]]
 
     def world_began(self, progress: int) -> str:
         """A generation has begun, from this commit; returns why the job is to end, or ""."""

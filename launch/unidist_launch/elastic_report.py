@@ -24,6 +24,8 @@ def line(event: str, fields: dict[str, Any]) -> str:
         return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
     if event == "hung":
         return f"rank {fields['rank']} hangs: {fields['reason']}. Its stacks follow if it can show them; it is replaced"
+    if event == "resumed":
+        return f"this launcher goes on with the job of one that has died: {len(fields['workers'])} processes"
     if event == "recovered":
         return _recovered(fields)
     if event == "straggler":

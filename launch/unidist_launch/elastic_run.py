@@ -21,6 +21,7 @@ from unidist.errors import ConfigurationError
 from unidist.launcher import Job
 from unidist_launch.elastic_ends import WorkerEnds
 from unidist_launch.elastic_parts import ElasticParts
+from unidist_launch.elastic_resume import Resumption
 from unidist_launch.elastic_supply import Supply
 from unidist_launch.lines import Stream
 from unidist_launch.signals import ForwardedSignals
@@ -46,7 +47,9 @@ class ElasticRun:
         self._status = StatusBoard(job, parts.log, parts.output, stack)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
-        self._deadline: float | None = time.monotonic() + job.start_timeout.total_seconds()
+        self._resumption = Resumption(self._parts, self._ends)
+        has_begun = self._parts.generation >= 0
+        self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
         self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))
 
     def run(self) -> int:
@@ -59,10 +62,14 @@ class ElasticRun:
         parts.selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
         parts.selector.register(parts.server.events_fd, selectors.EVENT_READ, lambda: None)
         parts.server.start()
-        parts.log.publish("job", command=list(parts.job.command), num_proc=parts.job.num_proc)
+        if self._resumption.has_taken_over:
+            parts.log.publish("resumed", generation=parts.generation, workers=[each.number for each in parts.workers])
+        else:
+            parts.log.publish("job", command=list(parts.job.command), num_proc=parts.job.num_proc)
         while not self._is_over():
             self._supply.discover()
             self._supply.fill()
+            self._resumption.keep()
             self._turn()
             self._watch()
             parts.output.show(running=len(parts.workers), state=self._status.summary)
@@ -112,10 +119,17 @@ class ElasticRun:
     def _welcome(self, index: int, facts: Message) -> None:
         parts = self._parts
         host = parts.hosts.by_index(index)
-        if host is not None:
+        if host is None:
+            parts.tell({"type": "end"}, index)  # nobody knows it any more
+        else:
+            is_back = host.is_awaited
             parts.hosts.came(host, facts)
             told = {"address": facts["address"], "cores": facts["cores"]}
             parts.log.publish("host_joined", host=host.name, index=index, **told)
+            if is_back:
+                self._resumption.welcome(host, facts)
+            if facts.get("terminating"):
+                self._terminate_host(index)
 
     def _hear_host(self, index: int, message: Message) -> None:
         parts, kind = self._parts, message["type"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unidist.launcher import Host
 
@@ -102,6 +103,31 @@ class Slots:
     def next_free(self, now: float) -> float | None:
         """Return when a slot that pauses may be used again; None if none pauses."""
         return min((slot.free_at for slot in self._slots if slot.worker is None and slot.free_at > now), default=None)
+
+    def snapshot(self) -> list[list[str | int | None]]:
+        """Return what is known of the slots that are or were used: host, number, worker, failures. Plain data."""
+        return [
+            [slot.host, slot.number, slot.worker, slot.failures]
+            for slot in self._slots
+            if slot.worker is not None or slot.failures
+        ]
+
+    def restore(self, kept: list[list[Any]]) -> None:
+        """Take over what `snapshot` returned, beside what was offered; pauses are over."""
+        known = {(slot.host, slot.number): slot for slot in self._slots}
+        for host, number, worker, failures in kept:
+            slot = known.get((str(host), int(number)))
+            if slot is None:  # not offered, or not yet
+                slot = Slot(str(host), int(number), is_gone=True)
+                self._slots.append(slot)
+            slot.worker, slot.failures = worker, int(failures)
+
+    def take(self, host: str, worker: int) -> None:
+        """Put a worker that runs into the first free slot of its host, if there is one."""
+        free = (slot for slot in self._slots if slot.host == host and slot.worker is None)
+        slot = next(free, None)
+        if slot is not None:
+            slot.worker = worker
 
     def slot_of(self, worker: int) -> Slot | None:
         """Return the slot of a worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unidist_launch.lines import Stream
@@ -56,6 +56,16 @@ class StartedWorkers:
         self._by_number[self._count] = worker
         self._count += 1
         return worker
+
+    @property
+    def count(self) -> int:
+        """How many there have been; the number of the next one."""
+        return self._count
+
+    def take_over(self, workers: Iterable[StartedWorker], count: int) -> None:
+        """Add workers that another launcher has started; numbers below `count` are not used again."""
+        self._by_number.update({worker.number: worker for worker in workers})
+        self._count = max([self._count, count, *(number + 1 for number in self._by_number)])
 
     def get(self, number: int) -> StartedWorker | None:
         """Return one by its number; None if it has ended."""

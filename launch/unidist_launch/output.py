@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from unidist.errors import ConfigurationError
 from unidist_launch.lines import Folder, LineSplitter, Stream
@@ -32,6 +33,7 @@ class Output:
         quiet: show standard output of rank 0 only (standard error of all), and no status.
         timestamps: see `Screen`.
         give_up: see `Screen`.
+        append: add to the files that are there, as another launcher has begun them.
 
     Raises:
         ConfigurationError: the files cannot be made.
@@ -45,6 +47,7 @@ class Output:
         quiet: bool,
         timestamps: bool = False,
         give_up: Callable[[], bool],
+        append: bool = False,
     ) -> None:
         self._num_ranks = num_ranks
         self._quiet = quiet
@@ -58,7 +61,7 @@ class Output:
         if quiet:
             for rank in range(1, num_ranks):
                 self._folder.close(rank, Stream.STDOUT)
-        self._files = {} if output_dir is None else _open_files(output_dir, num_ranks)
+        self._files = {} if output_dir is None else _open_files(output_dir, num_ranks, "ab" if append else "wb")
         self._listeners: list[Callable[[int, Stream, list[bytes]], None]] = []
         self.failures = self._screen.failures
         """Our own streams that can no longer be written to, and why."""
@@ -181,15 +184,16 @@ class Output:
             self.message(f"unidist: cannot write {file.name}: {exc}; the rest of it is on the screen only")
 
 
-def _open_files(folder: Path, num_ranks: int) -> dict[tuple[int, Stream], BinaryIO]:
+def _open_files(folder: Path, num_ranks: int, mode: str) -> dict[tuple[int, Stream], FileIO]:
     digits = len(str(num_ranks - 1))
-    files: dict[tuple[int, Stream], BinaryIO] = {}
+    files: dict[tuple[int, Stream], FileIO] = {}
     try:
         for rank in range(num_ranks):
             place = folder / f"rank.{rank:0{digits}d}"
             place.mkdir(parents=True, exist_ok=True)
             for stream in Stream:
-                files[rank, stream] = open(place / stream.name.lower(), "wb", buffering=0)  # noqa: SIM115 - closed by Output
+                path = place / stream.name.lower()
+                files[rank, stream] = FileIO(path, mode)
     except OSError as exc:
         for file in files.values():
             file.close()

@@ -9,7 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from unidist.control.connection import Address, Connection, ConnectionLost, format_address
+from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address, lost
 from unidist.control.wire import Message
 
 
@@ -32,7 +32,11 @@ def connect(address: Address, secret: bytes, *, timeout: float) -> Connection:
     except TimeoutError:
         raise
     except OSError as exc:
-        raise ConnectionLost(f"{format_address(address)}: {exc.strerror or exc}") from exc
+        raise lost(format_address(address), exc) from exc
+    if sock.getsockname() == sock.getpeername():
+        # Nobody listens, and the kernel happened to give this end the very port that it asks for.
+        sock.close()
+        raise ConnectionClosed(f"{format_address(address)}: nobody listens there")
     connection = Connection(sock, secret, is_server=False)
     try:
         while not connection.is_open or connection.pending_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 
@@ -13,11 +14,16 @@ Address = tuple[str, int]
 
 _READ_BYTES = 1 << 18
 _MAX_READS = 16
+_CLOSED = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5))
 
 
 class ConnectionLost(UnidistError):
     """The other end closed the connection, or cannot be reached any more; says why."""
+
+
+class ConnectionClosed(ConnectionLost):
+    """The other end's machine is there, and says that nobody holds the connection there any more."""
 
 
 class Connection:
@@ -77,7 +83,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as exc:
-            raise ConnectionLost(f"{self.peer}: {exc.strerror or exc}") from exc
+            raise lost(self.peer, exc) from exc
 
     def receive(self) -> Sequence[Message]:
         """Return the messages that have come, without waiting. Call it again while the socket is readable.
@@ -95,11 +101,11 @@ class Connection:
             except OSError as exc:
                 if messages:
                     break  # these count first; the next call raises
-                raise ConnectionLost(f"{self.peer}: {exc.strerror or exc}") from exc
+                raise lost(self.peer, exc) from exc
             if not data:
                 if messages:
                     break
-                raise ConnectionLost(f"{self.peer} closed the connection")
+                raise ConnectionClosed(f"{self.peer} closed the connection")
             try:
                 messages += self._wire.receive(data)
             except ValueError as exc:  # json
@@ -120,6 +126,12 @@ class Connection:
 
     def _collect(self) -> None:
         self._pending += self._wire.take_output()
+
+
+def lost(peer: str, error: OSError) -> ConnectionLost:
+    """Return what an error of a socket means: whether the other end's machine is still there."""
+    kind = ConnectionClosed if error.errno in _CLOSED else ConnectionLost
+    return kind(f"{peer}: {error.strerror or error}")
 
 
 def format_address(address: Sequence[object]) -> str:

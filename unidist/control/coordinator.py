@@ -85,6 +85,16 @@ class Coordinator(Service):
         self._ranks: dict[int, _Rank] = {}
         self._meetings: dict[int, Meeting] = {}
 
+    @property
+    def num_agents(self) -> int:
+        """How many agents are there. From any thread."""
+        return len(self._agents)
+
+    @property
+    def num_expected(self) -> int:
+        """How many agents may come, or have come."""
+        return self._num_hosts
+
     # What the launcher asks for, in the server's thread.
 
     def tell(self, message: Message, hosts: Iterable[int] | None = None) -> Iterator[Action]:

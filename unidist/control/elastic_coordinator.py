@@ -150,7 +150,7 @@ class ElasticCoordinator(Coordinator):
         elif peer in self._dismissed:
             return  # its goodbye, and the beats on the way there
         elif message["type"] == "worker":
-            yield from self._welcome(peer, int(message["worker"]), now)
+            yield from self._welcome(peer, message, now)
         else:
             yield from super().received(peer, message, now)
 
@@ -181,12 +181,17 @@ class ElasticCoordinator(Coordinator):
             yield from self._give_up_stalled(now)
         yield from self._advance(now)
 
-    def _welcome(self, peer: int, number: int, now: float) -> Iterator[Action]:
+    def _welcome(self, peer: int, message: Message, now: float) -> Iterator[Action]:
+        number = int(message["worker"])
         worker = self.membership.workers.get(number)
         if worker is None or number in self._peers or worker.phase is not Phase.STARTING:
             yield Send(peer, refusal(f"worker {number} is not awaited: it was taken for lost, or has come before"))
             yield Drop(peer, f"worker {number}, which is not awaited")
             return
+        yield from self._admit(peer, number, now)
+
+    def _admit(self, peer: int, number: int, now: float) -> Iterator[Action]:
+        """Take a worker's connection into the tables."""
         self._links[peer] = _Link(number, heard=now)
         self._peers[number] = peer
         seconds = min(self._silence / BEATS_PER_LIMIT, 1.0)
@@ -214,6 +219,9 @@ class ElasticCoordinator(Coordinator):
     def _take_back(self, worker: Worker, message: Message, now: float) -> Iterator[Action]:
         was_member = worker.phase is Phase.MEMBER and int(message["generation"]) == self.generation
         is_new = worker.rank is None
+        if worker.phase is Phase.MEMBER and not was_member:
+            # Its place in this generation never reached it, so the others wait for it in vain.
+            yield from self._end_world(f"rank {worker.rank} has not heard of generation {self.generation}", ())
         self.membership.ready(worker.number, int(message["progress"]), now)
         if is_new:
             yield Publish(Happened("joined", {"worker": worker.number, "host": worker.host}))
@@ -342,6 +350,10 @@ class ElasticCoordinator(Coordinator):
     def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
         host = self._agents[peer].host
         yield from super()._lose_host(peer, reason)
+        yield from self._lose_workers(host, reason)
+
+    def _lose_workers(self, host: int, reason: str) -> Iterator[Action]:
+        """The workers of a host are gone with it."""
         for worker in [worker for worker in self.membership.workers.values() if worker.host == host]:
             self.membership.remove(worker.number)
             gone = self._forget(worker.number)

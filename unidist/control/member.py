@@ -44,7 +44,12 @@ class Member:
         self.assignment: Assignment | None = None
         """The generation that it is in; None while it is alone."""
         self.link = WorkerLink(
-            place.server, place.secret, place.worker, timeout=timedelta(seconds=60), on_ended=self._interrupt
+            place.server,
+            place.secret,
+            place.worker,
+            timeout=timedelta(seconds=60),
+            on_ended=self._interrupt,
+            orphan_timeout=place.orphan_timeout,
         )
         if self.link.is_first:
             self.assignment = self.link.next_world(NO_STATE, reason="", timeout=place.timeout)

@@ -10,8 +10,9 @@ The state that counts is that of the member which has committed most: it becomes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
+from typing import Any
 
 from unidist.topology import Topology
 
@@ -93,6 +94,8 @@ class Membership:
         self._max_num = max_num
         self.has_begun = False
         """There was a world already."""
+        self.version = 0
+        """Grows with every change of a worker."""
 
     @property
     def members(self) -> list[Worker]:
@@ -112,23 +115,28 @@ class Membership:
     def expect(self, number: int, host: int) -> None:
         """A worker is about to be started."""
         self.workers[number] = Worker(number, host)
+        self.version += 1
 
     def ready(self, number: int, progress: int, now: float) -> None:
         """A worker waits for the next world from now on."""
         worker = self.workers[number]
         worker.phase, worker.progress, worker.since = Phase.WAITING, progress, now
+        self.version += 1
 
     def detach(self, number: int) -> None:
         """A worker has left the world in good order."""
         self.workers[number].phase = Phase.DETACHED
+        self.version += 1
 
     def leave(self, number: int) -> None:
         """A worker shall not be in the next world."""
         if number in self.workers:
             self.workers[number].is_leaving = True
+            self.version += 1
 
     def remove(self, number: int) -> Worker | None:
         """A worker is gone; returns what it was, None if it is not known any more."""
+        self.version += 1
         return self.workers.pop(number, None)
 
     def wants_change(self, now: float) -> bool:
@@ -165,11 +173,37 @@ class Membership:
         ordered = sorted(chosen, key=lambda w: (w.host != first.host, w.host, w is not first, *_by_seniority(w)))
         needs_sync = after_loss or not self.has_begun or any(worker.progress != progress for worker in chosen)
         self.has_begun = True
+        self.version += 1
         places = _places(ordered)
         for worker in ordered:
             worker.phase, worker.rank, worker.generation = Phase.MEMBER, places[worker.number].rank, generation
         dismissed = [worker.number for worker in self.waiting if worker.is_leaving]
         return World(places, max(progress, 0), needs_sync, tuple(dismissed))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what another process needs to go on from here; plain data. Times are left out."""
+        workers = [{**asdict(worker), "phase": worker.phase.name} for worker in self.workers.values()]
+        for fields in workers:
+            del fields["since"]
+        return {
+            "workers": workers,
+            "is_finishing": self.is_finishing,
+            "accepts_fewer": self.accepts_fewer,
+            "has_begun": self.has_begun,
+        }
+
+    def restore(self, kept: dict[str, Any], now: float) -> None:
+        """Take over what `snapshot` returned; who waited then has waited since `now`.
+
+        Raises:
+            KeyError: something is missing; so do TypeError and ValueError: it is something else.
+        """
+        workers = [Worker(**{**fields, "phase": Phase[fields["phase"]]}, since=now) for fields in kept["workers"]]
+        self.workers = {worker.number: worker for worker in workers}
+        self.is_finishing = bool(kept["is_finishing"])
+        self.accepts_fewer = bool(kept["accepts_fewer"])
+        self.has_begun = bool(kept["has_begun"])
+        self.version += 1
 
     def _chosen(self) -> list[Worker]:
         """Return who would be in the next world: those that were in the last one go first."""

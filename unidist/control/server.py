@@ -50,13 +50,24 @@ class ControlServer:
         secret: the job's secret.
         host: address of an own interface to listen on; default: all.
         port: to listen on; default: one that is free.
+        before_acting: called by the server's thread when the service has decided something, before anything of it is
+            done: what others are told can be kept first. Must not raise.
 
     Raises:
         OSError: the address cannot be listened on.
     """
 
-    def __init__(self, service: Service, secret: bytes, *, host: str = "", port: int = 0) -> None:
+    def __init__(
+        self,
+        service: Service,
+        secret: bytes,
+        *,
+        host: str = "",
+        port: int = 0,
+        before_acting: Callable[[], None] | None = None,
+    ) -> None:
         self._service = service
+        self._before_acting = before_acting
         self._secret = secret
         self._listener = _listen(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -208,7 +219,10 @@ class ControlServer:
             self._end(self._strangers.popleft(), "too many connections that have proved nothing")
 
     def _do(self, actions: Iterable[Action]) -> None:
-        for action in list(actions):  # the service is done with its state before anything comes back to it
+        decided = list(actions)  # the service is done with its state before anything comes back to it
+        if self._before_acting is not None:
+            self._before_acting()
+        for action in decided:
             if isinstance(action, Publish):
                 self._events.append(action.event)
                 with contextlib.suppress(BlockingIOError):

@@ -2,6 +2,10 @@
 
 The thread beats, so that a process that stands still is noticed, and hears at once when a generation ends, whatever
 the script is doing at that moment.
+
+Where the coordinator may come back (`orphan_timeout`), a connection that ends is made anew, behind the script's back:
+training goes on meanwhile, and who waits for the next world waits on. What may have been lost on its way is told again
+in the first message; `unidist.control.resumable_coordinator` says how.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from unidist.topology import Topology
 _log = logging.getLogger("unidist.elastic")
 
 _GOODBYE_SEC = 1.0
+_RETRY_SEC = 0.2
+_ATTEMPT_SEC = 10.0
 
 
 class DismissedError(PeerLostError):
@@ -59,6 +65,7 @@ class WorkerLink:
         worker: this worker's number.
         timeout: longest time for connecting.
         on_ended: called by the link's own thread when the present generation ends, with the reason.
+        orphan_timeout: how long a coordinator that is gone is looked for before the job is given up.
 
     Attributes:
         is_first: this worker is to be in the first world of the job.
@@ -72,9 +79,18 @@ class WorkerLink:
     """
 
     def __init__(
-        self, address: Address, secret: bytes, worker: int, *, timeout: timedelta, on_ended: Callable[[str], None]
+        self,
+        address: Address,
+        secret: bytes,
+        worker: int,
+        *,
+        timeout: timedelta,
+        on_ended: Callable[[str], None],
+        orphan_timeout: timedelta = timedelta(0),
     ) -> None:
         self.worker = worker
+        self._address, self._secret = address, secret
+        self._orphan_sec = orphan_timeout.total_seconds()
         self.change_is_wanted = False
         self.leaving_workers: frozenset[int] = frozenset()
         self.pace = Pace()
@@ -84,6 +100,9 @@ class WorkerLink:
         self._generation = -1
         self._ended = ""
         self._lost = ""
+        self._unanswered: Message | None = None  # the `ready` that waits for its answer
+        self._gives_up = ""
+        self._is_leaving = self._is_detached = self._is_welcome = False
         self._outbox: deque[Message] = deque()
         self._inbox: deque[Message] = deque()
         self._arrived = threading.Condition()
@@ -92,10 +111,15 @@ class WorkerLink:
         try:
             self._connection = connect(address, secret, timeout=timeout.total_seconds())
         except (ConnectionLost, WireError, TimeoutError) as exc:
-            self._close_pipe()
-            raise PeerLostError(f"worker {worker} cannot use {self._where}: {exc}. Has the launcher ended?") from exc
+            found = self._look_for_coordinator()
+            if found is None:
+                self._close_pipe()
+                raise PeerLostError(
+                    f"worker {worker} cannot use {self._where}: {exc}. Has the launcher ended?"
+                ) from exc
+            self._connection = found
         self._beat_sec = 1.0
-        self._outbox.append({"type": "worker", "worker": worker, "pid": os.getpid()})  # before any beat
+        self._outbox.append(self._introduction())  # before any beat
         self._thread = threading.Thread(target=self._run, name="unidist-worker", daemon=True)
         self._thread.start()
         welcome = self._receive("welcome", timeout)
@@ -119,7 +143,15 @@ class WorkerLink:
             PeerLostError: the coordinator is gone.
             StalledError: no generation has formed in time.
         """
-        self._send({"type": "ready", "generation": self._generation, "progress": progress, "reason": reason})
+        with self._arrived:
+            self._unanswered = {
+                "type": "ready",
+                "generation": self._generation,
+                "progress": progress,
+                "reason": reason,
+            }
+            self._outbox.append(self._unanswered)
+        self._wake()
         message = self._receive("assign", timeout)
         return Assignment(
             int(message["generation"]),
@@ -131,11 +163,16 @@ class WorkerLink:
     def leaving(self) -> None:
         """Ask to be let go at the next commit. Also from a signal handler."""
         self.leaving_workers |= {self.worker}
-        self._send({"type": "leaving"})
+        with self._arrived:
+            self._is_leaving = True
+            self._outbox.append({"type": "leaving"})
+        self._wake()
 
     def give_up(self, reason: str) -> None:
         """Ask the launcher to end the job: no rank can go on, and no other process could."""
-        self._outbox.append({"type": "give_up", "reason": reason})
+        with self._arrived:
+            self._gives_up = reason
+            self._outbox.append({"type": "give_up", "reason": reason})
         self._wake()
 
     @property
@@ -152,7 +189,9 @@ class WorkerLink:
         """Say goodbye, end the thread and close the connection. Idempotent."""
         if self._closing:
             return
-        self._send({"type": "detached"})
+        with self._arrived:
+            self._is_detached = True
+            self._outbox.append({"type": "detached"})
         self._closing = True
         self._wake()
         self._thread.join(_GOODBYE_SEC + 1.0)
@@ -168,19 +207,30 @@ class WorkerLink:
     # The thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+            while not self._closing and not self._lost:  # the coordinator is gone
+                if self._come_back():
+                    self._serve()
+        except OSError:
+            if not self._closing:
+                raise
+
+    def _serve(self) -> None:
+        """Send and receive until this end closes or the coordinator is gone."""
         beat_at = time.monotonic()
         try:
-            while not self._closing:
+            while not self._closing and not self._lost:
                 now = time.monotonic()
                 if now >= beat_at:
                     beat_at = now + self._beat_sec
                     self._outbox.append({"type": "beat", "steps": self._steps, "pace": self.pace.as_fields()})
                 self._turn(max(0.0, beat_at - now))
-            deadline = time.monotonic() + _GOODBYE_SEC
+            deadline = time.monotonic() + (_GOODBYE_SEC if self._closing else 0.0)
             while (self._outbox or self._connection.pending_bytes) and time.monotonic() < deadline:
                 self._turn(0.05)
         except (ConnectionLost, WireError, OSError) as exc:
-            if not self._closing:
+            if not self._closing and not self._orphan_sec:
                 self._lose(f"worker {self.worker} lost {self._where}: {exc}")
 
     def _turn(self, seconds: float) -> None:
@@ -200,7 +250,14 @@ class WorkerLink:
 
     def _take(self, message: Message) -> None:
         kind = message["type"]
-        if kind == "ended":
+        if kind == "welcome" and self._is_welcome:
+            return  # it has come back
+        self._is_welcome = self._is_welcome or kind == "welcome"
+        if kind == "failed":
+            if not self._is_welcome:
+                self._inbox.append(message)  # the script's thread waits for an answer
+            self._lose(str(message["text"]))
+        elif kind == "ended":
             if int(message["generation"]) == self._generation and not self._ended:
                 self._end(str(message["text"]))
         elif kind == "change":
@@ -208,14 +265,59 @@ class WorkerLink:
                 self.leaving_workers |= set(message["leaving"])
                 self.change_is_wanted = True
         else:
-            if kind == "assign":
-                # Before the next message is looked at: it may say that this generation has ended already.
-                self._generation = int(message["generation"])
-                self._ended = ""
-                self.change_is_wanted = False
             with self._arrived:
+                if kind == "assign":
+                    # Before the next message is looked at: it may say that this generation has ended already.
+                    self._generation = int(message["generation"])
+                    self._ended = ""
+                    self.change_is_wanted = False
+                    self._unanswered = None
                 self._inbox.append(message)
                 self._arrived.notify_all()
+
+    def _come_back(self) -> bool:
+        """Find the coordinator again and tell it how things stand; lose it for good if it does not come back."""
+        since = time.monotonic()
+        self._connection.close()
+        found = self._look_for_coordinator()
+        if found is not None:
+            with self._arrived:  # what waits to be sent is in the introduction, and must not follow it
+                self._connection = found
+                self._outbox.clear()
+                self._outbox.append(self._introduction())
+            _log.info("worker %d found %s again after %.1f s", self.worker, self._where, time.monotonic() - since)
+            return True
+        if not self._closing:
+            self._lose(f"worker {self.worker} lost {self._where}, and did not find it for {self._orphan_sec:g} seconds")
+        return False
+
+    def _look_for_coordinator(self) -> Connection | None:
+        """Return a new connection; None if there is none within the orphan timeout, or this end closes."""
+        deadline = time.monotonic() + self._orphan_sec
+        while not self._closing and (remaining := deadline - time.monotonic()) > 0:
+            try:
+                return connect(self._address, self._secret, timeout=min(_ATTEMPT_SEC, remaining))
+            except (ConnectionLost, WireError, TimeoutError):
+                self._sleep(_RETRY_SEC)
+        return None
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait; this end's closing wakes it."""
+        if select.select([self._wake_read], [], [], seconds)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+
+    def _introduction(self) -> Message:
+        return {
+            "type": "worker",
+            "worker": self.worker,
+            "pid": os.getpid(),
+            "generation": self._generation,
+            "waits": self._unanswered,
+            "leaving": self._is_leaving,
+            "gives_up": self._gives_up,
+            "detached": self._is_detached,
+        }
 
     def _end(self, text: str) -> None:
         self._ended = text
@@ -228,10 +330,6 @@ class WorkerLink:
         self._end(text)
 
     # The script's side
-
-    def _send(self, message: Message) -> None:
-        self._outbox.append(message)
-        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):

@@ -17,6 +17,7 @@ class WorkerPlace:
         job_key: equal on all workers of this host.
         secret: the job's secret.
         timeout: longest wait for a generation that takes this process in.
+        orphan_timeout: how long a coordinator that is gone may take to come back; 0: it does not.
     """
 
     worker: int
@@ -25,3 +26,4 @@ class WorkerPlace:
     job_key: str
     secret: bytes
     timeout: timedelta
+    orphan_timeout: timedelta = timedelta(0)

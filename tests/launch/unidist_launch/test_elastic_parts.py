@@ -28,6 +28,8 @@ NONE = {
     "blacklist_cooldown_range": (),
     "step_timeout": None,
     "event_log": None,
+    "state_dir": None,
+    "orphan_timeout": None,
     "status_port": None,
     "status_address": None,
     "status_token_file": None,
@@ -145,6 +147,7 @@ def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:
         ({"max_np": 1}, (), "-np lies between"),
         ({"min_np": 1, "blacklist_cooldown_range": (5.0, 1.0)}, (), "MIN is above MAX"),
         ({"host_discovery_script": "x"}, (Host("h", 1),), "leave -H and --hostfile out"),
+        ({"min_np": 1, "orphan_timeout": 5.0}, (), "give --state-dir too"),
     ],
 )
 def test_contradictions_are_refused(changed: dict[str, object], hosts: tuple[Host, ...], message: str) -> None:

@@ -36,23 +36,38 @@ def ended_rank(job: ElasticJob) -> list[int]:
     return [event["rank"] for event in job.events("lost")]
 
 
+def stop_when_full(command: Command, job: ElasticJob, size: int) -> None:
+    """End the job by its script once the world has this size again."""
+
+    def is_full() -> bool:
+        sizes = [event["world_size"] for event in job.events("generation")]
+        return len(sizes) > 2 and sizes[-1] == size
+
+    assert command.wait_until(is_full, 60), job.lines
+    (command.folder / "stop").touch()
+
+
 @pytest.mark.parametrize(("size", "victim"), [(3, 1), (4, 0)])
-def test_survivors_of_a_kill_keep_their_process_and_lose_nothing(start: Start, size: int, victim: int) -> None:
-    with start("-np", str(size), "--min-np", "2", steps=120) as job:
+def test_survivors_of_a_kill_keep_their_process_and_lose_nothing(
+    start: Start, command: Command, size: int, victim: int
+) -> None:
+    with start("-np", str(size), "--min-np", "2", steps=1_000_000) as job:
         pids = {job.pid(rank, size) for rank in range(size)}
         job.wait_for(r"step 20 .*")
         killed = job.pid(victim, size)
         os.kill(killed, signal.SIGKILL)
+        stop_when_full(command, job, size)
         assert job.end() == 0, job.lines
-    assert job.totals() == {total(120)}
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
     assert pids - {killed} <= job.survivors()
     assert len(job.survivors()) == size  # one came in its place
     assert ended_rank(job) == [victim]
     assert [event["world_size"] for event in job.events("generation")] == [size, size - 1, size]
 
 
-def test_two_that_are_killed_one_during_the_reform_are_both_replaced(start: Start) -> None:
-    with start("-np", "4", "--min-np", "1", steps=150) as job:
+def test_two_that_are_killed_one_during_the_reform_are_both_replaced(start: Start, command: Command) -> None:
+    with start("-np", "4", "--min-np", "1", steps=1_000_000) as job:
         pids = [job.pid(rank, 4) for rank in range(4)]
         job.wait_for(r"step 20 .*")
         os.kill(pids[1], signal.SIGKILL)
@@ -60,8 +75,10 @@ def test_two_that_are_killed_one_during_the_reform_are_both_replaced(start: Star
         while not job.events("ended") and time.monotonic() < deadline:
             time.sleep(0.001)
         os.kill(pids[0], signal.SIGKILL)
+        stop_when_full(command, job, 4)
         assert job.end() == 0, job.lines
-    assert job.totals() == {total(150)}
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
     assert {pids[2], pids[3]} <= job.survivors()
     assert len(job.survivors()) == 4
 
