@@ -18,6 +18,7 @@ from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation
 from unidist_torch.adasum_optimizer import bind_adasum
 from unidist_torch.compression import Compression
+from unidist_torch.deferred import prepare_deferred, refuse_deferred
 from unidist_torch.divided_model import follow_model, prepare_to_divide
 from unidist_torch.framework import TorchFramework
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -71,6 +72,7 @@ def spread(
     check_plain(optimizer)
     _check_owned(optimizer, framework.parameters(model))
     divided = bool(plan.model_axes)
+    deferred = prepare_deferred(model, plan)
     if divided:
         prepare_to_divide(model, optimizer, runtime)
     model = prepared_model(model, plan, runtime)
@@ -83,7 +85,8 @@ def spread(
     for item in plan.strategies:
         item.attach(model, update, framework)
     if not divided:
-        broadcast_parameters(framework.model_state(model), root_rank=0)
+        if not deferred:  # then all ranks have the same values already
+            broadcast_parameters(framework.model_state(model), root_rank=0)
         if runtime.topology.world_size > 1:
             broadcast_optimizer_state(optimizer, root_rank=0)
     return model
@@ -144,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
     )
     check_passes(backward_passes_per_step)
+    refuse_deferred(parameter for group in optimizer.param_groups for parameter in group["params"])
     names = names_of(optimizer, named_parameters)
     if op not in (Average, Sum, Adasum):
         raise UsageError(f"DistributedOptimizer computes Average, Sum or Adasum, not {Op(op).name}")

@@ -63,6 +63,7 @@ def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
     shared = shared_model_of(parameters)
     if isinstance(shared, SharedModel):
         shared.add_rest(update)
+        shared.initialize()
         return
     exchange = update.exchanges[0]
     assert isinstance(exchange, ReduceScatterExchange)

@@ -9,6 +9,7 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.communicator import Work
+from unidist_torch.deferred import BUILT_AS
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 from unidist_torch.parameters import shaped
 from unidist_zero._lanes import Lane
@@ -18,6 +19,7 @@ from unidist_zero._partition import Piece, ShardedBucket
 class Presence(Enum):
     """What of a bucket there is beside the shard."""
 
+    EMPTY = "empty"  # nothing, and the shard means nothing either: the model was built without memory
     WHOLE = "whole"  # all of it, and it is what counts: the shard was not taken of it yet
     GATHERED = "gathered"  # all of it, a copy of the shards
     ABSENT = "absent"
@@ -36,6 +38,7 @@ class GatheredBucket:
         parameters: by the numbers that the slots have. They get their values in the bucket's memory.
         lane: whose ranks share.
         shard: `(cut.counts[rank],)` elements, that stay.
+        is_empty: the parameters, or some of them, have no values yet; `fill` is called before anything else.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class GatheredBucket:
         parameters: Mapping[int, torch.Tensor],
         lane: Lane,
         shard: Buffer,
+        *,
+        is_empty: bool = False,
     ) -> None:
         self.number = number
         self.cut = cut
@@ -54,20 +59,21 @@ class GatheredBucket:
         self.shard = shard
         self._own = tensor_of(shard)
         some = next(iter(parameters.values()))
-        self._flat = torch.zeros(cut.count, dtype=TORCH_DTYPES[cut.dtype], device=some.device)
+        self._flat = torch.empty(cut.count, dtype=TORCH_DTYPES[cut.dtype], device=some.device)
         self._storage = self._flat.untyped_storage()
         self._nbytes = self._storage.nbytes()
         nothing = torch.full((), float("nan"), dtype=self._flat.dtype, device=some.device)
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        with torch.no_grad():
-            for slot in cut.slots:
-                parameter = parameters[slot.parameter]
-                view = shaped(self._flat[slot.offset : slot.offset + slot.count], parameter)
-                view.copy_(parameter)
-                parameter.data = view
-                self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
-        self.presence = Presence.WHOLE
+        for slot in cut.slots:
+            parameter = parameters[slot.parameter]
+            view = shaped(self._flat[slot.offset : slot.offset + slot.count], parameter)
+            self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
+        self.presence = Presence.EMPTY
         self._work: Work | None = None
+        if is_empty:
+            self._storage.resize_(0)
+        else:
+            self.fill()
 
     @property
     def nbytes_held(self) -> int:
@@ -94,6 +100,20 @@ class GatheredBucket:
     def is_row_major(self, number: int) -> bool:
         """Say whether a parameter's memory is in the order of its dims."""
         return self._places[number][1].is_contiguous()
+
+    def fill(self) -> None:
+        """Give the parameters their place in the bucket's memory, with the values that they have.
+
+        Those that have none yet (`unidist_torch.deferred`) become NaN, where their type has it.
+        """
+        assert self.presence is Presence.EMPTY
+        self._storage.resize_(self._nbytes)
+        with torch.no_grad():
+            self._flat.zero_()
+            for parameter, view, nothing in self._places.values():
+                view.copy_(nothing if hasattr(parameter, BUILT_AS) else parameter)
+                parameter.data = view
+        self.presence = Presence.WHOLE
 
     def start(self) -> None:
         """Start to gather, if the bucket is absent."""

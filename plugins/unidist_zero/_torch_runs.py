@@ -14,6 +14,8 @@ from unidist_zero._torch_offload import FileMemory
 
 State = dict[str, Any]
 
+_PART = 1 << 20  # elements
+
 
 class RunTensor:
     """One run as a leaf that an optimizer can hold.
@@ -49,7 +51,7 @@ class RunTensor:
         self.form = form
         self.master = master
         self._files = files
-        base = self.flat if master is None else self._master_copy(master)
+        base = self._base = self.flat if master is None else self._master_copy(master)
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
     @property
@@ -79,10 +81,11 @@ class RunTensor:
         """Bring to the master copy what somebody has written to the parameters: a checkpoint, `load_state_dict`."""
         if self.master is None:
             return
-        leaf, current = self.leaf.detach(), self._formed(self.flat)
-        changed = leaf.to(current.dtype) != current
-        if changed.any():
-            leaf[changed] = current[changed].to(leaf.dtype)
+        # In small parts: what is computed on the way takes memory too.
+        for kept, current in zip(torch.split(self._base, _PART), torch.split(self.flat, _PART), strict=True):
+            changed = kept.to(current.dtype) != current
+            if changed.any():
+                kept.copy_(torch.where(changed, current.to(kept.dtype), kept))
 
     def is_slot(self, value: Any) -> bool:
         """Say whether a part of the optimizer's state has an element for each of the leaf's."""
@@ -123,7 +126,9 @@ class RunTensor:
 
 
 def form_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the parameter's shape and memory order, without memory."""
+    """Return a tensor of the parameter's shape and memory order, or that of its dims if it has gaps, without memory."""
+    if not is_dense(parameter):
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
 
 

@@ -23,6 +23,7 @@ from unidist_torch.memory import dtype_of, memory_kind
 from unidist_zero._lanes import Lane, allocate
 from unidist_zero._partition import Partition, Piece
 from unidist_zero._partition import partition as cut
+from unidist_zero._torch_deferred import DeferredModel, has_deferred
 from unidist_zero._torch_gathered import GatheredBucket
 from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_units import Unit, Units
@@ -46,10 +47,11 @@ class SharedModel(HasKeptState, GathersParameters):
     """
 
     def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
-        self.units = Units(model, patterns, num_ahead=num_ahead)
         self._model = model
         self._quiet = False
         self._lanes: dict[str, Lane] = {}
+        self._deferred = DeferredModel(model) if has_deferred(model) else None
+        self.units = Units(model, patterns, num_ahead=num_ahead)
         for parameter in model.parameters():
             setattr(parameter, UNIT, self)
         hooked: Any = (
@@ -90,7 +92,8 @@ class SharedModel(HasKeptState, GathersParameters):
             nbytes = bucket.counts[rank] * bucket.dtype.itemsize
             shard = allocate(framework, lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
-            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard))
+            is_empty = self._deferred is not None
+            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard, is_empty=is_empty))
             unit = self._unit_of(own.values())
             unit.buckets.append(made[-1])
         return made
@@ -129,6 +132,12 @@ class SharedModel(HasKeptState, GathersParameters):
         lanes = self.lanes_for(exchange)
         divided = cut(layouts, exchange.partition.num_shards)
         self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
+
+    def initialize(self) -> None:
+        """Give a model that was built without memory its values, when all its parameters are shared out. Collective."""
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            deferred.initialize(self.units)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -47,6 +47,16 @@ class Unit:
         for bucket in self.buckets:
             bucket.start()
 
+    def fill(self) -> None:
+        """Give parameters of a model that was built without memory their place, see `GatheredBucket.fill`."""
+        for bucket in self.buckets:
+            bucket.fill()
+
+    def let_write(self) -> None:
+        """Gather; what is written from now on, alike on every rank, counts."""
+        for bucket in self.buckets:
+            bucket.let_write()
+
     def gather(self) -> None:
         """Return when all parameters have their values."""
         self.start()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unidist.buckets import plan_buckets
 from unidist.buffer import HOST
+from unidist.deferred import InitializesModels
 from unidist.errors import ConfigurationError
 from unidist.estimating.interface import EstimatesMemory
 from unidist.estimating.sharding import sharded
@@ -39,7 +40,7 @@ _NOT_ASKED = (None, "auto", "false")
 
 
 @dataclass(frozen=True)
-class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStepTime):
+class Zero(Strategy, GradientOwner, ShardsUpdates, InitializesModels, EstimatesMemory, PredictsStepTime):
     """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
 
     Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
@@ -158,6 +159,11 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, EstimatesMemory, PredictsStep
     @property
     def changes_model(self) -> bool:
         """See `Strategy.changes_model`: at stage 3."""
+        return self.stage == 3
+
+    @property
+    def initializes(self) -> bool:
+        """See `InitializesModels.initializes`: at stage 3."""
         return self.stage == 3
 
     def partition(self, model: Any, context: Context) -> Any:

@@ -1,0 +1,30 @@
+"""Models that are built without memory, and how they get their values. Imports no framework until it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def init_with(model: Any, function: Callable[[Any], Any] | None) -> None:
+    """Say how a model of PyTorch that was built on the `meta` device gets its values, when `zero=3` divides it.
+
+        with torch.device("meta"):
+            model = GPT(config)
+        unidist_zero.init_with(model, model._init_weights)
+        model, optimizer = ud.distribute(model, torch.optim.AdamW(model.parameters()))
+
+    Called before `distribute`, on every rank alike. Without it each module's `reset_parameters` gives the values.
+
+    Args:
+        model: on the `meta` device.
+        function: takes each module, children first, after all have run their `reset_parameters`, as
+            `model.apply(function)` would; writes in place, to parameters and buffers of that module or those in it.
+            None: the values are loaded later (`ud.load`), and nothing is initialised; until then they are NaN.
+
+    Raises:
+        UsageError: the model has its values already.
+    """
+    from unidist_zero._torch_deferred import init_with as bind
+
+    bind(model, function)
