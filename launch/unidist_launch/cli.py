@@ -16,6 +16,7 @@ from unidist.plugins import PluginManager
 
 _OWN = {
     "launch": "unidist_launch.launch_command:launch",
+    "top": "unidist_launch.top_command:top",
     "doctor": "unidist_launch.doctor_command:doctor",
     "plugins": "unidist_launch.plugins_command:plugins",
     "estimate": "unidist_launch.estimate_command:estimate",

@@ -29,6 +29,7 @@ class _Worker:
 
     number: int
     host: int
+    host_name: str
     seat: int = -1
     pid: int = 0
     rank: int | None = None
@@ -211,13 +212,12 @@ class JobStatus:
     def _worker_fields(self, worker: _Worker, now: float) -> Fields:
         times = worker.window.times()
         report = worker.window.last
-        host = self._hosts.get(worker.host)
         state = "leaving" if worker.is_asked_to_leave and worker.state == "training" else worker.state
         return {
             "rank": worker.rank,
             "worker": worker.number,
             "seat": worker.seat,
-            "host": host.name if host is not None else "?",
+            "host": worker.host_name,
             "pid": worker.pid,
             "state": state,
             "commits": None if report is None else report.progress,
@@ -246,7 +246,9 @@ class JobStatus:
     # Events, by name
 
     def _on_host_joined(self, fields: Fields, now: float) -> None:
-        self._hosts[int(fields["index"])] = _Host(fields["host"], fields["address"], int(fields["cores"]))
+        name = fields["host"]
+        self._hosts = {index: host for index, host in self._hosts.items() if host.name != name}  # its earlier agents
+        self._hosts[int(fields["index"])] = _Host(name, fields["address"], int(fields["cores"]))
 
     def _on_host_lost(self, fields: Fields, now: float) -> None:
         self._set_host(fields["host"], "lost")
@@ -255,16 +257,15 @@ class JobStatus:
         self._set_host(fields["host"], "leaving")
 
     def _set_host(self, name: str, state: str) -> None:
-        for index, host in list(self._hosts.items()):
-            if host.name != name:
-                continue
-            if host.state == "lost" and state == "lost":  # an earlier agent of the same host: once is enough
-                del self._hosts[index]
-            host.state = state
+        for host in self._hosts.values():
+            if host.name == name:
+                host.state = state
 
     def _on_started(self, fields: Fields, now: float) -> None:
         number = int(fields["worker"])
-        self._workers[number] = _Worker(number, int(fields["host"]))
+        index = int(fields["host"])
+        host = self._hosts.get(index)
+        self._workers[number] = _Worker(number, index, host.name if host is not None else "?")
 
     def _on_process(self, fields: Fields, now: float) -> None:
         worker = self._workers.get(int(fields["worker"]))

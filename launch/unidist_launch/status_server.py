@@ -42,7 +42,7 @@ TOTAL_SEC = 15.0
 """... and longest time for a request as a whole, answer included."""
 MAX_REQUEST_BYTES = 16 << 10
 
-_POLL_SEC = 0.25
+_POLL_SEC = 0.1
 _log = logging.getLogger("unidist.status")
 
 
