@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, Work
 from unidist.errors import UsageError
 from unidist.gradients import AllReduceExchange, RoundResult
 from unidist.testing import RecordingCommunicator, ThreadWorld
+from unidist.timeline import Recorder
 
 R = TypeVar("R")
 PARAMETERS = [
@@ -177,3 +179,50 @@ def test_close_closes_the_communicator() -> None:
             communicator.send(Buffer.allocate(1, DType.INT8), to=0)
 
     on_ranks(1, main)
+
+
+class Clock:
+    """Stands for the module `time`: time passes when a test says so."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class LateCommunicator(RecordingCommunicator):
+    """Every operation is complete 3 seconds after it is waited for."""
+
+    clock: Clock
+
+    def allreduce(self, *arguments: Any, **options: Any) -> Work:
+        work, clock = super().allreduce(*arguments, **options), self.clock
+
+        class Late(Work):
+            def wait(self, timeout: timedelta | None = None) -> None:
+                clock.now += 3.0
+                work.wait(timeout)
+
+            def done(self) -> bool:
+                return False
+
+        return Late()
+
+
+def test_the_time_in_which_a_round_waits_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recorder = Clock(), Recorder()
+    monkeypatch.setattr("unidist.gradients.time", clock)
+
+    def main(communicator: Communicator) -> None:
+        late = LateCommunicator(communicator)
+        late.clock = clock
+        exchange = exchange_over(late, ALIKE, bucket_bytes=1, recorder=recorder)
+        for _ in range(2):
+            clock.now += 50.0  # the backward pass
+            for index in range(len(ALIKE)):
+                exchange.ready(index)
+            exchange.finish()
+        exchange.close()
+
+    on_ranks(1, main)
+    assert recorder.waited_sec == 2 * (len(ALIKE) + 1) * 3.0  # a bucket for each, and who has a gradient

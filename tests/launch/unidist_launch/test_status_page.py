@@ -82,7 +82,9 @@ def end(seen: Seen, command: Command) -> None:
 @pytest.mark.parallel
 def test_a_program_sees_the_slow_rank_and_kills_it(command: Command) -> None:
     file = command.folder / "status.json"
-    with launch(command, "--status-file", str(file), in_step=SLOW_RANK_1) as job:
+    timeline = command.folder / "timeline.%r.json"
+    options = ("--status-file", str(file), "--timeline", str(timeline))
+    with launch(command, *options, in_step=SLOW_RANK_1) as job:
         seen = Seen(job, file)
         slow = seen.wait_for(lambda: any(each["rank"] == 1 for each in job.events("straggler")) and seen.status())
         assert sorted(rank["rank"] for rank in slow["ranks"]) == [0, 1, 2]
@@ -104,6 +106,9 @@ def test_a_program_sees_the_slow_rank_and_kills_it(command: Command) -> None:
         end(seen, command)
     assert [event["rank"] for event in job.events("lost")] == [1]
     assert [(event["action"], event["rank"]) for event in job.events("asked")] == [("stacks", 2), ("kill", 1)]
+    rows = json.loads((command.folder / "timeline.0.json").read_text())
+    assert [row["name"] for row in rows if row["name"].startswith("RE")] == ["RE-FORM", "RESTORE"]
+    assert sum(row["name"] == "FIRST_STEP" for row in rows) == 1
     first = job.events("recovered")[0]
     assert first["detect_sec"] is not None
     assert all(first[f"{phase}_sec"] >= 0 for phase in ("reform", "restore", "first_step"))

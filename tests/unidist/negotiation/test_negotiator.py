@@ -18,6 +18,7 @@ from unidist.negotiation import NegotiationOptions, Negotiator, OperationKind, R
 from unidist.negotiation._wire import BLOCK_BYTES
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadWorld
+from unidist.timeline import Recorder
 
 SECONDS = timedelta(seconds=1)
 
@@ -543,3 +544,18 @@ def test_a_joined_rank_gives_up_when_the_others_do_nothing() -> None:
             release.set()
 
     assert "<join>" in run(2, main, timeout=0.5 * SECONDS)[1]
+
+
+def test_the_time_in_which_a_handle_is_waited_for_is_added_up() -> None:
+    def main(negotiator: Negotiator) -> tuple[float, float, float]:
+        recorder = negotiator._recorder = Recorder()  # each rank's own
+        handle = negotiator.submit(allreduce("a", np.ones(1)))
+        began = time.monotonic()
+        handle.wait()
+        seconds, first = time.monotonic() - began, recorder.waited_sec
+        handle.wait()  # it is done: nobody waits
+        return first, seconds, recorder.waited_sec
+
+    for first, seconds, second in run(2, main):
+        assert 0.0 < first <= seconds
+        assert second == first
