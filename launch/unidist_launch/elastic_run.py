@@ -48,6 +48,8 @@ class ElasticRun:
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
         self._resumption = Resumption(self._parts, self._ends)
+        if self._resumption.has_taken_over:
+            self._status.take_over(parts)
         has_begun = self._parts.generation >= 0
         self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
         self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))

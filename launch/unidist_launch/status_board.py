@@ -12,11 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from unidist.control.elastic_coordinator import Beat
+from unidist.control.membership import Phase
 from unidist.launcher import Job, StatusPage
 from unidist_launch.elastic_log import EventLog
+from unidist_launch.elastic_parts import ElasticParts
 from unidist_launch.lines import Stream
 from unidist_launch.output import Output
-from unidist_launch.status_model import JobStatus
+from unidist_launch.status_model import JobStatus, TakenOver
 
 SIGNALS = {"kill": signal.SIGKILL, "stacks": signal.SIGUSR2}
 """What a client may ask to be done to a rank, and the signal that does it."""
@@ -59,6 +61,18 @@ class StatusBoard:
         if job.elastic.status is not None:
             output.listen(self._printed)
             self._serve(job.elastic.status, job.command, output, stack)
+
+    def take_over(self, parts: ElasticParts) -> None:
+        """Go on with the job of a launcher that has died; before the control server starts."""
+        members = parts.coordinator.membership.workers
+        processes = []
+        for worker in parts.workers:
+            member = members.get(worker.number)
+            rank = member.rank if member is not None and member.phase is Phase.MEMBER else None
+            name = parts.host_names.get(worker.seat, "?")
+            processes.append(TakenOver(worker.number, worker.host, name, worker.seat, worker.pid, rank))
+        with self._shared.lock:
+            self._shared.model.take_over(parts.generation, processes)
 
     def beat(self, beat: Beat) -> None:
         """Take what a worker tells."""

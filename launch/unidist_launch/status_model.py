@@ -23,6 +23,27 @@ _MAX_LINE_BYTES = 4000
 Fields = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class TakenOver:
+    """A process that another launcher has started.
+
+    Args:
+        number: of the worker.
+        host: index of its agent.
+        host_name: of the host.
+        seat: label of its output.
+        pid: of the process.
+        rank: in the present generation; None: it is in none.
+    """
+
+    number: int
+    host: int
+    host_name: str
+    seat: int
+    pid: int
+    rank: int | None
+
+
 @dataclass
 class _Worker:
     """A process of the job; `rank` is its rank now, or the one that it had."""
@@ -86,6 +107,24 @@ class JobStatus:
         take = getattr(self, f"_on_{event}", None)
         if take is not None:
             take(fields, now)
+
+    def take_over(self, generation: int, processes: list[TakenOver]) -> None:
+        """Go on with the job of a launcher that has died. Before anything happens.
+
+        Args:
+            generation: of the last world; -1: there was none.
+            processes: that ran when it died.
+        """
+        self._generation = generation
+        for each in processes:
+            state = "waiting" if each.rank is None else "training"
+            self._workers[each.number] = _Worker(
+                each.number, each.host, each.host_name, each.seat, each.pid, each.rank, state
+            )
+        ranked = sorted((each.rank, each.number) for each in processes if each.rank is not None)
+        self._members = [number for _, number in ranked]
+        if ranked:
+            self._state = "training"
 
     def beat(self, number: int, told: Fields, *, now: float) -> list[tuple[str, Fields]]:
         """Take what a worker's beat tells; returns events that are to be published."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unidist_launch.status_model import NUM_ENDED, NUM_EVENTS, NUM_LINES, JobStatus
+from unidist_launch.status_model import NUM_ENDED, NUM_EVENTS, NUM_LINES, JobStatus, TakenOver
 
 
 class Job:
@@ -183,3 +183,18 @@ def test_a_host_that_is_lost_and_comes_back_is_listed_once_more() -> None:
     assert [host["state"] for host in job.fields["hosts"]] == ["lost"]
     job.happens("host_joined", host="h1", index=1, address="10.0.0.1", cores=8)
     assert [host["state"] for host in job.fields["hosts"]] == ["up"]
+
+
+def test_another_launchers_processes_are_shown_with_their_ranks() -> None:
+    status = JobStatus(["train.py"], 3, now=0.0, time=0.0)
+    processes = [(4, 1, 400), (2, 0, 200), (7, None, 700)]
+    status.take_over(5, [TakenOver(number, 0, "h1", number, pid, rank) for number, rank, pid in processes])
+    status.beat(4, {"generation": 5, "commits": 3, "progress": 90}, now=1.0)
+    found = status.as_fields(now=1.0)
+    assert (found["state"], found["generation"], found["world_size"], found["commits"]) == ("training", 5, 2, 90)
+    assert [(each["rank"], each["pid"], each["state"]) for each in found["ranks"]] == [
+        (0, 200, "training"),
+        (1, 400, "training"),
+        (None, 700, "waiting"),
+    ]
+    assert [status.find(name) for name in ("0", "1", "2", "w7")] == [2, 4, None, 7]
