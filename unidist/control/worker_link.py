@@ -122,7 +122,11 @@ class WorkerLink:
         self._outbox.append(self._introduction())  # before any beat
         self._thread = threading.Thread(target=self._run, name="unidist-worker", daemon=True)
         self._thread.start()
-        welcome = self._receive("welcome", timeout)
+        try:
+            welcome = self._receive("welcome", timeout)
+        except BaseException:
+            self.close()
+            raise
         self.is_first = bool(welcome["is_first"])
         self._beat_sec = float(welcome["beat_sec"])
 
