@@ -239,14 +239,12 @@ class AllReduceExchange(GradientExchange):
         self._status_bytes[-1] = notice
         timeline = self._recorder.timeline
         status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
-        began = time.monotonic()
         for number, bucket in enumerate(self._buckets):
             assert bucket.work is not None
-            bucket.work.wait()
+            self._recorder.wait(bucket.work)
             if timeline is not None and bucket.posted_ns:
                 timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
-        status.wait()
-        self._recorder.waited_sec += time.monotonic() - began
+        self._recorder.wait(status)
         values = self._status_bytes.tolist()
         self._reset()
         return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])

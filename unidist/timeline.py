@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from unidist.errors import ConfigurationError, UsageError
+
+if TYPE_CHECKING:
+    from unidist.communicator import Work
 
 _FLUSH_SECONDS = 0.5
 
@@ -24,8 +28,8 @@ class Recorder:
     Attributes:
         timeline: the open timeline, or None.
         mark_cycles: record the start of every cycle of negotiation too.
-        waited_sec: seconds that this process has waited for others so far, whether anything is recorded or not: at the
-            reduction of gradients, and at operations by name.
+        waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for operations
+            by name.
     """
 
     timeline: Timeline | None = None
@@ -43,6 +47,12 @@ class Recorder:
             raise UsageError(f"rank {rank} records the timeline {self.timeline.path} already; stop it first")
         self.mark_cycles = mark_cycles
         self.timeline = Timeline.for_rank(path, rank=rank)
+
+    def wait(self, work: Work) -> None:
+        """Wait for an operation that all ranks take part in, and add up how long that takes."""
+        began = time.monotonic()
+        work.wait()
+        self.waited_sec += time.monotonic() - began
 
     def stop(self) -> None:
         """End the recording. Idempotent."""

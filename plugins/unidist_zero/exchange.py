@@ -159,7 +159,7 @@ class ReduceScatterExchange(GradientExchange):
                 self._framework.multiply(bucket.shard, factor / self.scale)
         self._status_bytes[-1] = notice
         self._complete(factor)
-        self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX).wait()
+        self._recorder.wait(self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX))
         values = self._status_bytes.tolist()
         self._num_passes = 0
         self._in_round = False
@@ -305,7 +305,7 @@ class ReduceScatterExchange(GradientExchange):
         self._start_crossing(bucket)
         if not (wait or bucket.work.done()):
             return False
-        bucket.work.wait()
+        self._recorder.wait(bucket.work)
         timeline = self._recorder.timeline
         if timeline is not None and bucket.posted_ns:
             timeline.record(f"gradients {bucket.number}", "REDUCESCATTER", bucket.posted_ns, time.monotonic_ns())
@@ -327,7 +327,7 @@ class ReduceScatterExchange(GradientExchange):
         assert bucket.work is not None
         if bucket.lane.replicas is None or bucket.crosses:
             return
-        bucket.work.wait()
+        self._recorder.wait(bucket.work)
         assert bucket.target is not None
         bucket.work = bucket.lane.replicas.allreduce(bucket.target, bucket.target, scale=bucket.scale)
         bucket.crosses = True

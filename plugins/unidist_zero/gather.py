@@ -57,7 +57,7 @@ class ShardGather:
         """Return when all that was posted is there."""
         pending, self._pending = self._pending, []
         for number, work, started in pending:
-            work.wait()
+            self._recorder.wait(work)
             timeline = self._recorder.timeline
             if timeline is not None and started:
                 timeline.record(f"parameters {number}", "ALLGATHER", started, time.monotonic_ns())

@@ -211,7 +211,7 @@ class LateCommunicator(RecordingCommunicator):
 
 def test_the_time_in_which_a_round_waits_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Clock(), Recorder()
-    monkeypatch.setattr("unidist.gradients.time", clock)
+    monkeypatch.setattr("unidist.timeline.time", clock)
 
     def main(communicator: Communicator) -> None:
         late = LateCommunicator(communicator)
