@@ -28,8 +28,8 @@ class Recorder:
     Attributes:
         timeline: the open timeline, or None.
         mark_cycles: record the start of every cycle of negotiation too.
-        waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for operations
-            by name.
+        waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for
+            operations by name.
     """
 
     timeline: Timeline | None = None
