@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +29,7 @@ class Source(StatusSource):
     """The status of a job with a rank that is slow, and a name that would clear a terminal."""
 
     def __init__(self) -> None:
+        self.num_asked = 0
         self.model = JobStatus(["train.py", "[bold]\x1b[2J"], 2, now=0.0, time=1e9)
         for event, fields in (
             ("host_joined", {"host": "h1", "index": 0, "address": "10.0.0.1", "cores": 8}),
@@ -42,6 +46,7 @@ class Source(StatusSource):
                 self.model.beat(number, {**told, "own_sec": 9 * second * (0.1 + 0.2 * number)}, now=2.0 + second)
 
     def status(self) -> dict[str, Any]:
+        self.num_asked += 1
         return self.model.as_fields(now=6.0)
 
     def log_of(self, name: str) -> list[str]:
@@ -52,10 +57,15 @@ class Source(StatusSource):
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StatusServer]:
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Source) -> Iterator[StatusServer]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
-    made = StatusServer(Source(), TOKEN, address="127.0.0.1", port=0)
+    made = StatusServer(source, TOKEN, address="127.0.0.1", port=0)
     yield made
     made.close()
 
@@ -102,3 +112,18 @@ def test_wrong_addresses_are_errors_that_say_what_is_wrong(server: StatusServer)
     server.close()
     with pytest.raises(ConfigurationError, match="Has the job ended"):
         run("--once", address(server).full_url)
+
+
+def test_it_follows_the_job_until_it_has_ended(server: StatusServer, source: Source) -> None:
+    command = [sys.executable, "-m", "unidist_launch", "top", "--interval", "0.1", address(server).full_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while source.num_asked < 4:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.01)
+        server.close()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "generation 1  2 ranks" in out
+    assert "the job has ended" in out
