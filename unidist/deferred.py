@@ -1,4 +1,4 @@
-"""Models that were built without memory (PyTorch's `meta` device): who gives them their values."""
+"""Models that were built without memory (on PyTorch's `meta` device, or by Keras): who gives them their values."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def check_initialized_by(plan: Plan, tensor: str) -> None:
     """
     if plan.model_axes:
         raise ConfigurationError(
-            f"the model was built without memory ({tensor!r} is on the meta device), and is to be divided along "
-            f"{', '.join(plan.model_axes)}, which takes a model with values. Use zero=3 without them, or give the "
-            "model memory with to_empty() and initialise it before distribute()"
+            f"the model was built without memory ({tensor!r} has no values), and is to be divided along "
+            f"{', '.join(plan.model_axes)}, which takes a model with values. Use zero=3 without them, or build the "
+            "model with values"
         )
     if not any(isinstance(item, InitializesModels) and item.initializes for item in plan.strategies):
         names = ", ".join(item.name for item in plan.strategies)
         raise ConfigurationError(
-            f"the model was built without memory ({tensor!r} is on the meta device), and the strategies of this run "
-            f"({names}) take a model with values. Use --strategy zero=3, which initialises one unit after the other, "
-            "or give the model memory with to_empty() and initialise it before distribute()"
+            f"the model was built without memory ({tensor!r} has no values), and the strategies of this run "
+            f"({names}) take a model with values. Use --strategy zero=3, which initialises it part by part, or build "
+            "the model with values (PyTorch: not on the meta device; Keras: not in unidist_zero.deferred())"
         )

@@ -20,6 +20,7 @@ from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
 from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
+from unidist_tensorflow.deferred import check_deferred
 from unidist_tensorflow.divided_model import check_optimizer, prepare_to_divide
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
@@ -95,6 +96,7 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     runtime = context.current()
     check_place()
     check_plain(optimizer)
+    check_deferred(model, plan)
     divided = bool(plan.model_axes)
     if divided:
         prepare_to_divide(model, optimizer, runtime)

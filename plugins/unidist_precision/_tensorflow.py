@@ -47,6 +47,11 @@ def attach(model: Any, compute: DType, scaler: LossScaler | None) -> None:
 def _narrow(variable: Any, dtype: DType) -> None:
     """Give a variable that is float32 a value, and memory, of another type; it stays the object it is."""
     if keras.backend.standardize_dtype(variable.dtype) == "float32":
+        if variable._value is None:  # built without values: they are drawn as they would have been, later
+            plain = variable._initializer
+            variable._initializer = lambda shape, dtype: tf.cast(plain(shape, dtype="float32"), dtype)
+            variable._dtype = dtype.value
+            return
         value = tf.cast(variable.value, dtype.value)
         variable._dtype = dtype.value
         variable._initialize(value)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from unidist_zero.deferred import init_with
+from unidist_zero.deferring import deferred, init_with
 from unidist_zero.gathering import gathered
 
-__all__ = ["gathered", "init_with"]
+__all__ = ["deferred", "gathered", "init_with"]

@@ -18,6 +18,7 @@ from unidist.buffer import DType
 from unidist.errors import UsageError
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of, empty_array
 from unidist_zero._partition import Piece
+from unidist_zero._tensorflow_deferred import first_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class Fragment:
     def install(self) -> None:
         """Put the fragment in the place of the variable's values."""
         self.variable._value = self.storage.value
+        self.variable._initializer = None
         self.variable.unidist_fragment = self
         kind: Any = type(self.variable)
         self.variable.__class__ = _fragmented(kind)
@@ -122,7 +124,10 @@ def _fragmented(plain: Any) -> type[Any]:
 
 
 def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: bool) -> Fragment:
-    """Return this rank's fragment of a variable, filled with what the variable holds; nothing is installed yet."""
+    """Return this rank's fragment of a variable, filled with what the variable holds; nothing is installed yet.
+
+    Collective where the variable has no values yet, see `_tensorflow_deferred`.
+    """
     path = str(variable.path)
     parent, _, name = path.rpartition("/")
     shape: tuple[int, ...] = (0,) if piece is None else (piece.count,)
@@ -132,7 +137,7 @@ def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: b
     with keras.name_scope(last or "model", override_parent=above):
         storage = keras.Variable(empty_array(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name, autocast=False)
     fragment = Fragment(variable, piece, storage, dtype_of(variable))
-    fragment.store(variable)
+    fragment.store(first_value(variable))
     return fragment
 
 

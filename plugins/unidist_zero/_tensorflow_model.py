@@ -14,9 +14,9 @@ from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.update import Update
-from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.memory import dtype_of
 from unidist_zero._partition import Partition, partition
+from unidist_zero._tensorflow_deferred import make_equal
 from unidist_zero._tensorflow_fragments import Fragment, check_can_be_fragmented, make_fragment
 from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_movement import UnitMovement
@@ -113,12 +113,12 @@ def fragment_model(model: Any, update: Update) -> None:
     if not model.built:
         raise UsageError(
             f"zero=3 divides the variables of a model, and {model.name!r} has none yet: build it before distribute, by "
-            "model.build(input_shape) or by calling it on one batch"
+            "model.build(input_shape) or by calling it on one batch; within `with unidist_zero.deferred():` that "
+            "takes no memory"
         )
     if CARRIED in model.__dict__:
         raise UsageError("the model is distributed already, and at zero=3 only one optimizer can update it")
-    if update.num_ranks > 1:
-        broadcast_variables(model.weights, root_rank=0)
+    make_equal(model, update.num_ranks)
     model.__dict__[CARRIED] = FragmentedModel(model, update)
 
 

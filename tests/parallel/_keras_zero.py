@@ -42,6 +42,7 @@ class Case:
         constrained: the head's rows are kept at unit norm.
         layered: train a model of layers, else one with variables of its own.
         noisy: with dropout and batch normalization, which only one rank has like one process.
+        deferred: the layered model is built without values, with another seed on each rank.
     """
 
     strategy: str = "zero=2"
@@ -55,6 +56,7 @@ class Case:
     constrained: bool = False
     layered: bool = False
     noisy: bool = False
+    deferred: bool = False
 
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -139,9 +141,9 @@ class Noisy(Block):
         return super().call(self.dropout(x, training=training))
 
 
-def layered(*, noisy: bool) -> Any:
+def layered(*, noisy: bool, seed: int = 3) -> Any:
     """Return a model of layers whose sizes no number of ranks divides; three of them lie in a model within it."""
-    keras.utils.set_random_seed(3)
+    keras.utils.set_random_seed(seed)
     features = keras.Input((7,))
     x = keras.layers.Dense(11, activation="tanh", name="first")(features)
     x = Block(11, name="block_a")(x)
@@ -155,7 +157,12 @@ def layered(*, noisy: bool) -> Any:
 
 def make(case: Case) -> tuple[Any, Any]:
     """Return model and optimizer, not distributed."""
-    model: Any = layered(noisy=case.noisy) if case.layered else Model(constrained=case.constrained)
+    model: Any
+    if case.deferred:
+        with unidist_zero.deferred():
+            model = layered(noisy=case.noisy, seed=3 + ud.rank())
+    else:
+        model = layered(noisy=case.noisy) if case.layered else Model(constrained=case.constrained)
     if not case.layered:
         model.build((None, 7))
     optimizer: Any = OPTIMIZERS[case.optimizer](**case.options)
@@ -235,7 +242,7 @@ def run_cases(cases: Sequence[Case], *, exchanged: bool = True) -> list[dict[str
 
 def _beside_one_process(case: Case, exchanged: bool) -> dict[str, float]:
     with computing_in_float64():
-        expected = alone(case)
+        expected = alone(replace(case, deferred=False))
         with _running(case):
             model, optimizer = make(case)
             if exchanged:

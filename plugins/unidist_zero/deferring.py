@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within this block Keras makes variables that have shapes and no values; `zero=3` initialises them one by one.
+
+        with unidist_zero.deferred():
+            model = keras.Sequential([keras.Input((784,)), ...])
+        model, optimizer = ud.distribute(model, keras.optimizers.AdamW())
+
+    The values are those that building without this would have given, with the same seed. The block builds the model,
+    and does nothing else. (For PyTorch, `with torch.device("meta")` does this.)
+    """
+    from unidist_zero._tensorflow_deferred import without_values
+
+    with without_values():
+        yield
 
 
 def init_with(model: Any, function: Callable[[Any], Any] | None) -> None:
