@@ -16,7 +16,8 @@ from unidist_pipeline._rank import PipelineRank
 from unidist_pipeline._torch_model import Division, TakenOut
 from unidist_pipeline._torch_program import Program, SplitPoint
 from unidist_pipeline._torch_split import program_of
-from unidist_pipeline._torch_stage import Batch, GradientSums, Outcome, StageRandom, TorchStage
+from unidist_pipeline._torch_stage import Batch, Outcome, StageRandom, TorchStage
+from unidist_pipeline._torch_sums import GradientSums
 from unidist_pipeline._torch_tied import TiedGradients
 from unidist_pipeline._torch_trace import Forward, is_value, parameters_of
 from unidist_pipeline._torch_values import changed, message_of, tensors_in, value_of

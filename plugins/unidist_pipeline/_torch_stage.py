@@ -15,6 +15,7 @@ from unidist_pipeline._executor import Stage
 from unidist_pipeline._torch_backward import Gradients, SplitBackward, backward
 from unidist_pipeline._torch_model import StageCall
 from unidist_pipeline._torch_program import Program
+from unidist_pipeline._torch_sums import GradientSums
 from unidist_pipeline._torch_values import gradient_message, gradients_of, message_of, value_of
 from unidist_torch.step_runner import LossFunction, PartOfOutputs
 
@@ -41,35 +42,6 @@ class Batch:
     def num_stages(self) -> int:
         """Stages of the model."""
         return 1 if self.program is None else len(self.program.stages)
-
-
-class GradientSums:
-    """Adds up the gradients of the micro-batches, in the order in which they come."""
-
-    def __init__(self) -> None:
-        self._sums: dict[torch.Tensor, torch.Tensor] = {}
-        self._owned: set[torch.Tensor] = set()
-
-    def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add a gradient, which autograd may use elsewhere too."""
-        total = self._sums.get(parameter)
-        if total is None:
-            self._sums[parameter] = gradient
-        elif parameter in self._owned and not gradient.is_sparse:
-            total += gradient
-        else:
-            self._sums[parameter] = total + gradient
-            self._owned.add(parameter)
-
-    def take(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return the sum, and forget it; None if there is none."""
-        self._owned.discard(parameter)
-        return self._sums.pop(parameter, None)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._sums.clear()
-        self._owned.clear()
 
 
 class StageRandom:
@@ -195,7 +167,7 @@ class TorchStage(Stage):
         """See `Stage.backward`."""
         held = self._held.pop(microbatch)
         roots, arriving = _paired(held.roots, gradients)
-        found = backward(roots, arriving, held.inputs, self._weights, self._sums.add)
+        found = backward(roots, arriving, held.inputs, self._weights, self._sums)
         return self._passed_back(found)
 
     def backward_input(self, microbatch: int, gradients: Message | None) -> Message | None:
@@ -203,13 +175,13 @@ class TorchStage(Stage):
         held = self._held[microbatch]
         roots, arriving = _paired(held.roots, gradients)
         held.split = SplitBackward(roots, arriving, held.inputs, self._weights)
-        return self._passed_back(held.split.input(self._sums.add))
+        return self._passed_back(held.split.input(self._sums))
 
     def backward_weight(self, microbatch: int) -> None:
         """See `Stage.backward_weight`."""
         split = self._held.pop(microbatch).split
         assert split is not None
-        split.weight(self._sums.add)
+        split.weight(self._sums)
 
     def reduce(self) -> None:
         """See `Stage.reduce`."""

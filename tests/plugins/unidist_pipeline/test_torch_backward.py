@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after importorskip
 
 from unidist_pipeline._torch_backward import SplitBackward, backward  # noqa: E402 - after importorskip
+from unidist_pipeline._torch_sums import GradientSums  # noqa: E402 - after importorskip
 
 
 class Counting(torch.nn.Module):
@@ -31,20 +32,32 @@ class Counting(torch.nn.Module):
         return hidden, parts[1], self.scale * 2
 
 
+class Once(GradientSums):
+    """Gradients of one pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Any, Any] = {}
+
+    def add(self, parameter: Any, gradient: Any) -> None:
+        assert parameter not in self.found, "a weight gets its gradient once"
+        self.found[parameter] = gradient
+
+    def add_product(self, parameter: Any, left: Any, right: Any) -> None:
+        self.add(parameter, (left @ right).detach())
+
+
 def both(block: Any, inputs: Any, gradients: Any) -> tuple[Any, Any]:
     weights = list(block.parameters())
-    whole: dict[Any, Any] = {}
-    expected = backward(block(*inputs), gradients, inputs, weights, whole.__setitem__)
-    split: dict[Any, Any] = {}
-
-    def take(weight: Any, gradient: Any) -> None:
-        assert weight not in split, "a weight gets its gradient once"
-        split[weight] = gradient
-
+    sums = Once()
+    expected = backward(block(*inputs), gradients, inputs, weights, sums)
+    whole = sums.found
+    sums = Once()
     parts = SplitBackward(block(*inputs), gradients, inputs, weights)
-    found = parts.input(take)
-    early = set(split)
-    parts.weight(take)
+    found = parts.input(sums)
+    early = set(sums.found)
+    parts.weight(sums)
+    split = sums.found
     assert split.keys() == whole.keys()
     for weight, gradient in whole.items():
         torch.testing.assert_close(split[weight], gradient, rtol=0, atol=1e-14)
@@ -68,11 +81,11 @@ def test_two_parts_give_the_gradients_of_one() -> None:
 def test_a_stage_that_has_received_nothing_computes_all_in_the_second_part() -> None:
     block = torch.nn.Linear(4, 4)
     parts = SplitBackward([block(torch.ones(2, 4))], [torch.ones(2, 4)], [], list(block.parameters()))
-    found: dict[Any, Any] = {}
-    assert parts.input(found.__setitem__) == []
-    assert not found
-    parts.weight(found.__setitem__)
-    assert set(found) == set(block.parameters())
+    sums = Once()
+    assert parts.input(sums) == []
+    assert not sums.found
+    parts.weight(sums)
+    assert set(sums.found) == set(block.parameters())
 
 
 def test_nothing_is_computed_twice() -> None:
@@ -90,8 +103,9 @@ def test_nothing_is_computed_twice() -> None:
     block = torch.nn.Sequential(*(layer for _ in range(5) for layer in (torch.nn.Linear(4, 4), torch.nn.Tanh())))
     inputs = [torch.ones(2, 4, requires_grad=True)]
     parts = SplitBackward([block(*inputs)], [torch.ones(2, 4)], inputs, list(block.parameters()))
+    sums = Once()
     with Noting("input"):
-        parts.input(lambda weight, gradient: None)
+        parts.input(sums)
     with Noting("weight"):
-        parts.weight(lambda weight, gradient: None)
+        parts.weight(sums)
     assert counts == {"input": 5, "weight": 5}
