@@ -9,16 +9,12 @@ from unidist.control.wire import Message
 
 
 class Backlog:
-    """Remembers what an agent has sent, as far as it matters to the next launcher.
-
-    Attributes:
-        output: messages that the launcher has not taken, in order. With too many of them the agent stops reading.
-    """
+    """Remembers what an agent has sent, as far as it matters to the next launcher."""
 
     def __init__(self) -> None:
-        self.output: deque[Message] = deque()
+        self._output: deque[Message] = deque()  # not taken yet; with too much of it the agent stops reading
         self._seats: dict[int, int] = {}
-        self._ended: dict[int, tuple[int, int]] = {}  # by worker: process and exit code
+        self._exits: dict[int, Message] = {}  # by worker
         self._is_terminating = False
 
     def start(self, worker: int, seat: int) -> None:
@@ -29,23 +25,27 @@ class Backlog:
         """The agent sends this, or would, if there were a launcher."""
         kind = message["type"]
         if kind == "output":
-            self.output.append(message)
+            self._output.append(message)
         elif kind == "exit":
-            self._ended[int(message["worker"])] = int(message["pid"]), int(message["returncode"])
+            self._exits[int(message["worker"])] = message
         elif kind == "terminating":
             self._is_terminating = True
 
     def taken(self) -> None:
         """The launcher has taken the next message of output."""
-        if self.output:
-            self.output.popleft()
+        if self._output:
+            self._output.popleft()
 
     def facts(self, running: Iterable[tuple[int, int, int]]) -> Message:
-        """Return what belongs into the agent's introduction.
+        """Return what belongs into the agent's introduction: among it its workers, and which of them have ended.
 
         Args:
             running: number, label and process of the workers that run.
         """
-        workers = [[number, seat, pid, None] for number, seat, pid in running]
-        workers += [[number, self._seats[number], pid, code] for number, (pid, code) in self._ended.items()]
+        workers = [[number, seat, pid, False] for number, seat, pid in running]
+        workers += [[number, self._seats[number], int(end["pid"]), True] for number, end in self._exits.items()]
         return {"workers": workers, "terminating": self._is_terminating}
+
+    def messages(self) -> list[Message]:
+        """Return what is to be said again after it: first what workers wrote, then how they ended."""
+        return [*self._output, *self._exits.values()]

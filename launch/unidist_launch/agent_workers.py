@@ -132,7 +132,7 @@ class AgentWorkers(AgentRanks):
         self._heard = self._beat = time.monotonic()
         self._selector.register(found, selectors.EVENT_READ, self._receive)
         try:
-            for message in (self._facts(), *self._backlog.output):
+            for message in (self._facts(), *self._backlog.messages()):
                 found.send(message)
         except ConnectionClosed as exc:
             self._lose_launcher(exc)

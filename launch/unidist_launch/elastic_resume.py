@@ -59,21 +59,20 @@ class Resumption:
             parts.server.call(lambda: kept.keep_launcher(state))
 
     def welcome(self, host: ElasticHost, facts: Message) -> None:
-        """An agent has come back: compare its workers with those that are known here."""
+        """An agent has come back: compare its workers with those that are known here. How some ended, it tells next."""
         parts = self._parts
-        told = {int(number): (int(seat), int(pid), code) for number, seat, pid, code in facts["workers"]}
-        for number, (seat, pid, returncode) in sorted(told.items()):
+        told = {int(number): (int(seat), int(pid)) for number, seat, pid, _ in facts["workers"]}
+        ended = {int(number) for number, _, _, has_ended in facts["workers"] if has_ended}
+        for number, (seat, pid) in sorted(told.items()):
             worker = parts.workers.get(number)
             if worker is None and number >= self._first_new:  # started at the last moment
                 parts.workers.take_over([StartedWorker(number, seat, host.index)], number + 1)
-                parts.slots.take(host.name, number)
+                parts.slots.take(host.name, number, instead_of=ended)
                 worker = parts.workers.get(number)
             if worker is None:
                 continue  # its end was dealt with
             worker.pid = pid
-            if returncode is not None:
-                self._ends.end_worker(number, int(returncode))
-            elif not worker.has_left and number not in parts.coordinator.membership.workers:
+            if number not in ended and not worker.has_left and number not in parts.coordinator.membership.workers:
                 worker.kill_at = time.monotonic() + _END_SEC  # it was given up, and is to end
         for worker in parts.workers.of_host(host.index):
             if worker.number not in told:

@@ -6,7 +6,7 @@ has a back-off and a budget of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,9 +122,11 @@ class Slots:
                 self._slots.append(slot)
             slot.worker, slot.failures = worker, int(failures)
 
-    def take(self, host: str, worker: int) -> None:
-        """Put a worker that runs into the first free slot of its host, if there is one."""
-        free = (slot for slot in self._slots if slot.host == host and slot.worker is None)
+    def take(self, host: str, worker: int, *, instead_of: Collection[int]) -> None:
+        """Put a worker into the first slot of its host that is free, or whose worker is one of these."""
+        free = (
+            slot for slot in self._slots if slot.host == host and (slot.worker is None or slot.worker in instead_of)
+        )
         slot = next(free, None)
         if slot is not None:
             slot.worker = worker

@@ -16,10 +16,10 @@ def test_output_is_kept_in_order_until_it_is_taken() -> None:
     for text in "abc":
         backlog.note(output(text))
     backlog.taken()
-    assert [message["data"] for message in backlog.output] == ["b", "c"]
+    assert [message["data"] for message in backlog.messages()] == ["b", "c"]
     for _ in range(5):
         backlog.taken()
-    assert not backlog.output
+    assert not backlog.messages()
 
 
 def test_workers_that_run_and_those_that_have_ended_are_told_with_their_labels() -> None:
@@ -29,7 +29,9 @@ def test_workers_that_run_and_those_that_have_ended_are_told_with_their_labels()
     backlog.note({"type": "ended", "worker": 4})
     backlog.note({"type": "exit", "worker": 4, "pid": 104, "returncode": -9})
     facts = backlog.facts([(5, 1, 105)])
-    assert sorted(facts["workers"]) == [[4, 0, 104, -9], [5, 1, 105, None]]
+    backlog.note(output("its last words"))
+    assert sorted(facts["workers"]) == [[4, 0, 104, True], [5, 1, 105, False]]
+    assert [message["type"] for message in backlog.messages()] == ["output", "exit"]
     assert not facts["terminating"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -131,6 +132,37 @@ def test_a_script_is_asked_without_waiting_and_its_failure_told(tmp_path: Path) 
         failing.poll()
     failing.close()
     discovery.close()
+
+
+def test_slots_go_on_with_the_workers_and_failures_that_were_kept() -> None:
+    slots = Slots()
+    slots.offer([Host("h1", 2), Host("h2", 1)])
+    one, _, three = slots.free(0.0, 3)
+    one.worker, three.worker = 0, 2
+    slots.failed(2, 0.0, was_useful=False)
+    again = Slots()
+    again.offer([Host("h1", 2)])
+    again.restore(slots.snapshot())
+    assert again.snapshot() == slots.snapshot()
+    assert again.num_on("h2") == 0  # it is not offered any more
+    again.take("h1", 3, instead_of={0})
+    assert again.slot_of(0) is None
+    again.take("h1", 4, instead_of={0})
+    again.take("h1", 5, instead_of={0})
+    assert [slot.worker for slot in again._slots] == [3, 4, None]
+
+
+def test_patience_goes_on_with_what_was_kept() -> None:
+    patience = Patience(1, reset_limit=1)
+    patience.world_began(0)
+    patience.failed(RankExit(0, 10, 1, 1, ("Traceback",)))
+    again = Patience(1, reset_limit=1)
+    again.restore(json.loads(json.dumps(patience.snapshot())))
+    assert again.failures == patience.failures
+    assert not again.failed(RankExit(0, 11, 1, 2))
+    assert again.failed(RankExit(0, 12, 1, 3))
+    assert not again.world_began(0)
+    assert "--reset-limit is 1" in again.world_began(0)
 
 
 def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:
