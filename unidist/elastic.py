@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from unidist import context, objects
+from unidist.checkpoint.reader import Convert
+from unidist.checkpoint.state import KeepsState
 from unidist.errors import PeerLostError
+from unidist.peer_memory import PeerMemory, peers_of
 
 Result = TypeVar("Result")
 
@@ -55,6 +59,9 @@ class State(ABC):
         self.save()
         self.num_commits += 1
         self.check_host_updates()
+
+    keeps_shares = False
+    """Each rank has a share only of some value: after every change of the world the state is synchronised."""
 
     num_commits = -1
     """Commits that this state has seen, on whatever rank: whose is largest is furthest. Below 0: it was never equal."""
@@ -111,6 +118,36 @@ class Handler(ABC):
         """See `State.sync`. `ObjectState` saves when all values are there, so that a commit is never half another's."""
 
 
+class SharedHandler(Handler):
+    """For a value of which each rank has a share only. Its state keeps all of these together, see `PeerMemory`.
+
+    Args:
+        value: the value.
+        states: what the value takes to a checkpoint, by section: asked anew each time.
+        convert: of the framework, see `Framework.convert`.
+    """
+
+    def __init__(
+        self, value: Any, states: Callable[[Any], Mapping[str, KeepsState]], convert: Convert | None = None
+    ) -> None:
+        self._states = states
+        self.convert = convert
+        super().__init__(value)
+
+    def states(self, name: str) -> dict[str, KeepsState]:
+        """Return the states of the value that the state has under this name, by section."""
+        return {f"{name}.{section}": state for section, state in self._states(self.value).items()}
+
+    def save(self) -> None:
+        """Nothing: see `ObjectState.save`."""
+
+    def restore(self) -> None:
+        """Nothing: see `ObjectState.restore`."""
+
+    def sync(self) -> None:
+        """Nothing: see `ObjectState.sync`."""
+
+
 class ObjectState(State):
     """State of plain objects, each an attribute: `ObjectState(epoch=0, batch=0)`.
 
@@ -126,26 +163,58 @@ class ObjectState(State):
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         self._restore_values()
+        shared = [handler for handler in self._handlers.values() if isinstance(handler, SharedHandler)]
+        self._shares = PeerMemory(shared[0].convert) if shared else None
+        self._kept_in: weakref.ref[context.Context] | None = None
+        self._keep_shares()
+
+    @property
+    def keeps_shares(self) -> bool:  # type: ignore[override]  # which is a constant where there are no handlers
+        """See `State.keeps_shares`."""
+        return self._shares is not None
+
+    def commit(self) -> None:
+        """See `State.commit`. Collective where each rank has a share only of some value."""
+        self.save()
+        self.num_commits += 1
+        if self._shares is not None:
+            self._shares.forget_older()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """See `State.check_host_updates`."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            if self._shares is not None:
+                self.save()  # where those that leave have a share, others must have it
+            raise
 
     def save(self) -> None:
         """See `State.save`. Objects are copied, so that later changes do not reach what was kept."""
+        self._keep_shares()  # first: with a rank it may fail
         for handler in self._handlers.values():
             handler.save()
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
     def restore(self) -> None:
-        """See `State.restore`."""
+        """See `State.restore`. Where the world has changed, shares are fetched from their holders by `sync`."""
+        if self._shares is not None and self._is_divided_for(context.current()):
+            self._shares.restore(self._states())
         for handler in self._handlers.values():
             handler.restore()
         self._restore_values()
 
     def sync(self) -> None:
         """See `State.sync`; what every rank has afterwards is committed."""
+        runtime = context.current()
+        if self._shares is not None and not self._is_divided_for(runtime):
+            self._shares.load(peers_of(runtime), self._states())
         for handler in self._handlers.values():
             handler.sync()
         present = {name: getattr(self, name) for name in self._saved}
-        operations = context.current().negotiator
-        received = objects.broadcast_object(operations, present, root=0, name="elastic.state")
+        received = objects.broadcast_object(runtime.negotiator, present, root=0, name="elastic.state")
+        self._keep_shares()
         for handler in self._handlers.values():
             handler.save()
         self._saved = received
@@ -158,6 +227,23 @@ class ObjectState(State):
             handler.value = value
             handler.save()
         object.__setattr__(self, name, value)
+
+    def _keep_shares(self) -> None:
+        if self._shares is not None:
+            runtime = context.current()
+            self._shares.commit(peers_of(runtime), self._states())
+            self._kept_in = weakref.ref(runtime)
+
+    def _is_divided_for(self, runtime: context.Context) -> bool:
+        """Say whether the shares that were kept last are those of the present ranks."""
+        return self._kept_in is not None and self._kept_in() is runtime
+
+    def _states(self) -> dict[str, KeepsState]:
+        found: dict[str, KeepsState] = {}
+        for name, handler in self._handlers.items():
+            if isinstance(handler, SharedHandler):
+                found |= handler.states(name)
+        return found
 
     def _restore_values(self) -> None:
         for name, value in self._saved.items():

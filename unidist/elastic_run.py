@@ -17,7 +17,7 @@ from unidist.carried import move_all
 from unidist.communicator import ReduceOp
 from unidist.control.worker_link import DismissedError
 from unidist.elastic import HostsUpdatedInterrupt, State
-from unidist.errors import PeerLostError
+from unidist.errors import PeerLostError, StateLostError
 
 if TYPE_CHECKING:
     from unidist.context import Context
@@ -42,16 +42,19 @@ def run_through_generations(
     Raises:
         SystemExit: this process was let go: with 0, after the state was committed on every rank.
         StalledError: there were too few processes for a world for too long.
+        StateLostError: ranks were lost together that held a share of the state and its only copy; the job ends.
     """
     with _leaving_on_sigterm(membership):
         needs_sync = True
         reason = ""
         assigned: float | None = None
         if membership.assignment is None:  # it came later, and was alone so far
+            if state.keeps_shares:
+                state.save()  # all of it, while this rank has it alone
             needs_sync, assigned = _enter(membership, state, "")
         while True:
             try:
-                if needs_sync:
+                if needs_sync or state.keeps_shares:
                     state.sync()
                 assert membership.assignment is not None
                 state.num_commits = membership.assignment.progress
@@ -59,6 +62,9 @@ def run_through_generations(
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 reason = ""
+            except StateLostError as exc:
+                membership.link.give_up(str(exc))
+                raise
             except PeerLostError as exc:
                 reason = membership.link.ended or str(exc) or "a peer was lost"
                 _log.info("%s", reason)

@@ -75,6 +75,10 @@ class StalledError(PeerLostError):
     """
 
 
+class StateLostError(UnidistError, RuntimeError):
+    """What ranks kept of the training's state is lost with them, and nobody has a copy: an elastic job ends."""
+
+
 class RemoteError(UnidistError, RuntimeError):
     """A function that `unidist.run` started raised on another process.
 

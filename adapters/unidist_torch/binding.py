@@ -183,6 +183,11 @@ class Binding:
         self._synchronized = False
 
     @property
+    def shares(self) -> bool:
+        """Each rank updates a share of the parameters."""
+        return self._inner.shares
+
+    @property
     def passes(self) -> int:
         """Backward passes per update."""
         return self._update.accumulation.passes

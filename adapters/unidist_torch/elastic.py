@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 import torch.utils.data
 
 from unidist import context, objects
-from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State, run
+from unidist.checkpoint.job import Subjects
+from unidist.checkpoint.state import KeepsState
+from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
 from unidist.sharding import padded_share, shuffled
+from unidist_torch.checkpoint_states import TorchStates
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.inner_step import keeps_share
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
@@ -90,6 +94,13 @@ class _OptimizerHandler(_ModuleHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
+def _shared_optimizer(optimizer: torch.optim.Optimizer) -> SharedHandler:
+    def states(value: Any) -> Mapping[str, KeepsState]:
+        return Subjects(None, value).sections(TorchStates())
+
+    return SharedHandler(optimizer, states, TorchStates.framework.convert)
+
+
 class _SamplerHandler(_ModuleHandler):
     def sync(self) -> None:
         operations = context.current().negotiator
@@ -120,11 +131,13 @@ class TorchState(ObjectState):
         **values: Any,
     ) -> None:
         values.update(model=model, optimizer=optimizer)
-        handlers = {}
+        handlers: dict[str, Handler] = {}
         for name, value in values.items():
             for kind, handler in _HANDLERS:
                 if isinstance(value, kind):
                     handlers[name] = handler(value)
+            if isinstance(value, torch.optim.Optimizer) and keeps_share(value):
+                handlers[name] = _shared_optimizer(value)
         plain = {name: value for name, value in values.items() if name not in handlers}
         super().__init__(handlers, **plain)
 

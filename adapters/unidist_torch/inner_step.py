@@ -95,6 +95,11 @@ class InnerStep(ABC):
         """Give back memory and communicators. Idempotent."""
 
 
+def keeps_share(optimizer: Any) -> bool:
+    """Say whether each rank keeps a share only of the state of an optimizer."""
+    return bool(getattr(getattr(optimizer, "_unidist", None), "shares", False))
+
+
 class WholeStep(InnerStep):
     """Every rank steps with all gradients.
 

@@ -225,7 +225,8 @@ class ShardedStep(InnerStep):
             if self._units is not None:
                 return UnitMemory(exchange, parameters, self._units)
             kinds = {cut.memory for cut in exchange.partition.buckets}
-            if may_share(self._strategy.shared, exchange.lanes[HOST].shard, kinds):
+            wish = self._strategy.sharing(self._update.context)
+            if may_share(wish, exchange.lanes[HOST].shard, kinds):
                 return SharedPagesMemory(exchange, parameters)
             return FlatMemory(exchange, parameters, recorder)
 

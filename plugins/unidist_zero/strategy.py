@@ -17,7 +17,7 @@ from unidist.gradients import GradientExchange
 from unidist.mesh import DATA_AXIS
 from unidist.planning.exchanging import sharded as sharded_step
 from unidist.planning.interface import PredictsStepTime
-from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy
+from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy, SurvivesLoss
 
 if TYPE_CHECKING:
     from unidist.buckets import ParameterInfo
@@ -40,7 +40,7 @@ _NOT_ASKED = (None, "auto", "false")
 
 
 @dataclass(frozen=True)
-class Zero(Strategy, GradientOwner, ShardsUpdates, InitializesModels, EstimatesMemory, PredictsStepTime):
+class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesModels, EstimatesMemory, PredictsStepTime):
     """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
 
     Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
@@ -55,7 +55,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, InitializesModels, EstimatesM
         shard: ranks that share with each other, neighbours; the groups hold the same and add up their gradients.
             Divides the data axis. Default: all of it.
         shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
-            where the engine can do it, "true" or an error, "false" never.
+            where the engine can do it, and not in elastic jobs; "true" or an error, "false" never.
         offload: with PyTorch, a folder: optimizer state, and master weights, are in files there that are mapped to
             memory. Default: in memory.
         units: with PyTorch, at stage 3: paths of the modules that are gathered one by one, `*` for any name, several
@@ -174,6 +174,20 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, InitializesModels, EstimatesM
                 return importlib.import_module(module).partition(self, model, context)
         return model
 
+    def elastic_obstacle(self, plan: Plan) -> str:
+        """See `SurvivesLoss.elastic_obstacle`: what a lost rank had another one has a copy of, since the commit."""
+        if self.stage == 3:
+            return "at stage 3 parameters are shared out too, and are not brought together again yet; use zero=2"
+        if self.shard is not None:
+            return f"shard={self.shard} is for one number of ranks, and it changes; leave shard out"
+        if self.shared == "true":
+            return "a lost rank may have been writing to the pages that all share; leave shared=true out"
+        return ""
+
+    def sharing(self, context: Context) -> str:
+        """Return the option `shared` as it is meant in this job: in an elastic one nothing is shared."""
+        return self.shared if context.membership is None else "false"
+
     def shares_pages(self, context: Context, memory_kinds: set[str]) -> bool:
         """Say whether a model's parameters are to be in memory that the ranks share. Alike on every rank.
 
@@ -188,7 +202,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, InitializesModels, EstimatesM
 
         if self.shard == 1 or self.units is not None or self.prefetch is not None:
             return False
-        return may_share(self.shared, context.axis(DATA_AXIS), memory_kinds)
+        return may_share(self.sharing(context), context.axis(DATA_AXIS), memory_kinds)
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""

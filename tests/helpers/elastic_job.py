@@ -108,7 +108,7 @@ class ElasticJob:
                 found += [match.groups()[1:]] * _count(match[1])
         return found
 
-    def wait_for(self, pattern: str, *, seconds: float = 60.0) -> tuple[str, ...]:
+    def wait_for(self, pattern: str, *, seconds: float = 240.0) -> tuple[str, ...]:
         """Wait for a line of a rank, and return its groups."""
         deadline = time.monotonic() + seconds
         while not (found := self.said(pattern)):
@@ -121,7 +121,7 @@ class ElasticJob:
         """Return the process that was this rank when the world first had this size."""
         return int(self.wait_for(rf"enter {rank} {size} \d+ (\d+)")[0])
 
-    def end(self, *, seconds: float = 60.0) -> int:
+    def end(self, *, seconds: float = 240.0) -> int:
         """Wait for the end of the job, and return its exit code."""
         code = self.process.wait(seconds)
         for thread in self._threads:

@@ -101,14 +101,8 @@ def load(
             names = {name: frozenset(state.names()) for name, (state, _) in parts.items()}
         except Exception as exc:
             error, names = exc, {}
-        everywhere: list[dict[str, frozenset[str]]] = agree(communicator, names, error, what)
-        try:
-            for name, (state, section) in parts.items():
-                section.elsewhere = frozenset().union(*(each.get(name, frozenset()) for each in everywhere))
-                state.check(section, strict=options.strict)
-        except Exception as exc:
-            error = exc
-        agree(communicator, None, error, what)
+        check_parts(communicator, parts, names, error, strict=options.strict, what=what)
+        error = None
         try:
             for state, section in parts.values():
                 state.load(section, strict=options.strict)
@@ -117,3 +111,35 @@ def load(
         agree(communicator, None, error, what)
     assert checkpoint is not None
     return checkpoint
+
+
+def check_parts(
+    communicator: Communicator,
+    parts: Mapping[str, tuple[KeepsState, SavedSection]],
+    names: Mapping[str, frozenset[str]],
+    error: Exception | None,
+    *,
+    strict: bool,
+    what: str,
+) -> None:
+    """Make sure that what was saved fits on all ranks, before anything is changed. Collective.
+
+    Args:
+        communicator: over all ranks.
+        parts: what is loaded into, and what is loaded, by section.
+        names: of what this rank can load, by section: `KeepsState.names`.
+        error: what has gone wrong on this rank before.
+        strict: see `LoadOptions`.
+        what: for messages, see `agree`.
+
+    Raises:
+        UnidistError: it does not fit, on this or another rank.
+    """
+    everywhere: list[dict[str, frozenset[str]]] = agree(communicator, dict(names), error, what)
+    try:
+        for name, (state, section) in parts.items():
+            section.elsewhere = frozenset().union(*(each.get(name, frozenset()) for each in everywhere))
+            state.check(section, strict=strict)
+    except Exception as exc:
+        error = exc
+    agree(communicator, None, error, what)

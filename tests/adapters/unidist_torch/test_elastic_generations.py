@@ -86,17 +86,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    ("size", "victim"),
+    ("size", "victim", "strategy"),
     [
-        (3, 1),
-        *(pytest.param(size, victim, marks=pytest.mark.soak) for size, victim in ((3, 0), (4, 3), (4, 0), (2, 1))),
+        (3, 1, "data"),
+        (3, 1, "zero=2"),
+        *(
+            pytest.param(size, victim, strategy, marks=pytest.mark.soak)
+            for size, victim in ((3, 0), (4, 3), (4, 0), (2, 1))
+            for strategy in ("data", "zero=1", "zero=2", "zero=2:whole=true")
+        ),
     ],
 )
 def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
-    size: int, victim: int, undisturbed: list[float], tmp_path: Path
+    size: int, victim: int, strategy: str, undisturbed: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
+    command += ["--strategy", strategy]
     process = subprocess.Popen(
         [*command, "--event-log", "events", sys.executable, "script.py", str(size)],
         cwd=tmp_path,
@@ -110,7 +116,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
         killed = job.pid(victim, size)
         job.wait_for(r"step 2 \d")
         os.kill(killed, signal.SIGKILL)
-        assert job.end(seconds=120) == 0, job.lines
+        assert job.end(seconds=300) == 0, job.lines
     results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
     assert len(results) == size
     for result in results:
@@ -118,3 +124,28 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     assert pids - {killed} <= job.survivors()
     assert [event["world_size"] for event in job.events("generation")] == [size, size - 1, size]
     assert job.said(r"resets (.*)").count((str([size - 1, size]),)) == size - 1
+
+
+@pytest.mark.parallel
+@pytest.mark.soak
+def test_neighbours_that_are_lost_together_end_the_job_with_an_error_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "4", "--min-np", "1", "--strategy", "zero=2"]
+    process = subprocess.Popen(
+        [*command, "--event-log", "events", sys.executable, "script.py", "4"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with ElasticJob(process, tmp_path / "events") as job:
+        victims = [job.pid(rank, 4) for rank in (1, 2)]
+        job.wait_for(r"step 2 \d")
+        for victim in victims:
+            os.kill(victim, signal.SIGSTOP)  # so that neither is replaced before the other is gone
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        assert job.end(seconds=300) != 0
+    assert any("the share of rank 1 by rank 2" in line for line in job.lines), job.lines
+    assert not job.said(r"done .*")
