@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from unidist.errors import UnidistError
+from unidist_tensorflow import graph
+from unidist_tensorflow.errors import as_op_errors
 
 LossFunction = Callable[[Any, Any], Any]
 """What `TrainStep` takes, Keras' order: targets and the model's outputs to the loss, of which the mean is taken."""
@@ -67,11 +72,13 @@ class WholeStepRunner(StepRunner):
 
     def run(self, inputs: Any, targets: Any) -> tf.Tensor:
         """See `StepRunner.run`."""
-        return self._run(inputs, targets)
+        with _failures_as_they_were():
+            return self._run(inputs, targets)
 
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
         """See `StepRunner.evaluate`."""
-        return self._evaluate(inputs, targets, training=False)
+        with _failures_as_they_were():
+            return self._evaluate(inputs, targets, training=False)
 
     def predict(self, inputs: Any) -> Any:
         """See `StepRunner.predict`."""
@@ -91,6 +98,20 @@ class WholeStepRunner(StepRunner):
     def _loss(self, inputs: Any, targets: Any, training: bool) -> tf.Tensor:
         loss = tf.reduce_mean(self._loss_fn(targets, self._model(inputs, training=training)))
         return tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in self._model.losses)])
+
+
+@contextmanager
+def _failures_as_they_were() -> Iterator[None]:
+    """Raise unidist's error of a node, of which TensorFlow passes on no more than the text."""
+    graph.take_failure()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        failure = graph.take_failure()
+        if not isinstance(failure, UnidistError) or isinstance(error, UnidistError):
+            raise
+        with as_op_errors():
+            raise failure from error
 
 
 def structure_of(value: Any) -> Any:
