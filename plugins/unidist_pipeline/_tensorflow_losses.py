@@ -37,6 +37,13 @@ def check_loss(loss_fn: Any, *, masked: bool, weighted: bool = False) -> None:
             f"the loss {loss_fn.name!r} has reduction={reduction!r}: of the micro-batches of a pipeline it is not the "
             "batch's. Use reduction='sum_over_batch_size', the default"
         )
+    ignored = getattr(loss_fn, "ignore_class", None)
+    if ignored is not None:
+        raise UsageError(
+            f"the loss {loss_fn.name!r} has ignore_class={ignored}: it is the mean over the targets that count, of "
+            "which the micro-batches of a pipeline may have different numbers. Leave it out, and weight the loss by "
+            "yourself: sample_weight in fit, or in the loss function"
+        )
     if masked:
         raise UsageError(
             "the model's outputs carry a Keras mask, by which the loss would be weighted within each micro-batch of a "

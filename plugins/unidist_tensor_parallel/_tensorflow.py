@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,7 +17,7 @@ from unidist_tensor_parallel._layout import AXIS, Cut, Heads, even
 from unidist_tensor_parallel._plan import Assignment, Role, assign, automatic, report
 from unidist_tensor_parallel._tensorflow_axis import TensorAxis
 from unidist_tensor_parallel._tensorflow_describe import candidates, described, heads_of, why_whole
-from unidist_tensor_parallel._tensorflow_flow import Flow
+from unidist_tensor_parallel._tensorflow_flow import Flow, is_element_wise
 from unidist_tensor_parallel._tensorflow_layers import (
     ATTENTIONS,
     DENSE,
@@ -32,6 +32,7 @@ from unidist_tensor_parallel._tensorflow_layers import (
     become,
     cut_variable,
 )
+from unidist_tensor_parallel._tensorflow_sequence import cut_blocks, find_blocks
 from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.memory import array_of, buffer_of_array
 
@@ -71,20 +72,33 @@ class TensorPlaces(PlacesParameters):
 
 def partition(strategy: Tensor, model: Any, context: Context) -> Any:
     """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
-    if strategy.sequence:
-        raise ConfigurationError("tensor:sequence=true is there for PyTorch, not for Keras; leave it out")
+    others = [name for name in context.plan.model_axes if name != AXIS]
+    if strategy.sequence and others:
+        raise ConfigurationError(
+            f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+            "them. Leave sequence out, or the other strategy"
+        )
     layers = candidates(model)
     flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
     assignment = _assignment(strategy, layers, flow)
     axis = TensorAxis(context.new_communicator(AXIS))
     places = TensorPlaces(placements_of(model), axis.size)
-    cutting = _Cutting(model, axis, places)
+    rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
+    expected = [blocks.computed() for blocks in rows]
+    cutting = _Cutting(model, axis, places, {identity: blocks.axis for blocks in rows for identity in blocks.inside})
     total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
     for path, role in assignment.roles.items():
         cutting.cut(path, layers[path], role)
-    _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis)
+    for blocks, outputs in zip(rows, expected, strict=True):
+        cut_blocks(blocks, cutting.variables)
+        blocks.check(outputs)
+        count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
+        assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
+    different = set().union(*(blocks.inside for blocks in rows))
+    _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
     if context.topology.rank == 0:
-        text = report(assignment.roles, assignment.reasons, cut=cutting.elements, total=total, size=axis.size)
+        figures = {"cut": cutting.elements, "total": total, "size": axis.size}
+        text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
         print(text, file=sys.stderr, flush=True)
     setattr(model, CARRIED, places)
     return model
@@ -124,6 +138,11 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
                 f"tensor: {path!r} is a {type(layer).__name__}, which cannot have the role {str(role)!r}; it can have "
                 f"{', '.join(map(str, fitting))}, replicate"
             )
+        if role is Role.COLUMN and not is_element_wise(layer.activation):
+            raise ConfigurationError(
+                f"tensor: {path!r} cannot be {role}: its activation, {layer.activation.__name__}, needs all outputs. "
+                f"Use {Role.COLUMN_GATHER}"
+            )
     _check_pairs(found.roles, layers, flow)
     for path in layers.keys() - given.keys():
         found.reasons[path] = "no pattern of the plan names it"
@@ -134,6 +153,8 @@ def _check_pairs(roles: Mapping[str, Role], layers: Mapping[str, Any], flow: Flo
     """Raise where cut outputs would go to a layer that takes whole ones, or the other way round."""
     paths = {id(layer): path for path, layer in layers.items()}
     for path, role in roles.items():
+        if role is Role.COLUMN and flow.is_output(layers[path]):
+            continue  # logits in parts, for VocabularyCrossEntropy
         others = {Role.COLUMN: flow.destinations, Role.ROW: flow.origins}.get(role)
         wanted = Role.ROW if role is Role.COLUMN else Role.COLUMN
         for other in others(layers[path]) if others is not None and not flow.failures else ():
@@ -154,10 +175,17 @@ class _Cutting:
         model: that they are of.
         axis: the exchanges.
         places: is told of every variable that is cut.
+        axes: by identity, of layers that exchange otherwise.
+
+    Attributes:
+        elements: of all variables that are cut.
+        variables: their identities.
     """
 
-    def __init__(self, model: Any, axis: TensorAxis, places: TensorPlaces) -> None:
+    def __init__(self, model: Any, axis: TensorAxis, places: TensorPlaces, axes: Mapping[int, TensorAxis]) -> None:
         self.elements = 0
+        self.variables: set[int] = set()
+        self._axes = axes
         self._axis = axis
         self._places = places
         self._paths = {id(variable): path for path, variable in stable_paths(model.weights).items()}
@@ -173,13 +201,16 @@ class _Cutting:
         elif role in (Role.ROW, Role.ROW_SPLIT):
             rows = even(0, layer.kernel.shape[0], self._axis.size, what=f"inputs of {path}")
             self._variable(layer.kernel, rows)
-            self._become_row(layer, Row, Share(self._axis, rows.counts, splits=role is Role.ROW_SPLIT))
+            self._become_row(layer, Row, Share(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
         else:
             columns = even(1, layer.kernel.shape[1], self._axis.size, what=f"outputs of {path}")
             self._variable(layer.kernel, columns)
             if layer.bias is not None:
                 self._variable(layer.bias, columns.along(0))
-            become(layer, Column, Share(self._axis, columns.counts, gathers=role is not Role.COLUMN))
+            become(layer, Column, Share(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
+
+    def _axis_of(self, layer: Any) -> TensorAxis:
+        return self._axes.get(id(layer), self._axis)
 
     def _become_row(self, layer: Any, role: type[CutLayer], share: Share) -> None:
         become(layer, role, share)
@@ -200,7 +231,7 @@ class _Cutting:
                 self._variable(projection.bias, cut.along(0))
         output = layer._output_dense
         self._variable(output.kernel, queries.along(0))
-        share = Share(self._axis, queries.counts)
+        share = Share(self._axis_of(layer), queries.counts)
         become(output, EinsumRow, share)
         become(layer, AttentionByHeads, share)
 
@@ -211,17 +242,20 @@ class _Cutting:
         whole = self._places.placement(stable, shape, DType(np.dtype(variable.dtype).name))
         self._places.add((stable, path), Placement(whole.name, shape, box))
         self.elements += int(np.prod(shape))
+        self.variables.add(id(variable))
         part = np.take(np.asarray(variable.value), cut.indices(self._axis.rank), axis=cut.dim)
         cut_variable(variable, part)
 
 
-def _separate_seeds(model: Any, cut: Sequence[Any], flow: Flow, context: Context, axis: TensorAxis) -> None:
+def _separate_seeds(
+    model: Any, cut: Sequence[Any], flow: Flow, context: Context, axis: TensorAxis, different: Iterable[int]
+) -> None:
     """Let random numbers be equal where all ranks compute the same, and different where each has a part.
 
     Seeds are taken from the first rank of the axis. Those of dropouts within a cut attention, and between a column and
-    a row layer, are moved by the rank.
+    a row layer, are moved by the rank, and those of other layers that are `different`.
     """
-    own: set[int] = set()
+    own = set(different)
     for layer in cut:
         if isinstance(layer, ATTENTIONS):
             own |= {id(each) for each in layer._flatten_layers(include_self=False)}

@@ -7,12 +7,14 @@ rank, in the backward pass too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, ReduceOp
+from unidist_tensor_parallel._layout import portions
 from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
 from unidist_tensorflow.training_tensors import host_node
 
@@ -27,17 +29,17 @@ class TensorAxis:
     """
 
     def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
+        self.communicator = communicator
         self.rank = communicator.rank
         self.size = communicator.size
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a whole tensor as the input of a cut layer: unchanged; its gradients of all ranks are added up."""
-        return _differentiable(tf.identity, self._sum)(tensor)
+        return _differentiable(tf.identity, self.reduced)(tensor)
 
     def leave(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of the partial results of all ranks; its gradient is every rank's."""
-        return _differentiable(self._sum, tf.identity)(tensor)
+        return _differentiable(self.reduced, tf.identity)(tensor)
 
     def gather(self, tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         """Return the parts of all ranks side by side along the last dim; of the gradient each takes its part.
@@ -52,22 +54,24 @@ class TensorAxis:
         """Return this rank's part of a whole tensor along the last dim, the reverse of `gather`."""
         return _differentiable(lambda x: self._own(x, counts), lambda x: self._concatenated(x, counts))(tensor)
 
-    def _sum(self, tensor: tf.Tensor) -> tf.Tensor:
+    def reduced(self, tensor: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
+        """Return the sum over all ranks, or another reduction, without a gradient."""
+
         def run(given: Any) -> list[Array]:
             source = np.ascontiguousarray(given)
             target = empty_array(source.shape, source.dtype)
-            self._communicator.allreduce(buffer_of_array(source), buffer_of_array(target)).wait()
+            self.communicator.allreduce(buffer_of_array(source), buffer_of_array(target), op=op).wait()
             return [target]
 
-        [summed] = host_node(run, [tensor], [tf.TensorSpec(tensor.shape, tensor.dtype)], name=_NAME)
-        return summed
+        [result] = host_node(run, [tensor], [tf.TensorSpec(tensor.shape, tensor.dtype)], name=_NAME)
+        return result
 
     def _concatenated(self, tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         def run(given: Any) -> list[Array]:
             source = np.ascontiguousarray(np.moveaxis(np.asarray(given), -1, 0))
             rows = source.size // counts[self.rank]
             target = np.empty((sum(counts), *source.shape[1:]), source.dtype)
-            self._communicator.allgather(
+            self.communicator.allgather(
                 buffer_of_array(source), buffer_of_array(target), counts=[count * rows for count in counts]
             ).wait()
             gathered = empty_array((*source.shape[1:], sum(counts)), source.dtype)
@@ -96,3 +100,130 @@ def _differentiable(
         return function(tf.convert_to_tensor(tensor))
 
     return call
+
+
+class SequenceAxis(TensorAxis):
+    """The exchanges where activations, `(batch, tokens, width)`, are cut along the sequence.
+
+    Args:
+        axis: the same ranks, where activations are whole.
+    """
+
+    def __init__(self, axis: TensorAxis) -> None:
+        self.communicator, self.rank, self.size = axis.communicator, axis.rank, axis.size
+        self._tokens: Any = None
+
+    def begin(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's tokens of a whole activation; of the gradient all ranks get all parts."""
+        self._tokens = tensor.shape[1] if tensor.shape[1] is not None else tf.shape(tensor)[1]
+        return self._exchange(_Tokens.own, _Tokens.all, tensor)
+
+    def finish(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return all tokens, the reverse of `begin`."""
+        return self._exchange(_Tokens.all, _Tokens.own, tensor)
+
+    def enter(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return all tokens as the input of a cut layer; of the sum of all ranks' gradients this rank's part."""
+        return self._exchange(_Tokens.all, _Tokens.summed, tensor)
+
+    def leave(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's tokens of the sum of the partial results; of the gradient all ranks get all parts."""
+        return self._exchange(_Tokens.summed, _Tokens.all, tensor)
+
+    def _exchange(self, forward: Any, backward: Any, tensor: tf.Tensor) -> tf.Tensor:
+        tokens = _Tokens(self.communicator, self._tokens)  # of now: another batch may come before the backward pass
+        return _differentiable(partial(forward, tokens), partial(backward, tokens))(tensor)
+
+    def summed_gradients(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return tensors as they are; their gradients of all ranks are added up, in one exchange for each dtype."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def function(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+            def backward(*gradients: Any) -> list[tf.Tensor]:
+                found = [tf.convert_to_tensor(each) for each in gradients]
+                for dtype in dict.fromkeys(each.dtype for each in found):
+                    places = [place for place, each in enumerate(found) if each.dtype == dtype]
+                    sizes = [found[place].shape.num_elements() for place in places]
+                    parts = tf.split(self.reduced(tf.concat([tf.reshape(found[i], [-1]) for i in places], 0)), sizes)
+                    for place, part in zip(places, parts, strict=True):
+                        found[place] = tf.reshape(part, found[place].shape)
+                return found
+
+            return [tf.identity(each) for each in given], backward
+
+        return list(function(*map(tf.convert_to_tensor, values))) if values else []
+
+
+class _Tokens:
+    """Exchanges of activations of one length.
+
+    Args:
+        communicator: along the axis.
+        total: tokens of the whole, a number or a scalar tensor.
+    """
+
+    def __init__(self, communicator: Communicator, total: Any) -> None:
+        self._communicator, self._total = communicator, total
+        self._rank, self._size = communicator.rank, communicator.size
+
+    def all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the tokens of all ranks."""
+
+        def run(given: Any, total: Any) -> list[Array]:
+            source = np.ascontiguousarray(np.swapaxes(given, 0, 1))
+            target = np.empty((int(total), *source.shape[1:]), source.dtype)
+            self._communicator.allgather(
+                buffer_of_array(source), buffer_of_array(target), counts=self._counts(target)
+            ).wait()
+            return [_turned(target)]
+
+        return self._node(run, tensor, self._total)
+
+    def summed(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's tokens of the sum over all ranks."""
+
+        def run(given: Any, total: Any) -> list[Array]:
+            source = np.ascontiguousarray(np.swapaxes(given, 0, 1))
+            target = np.empty((self._portions(int(total))[self._rank], *source.shape[1:]), source.dtype)
+            self._communicator.reducescatter(
+                buffer_of_array(source), buffer_of_array(target), counts=self._counts(source)
+            ).wait()
+            return [_turned(target)]
+
+        return self._node(run, tensor, self._share)
+
+    def own(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return this rank's tokens of those that it has."""
+        each, more = self._total // self._size, self._total % self._size
+        begin = self._rank * each + tf.minimum(self._rank, more)
+        part = tensor[:, begin : begin + each + tf.cast(self._rank < more, tf.int32)]
+        return self._shaped(part, tensor, self._share)
+
+    def _node(self, run: Callable[..., list[Array]], tensor: tf.Tensor, tokens: Any) -> tf.Tensor:
+        specs = [tf.TensorSpec((tensor.shape[0], None, tensor.shape[2]), tensor.dtype)]
+        [result] = host_node(run, [tensor, tf.convert_to_tensor(self._total, tf.int32)], specs, name=_NAME)
+        return self._shaped(result, tensor, tokens)
+
+    def _shaped(self, result: tf.Tensor, tensor: tf.Tensor, tokens: Any) -> tf.Tensor:
+        result.set_shape((tensor.shape[0], tokens if isinstance(tokens, int) else None, tensor.shape[2]))
+        return result
+
+    def _counts(self, rows: Array) -> list[int]:
+        """Return the elements of each rank, of all rows."""
+        row = int(np.prod(rows.shape[1:]))
+        return [count * row for count in self._portions(len(rows))]
+
+    def _portions(self, total: int) -> tuple[int, ...]:
+        return portions(total, self._size, what="tokens of a sequence")
+
+    @property
+    def _share(self) -> int | None:
+        """This rank's tokens, where their number is known."""
+        return self._portions(self._total)[self._rank] if isinstance(self._total, int) else None
+
+
+def _turned(rows: Array) -> Array:
+    """Return an array with its first two dims swapped, in memory that TensorFlow can take."""
+    turned = empty_array((rows.shape[1], rows.shape[0], *rows.shape[2:]), rows.dtype)
+    turned[...] = np.swapaxes(rows, 0, 1)
+    return turned

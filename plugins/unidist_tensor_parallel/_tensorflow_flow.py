@@ -131,6 +131,27 @@ class Flow:
                 found |= self._destinations(tensor, set())
         return found or {OUTSIDE}
 
+    def is_output(self, layer: Any) -> bool:
+        """Say whether the model returns what a leaf gives as it is, and nothing else takes it."""
+        keys = {self._key(tensor) for node in self._nodes_of(layer) for tensor in node.output_tensors}
+        return bool(keys) and keys <= self._outputs and not any(self._users.get(key) for key in keys)
+
+    def follows(self, first: Any, second: Any) -> bool:
+        """Say whether one leaf takes what another one gives, as it is, and nothing else does."""
+        nodes = self._nodes_of(first)
+        if len(nodes) != 1:
+            return False
+        keys = {self._key(tensor) for tensor in nodes[0].output_tensors}
+        users = [node.operation for key in keys for node in self._users.get(key, ())]
+        return len(users) == 1 and users[0] is second and not keys & self._outputs
+
+    def shape_into(self, layer: Any) -> tuple[int | None, ...] | None:
+        """Return the shape of the one tensor that a leaf is called with; None if there are more, or several calls."""
+        nodes = self._nodes_of(layer)
+        if len(nodes) != 1 or len(nodes[0].input_tensors) != 1:
+            return None
+        return tuple(nodes[0].input_tensors[0].shape)
+
     def between(self, first: Any) -> set[Any]:
         """Return the element-wise layers that the outputs of a leaf go through."""
         passed: set[Any] = set()
@@ -224,7 +245,7 @@ class Flow:
         self._kept += [*node.input_tensors, *node.output_tensors]
         operation = node.operation
         is_layer = isinstance(operation, keras.layers.Layer)
-        if is_layer and not self._is_leaf(operation) and _is_composite(operation) and self._open(node):
+        if is_layer and not self._is_leaf(operation) and is_composite(operation) and self._open(node):
             return
         for key in keys:
             self._makers[key] = node
@@ -281,7 +302,8 @@ def _graph_of(layer: Any) -> Any:
     return layer if isinstance(layer, keras.Model) and hasattr(layer, "_nodes_by_depth") else None
 
 
-def _is_composite(layer: Any) -> bool:
+def is_composite(layer: Any) -> bool:
+    """Say whether a layer is made of layers."""
     return any(True for _ in layer._flatten_layers(include_self=False))
 
 

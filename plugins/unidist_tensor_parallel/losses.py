@@ -1,4 +1,4 @@
-"""Losses for models whose output layer is cut; for PyTorch."""
+"""Losses for models of PyTorch whose output layer is cut; for Keras see `keras_losses`."""
 
 from unidist_tensor_parallel._torch_vocabulary import VocabularyCrossEntropy
 

@@ -12,6 +12,10 @@ import tensorflow as tf
 
 import unidist.keras as ud
 from unidist import context
+from unidist.testing import RecordingCommunicator
+from unidist.testing.recording import Record
+from unidist_tensor_parallel import _tensorflow
+from unidist_tensor_parallel._tensorflow_axis import TensorAxis
 from unidist_tensorflow.training_distribute import distribute
 
 STEPS, BATCH, LENGTH, TOKENS, WIDTH = 4, 8, 5, 11, 8
@@ -69,6 +73,20 @@ def transformer(seed: int = 5, dropout: float = 0.0) -> Any:
     for number in range(2):
         x = Block(dropout, name=f"block{number}")(x)
     return keras.Model(tokens, L.Dense(TOKENS, name="scores")(L.LayerNormalization(name="norm")(x)))
+
+
+class Mixing(Block):
+    """A block that needs all tokens."""
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        """Look at their mean."""
+        return super().call(x + keras.ops.mean(x, 1, keepdims=True), training=training)
+
+
+def mixing() -> Any:
+    """A model of such blocks."""
+    start = keras.Input((LENGTH, WIDTH))
+    return keras.Model(start, Mixing()(start))
 
 
 def dense(seed: int = 5) -> Any:
@@ -150,3 +168,58 @@ def error_of(kind: str, optimizer: str, strategy: str, *, fit: bool = False, cli
         if not fit or current.axis_size("data") == 1:
             errors.append(np.abs(np.asarray(losses) - wanted).max())
         return float(max(errors))
+
+
+@contextmanager
+def recording() -> Iterator[list[Record]]:
+    """A list of what models that are cut inside of the block exchange."""
+    records: list[Record] = []
+
+    class Recorded(TensorAxis):
+        def __init__(self, communicator: Any) -> None:
+            super().__init__(RecordingCommunicator(communicator, records))
+
+    kept = _tensorflow.TensorAxis
+    _tensorflow.TensorAxis = Recorded  # type: ignore[misc]  # in this block only
+    try:
+        yield records
+    finally:
+        _tensorflow.TensorAxis = kept  # type: ignore[misc]
+
+
+def vocabulary(ignored: int | None, fit: bool) -> tuple[float, list[tuple[str, int]]]:
+    """Train with a cross-entropy of cut logits; returns how far all is from one process, and what a step exchanged."""
+    from unidist_tensor_parallel.keras_losses import VocabularyCrossEntropy
+
+    with runtime() as current, recording() as records:
+        entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
+        reference = transformer()
+        reference.compile(OPTIMIZERS["sgd"](), entropy, jit_compile=False)
+        model = transformer()
+        head = model.get_layer("scores")
+        chosen, optimizer = VocabularyCrossEntropy(head, ignore_class=ignored), OPTIMIZERS["sgd"]()
+        x, y = data("transformer")[0][0], data("transformer")[1][0]
+        assert float(chosen(y, model(x))) == float(entropy(y, model(x))), "of whole logits it is Keras' own"
+        strategy = f"tensor={current.topology.world_size}:plan=embedding=vocabulary+scores=column"
+        if fit:
+            model, optimizer = distribute(model, optimizer, strategy)
+            model.compile(optimizer, chosen, jit_compile=False)
+            step = model.train_on_batch
+        else:
+            trained = ud.TrainStep(model, optimizer, chosen, strategy)
+            model, step = trained.model, trained
+        errors = []
+        for x, y in zip(*data("transformer"), strict=True):
+            records.clear()
+            errors.append(abs(float(step(x, y)) - float(reference.train_on_batch(x, y))))
+            if fit:
+                model.reset_metrics()
+                reference.reset_metrics()
+        made = [(record.operation, record.nbytes) for record in records]
+        logits, counts = np.asarray(model(x, training=False)), head._share.counts
+        begin = sum(counts[: current.topology.rank])
+        wanted = np.asarray(reference(x, training=False))[..., begin : begin + head._share.own]
+        errors.append(np.abs(logits - wanted).max())
+        outside = chosen(np.full((1, LENGTH), TOKENS), model(x[:1]))
+        assert np.isnan(float(outside)), "a target that is no class"
+        return float(max(errors)), made

@@ -14,13 +14,27 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
 import keras
 import numpy as np
-from _keras_tensor import Block, alone, data, dense, error_of, loss, runtime, train, transformer
+from _keras_tensor import (
+    BATCH,
+    LENGTH,
+    WIDTH,
+    Block,
+    alone,
+    data,
+    dense,
+    error_of,
+    loss,
+    mixing,
+    recording,
+    runtime,
+    train,
+    transformer,
+    vocabulary,
+)
 
 import unidist.keras as ud
 from unidist.errors import ConfigurationError, UsageError
-from unidist.testing import RecordingCommunicator
-from unidist_tensor_parallel import _tensorflow
-from unidist_tensor_parallel._tensorflow_axis import TensorAxis
+from unidist_tensor_parallel._tensorflow_axis import SequenceAxis, TensorAxis
 from unidist_tensorflow.training_distribute import distribute
 
 pytestmark = pytest.mark.parallel
@@ -41,6 +55,8 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
         (3, "dense", "adamw", "tensor=3:plan=**.dense*=column_gather", {}),
         (2, "dense", "adamw", "tensor=2:plan=**.dense*=row_split,accumulate=2", {}),
         (2, "dense", "sgd", "tensor=2,clip_norm=0.05", {"clip": 0.05}),
+        (2, "transformer", "adamw", "tensor=2:sequence=true", {"fit": True}),
+        (3, "transformer", "sgd", "tensor=3:sequence=true", {}),
         (4, "transformer", "sgd", "tensor=2", {}),
         (4, "dense", "adamw", "tensor=2,zero=1,clip_norm=0.05", {"clip": 0.05}),
         (4, "dense", "sgd", "tensor=2,zero=2", {}),
@@ -59,6 +75,39 @@ def test_on_horovod(tensorflow_pools: PartPools) -> None:
     assert max(found) < 1e-12
 
 
+def test_without_the_sums_over_tokens_the_numbers_are_others(tensorflow_pools: PartPools) -> None:
+    def main() -> float:
+        kept = SequenceAxis.summed_gradients
+        SequenceAxis.summed_gradients = lambda self, values: values
+        try:
+            return error_of("transformer", "sgd", "tensor=2:sequence=true")
+        finally:
+            SequenceAxis.summed_gradients = kept
+
+    assert min(tensorflow_pools.get(2, engine="shm").run(main)) > 1e-3
+
+
+def test_sequences_cost_a_gather_and_a_scatter_for_each_sum(tensorflow_pools: PartPools) -> None:
+    def main() -> list[str]:
+        with runtime(), recording() as records:
+            step = ud.TrainStep(transformer(), keras.optimizers.SGD(), loss(), "tensor=2:sequence=true")
+            x, y = data("transformer")[0][0], data("transformer")[1][0]
+            step(x, y)
+            records.clear()
+            step(x, y)
+            return [record.operation for record in records]
+
+    gather, scatter, add = "allgather", "reducescatter", "allreduce"
+    # Attention, then up and gate, each of which gathers, and down.
+    block = [gather, scatter, gather, gather, scatter]
+    forward = [add, *block, *block, gather, gather]  # the embedding; the end of the blocks, and logits
+    back = [gather, scatter, scatter, gather, scatter, add]  # the last sum is of norms and biases
+    backward = [add, *back, *back, gather]
+    for made in tensorflow_pools.get(2, engine="shm").run(main):
+        assert made[: len(forward)] == forward
+        assert sorted(made[len(forward) :]) == sorted(backward)
+
+
 def test_without_the_exchange_the_numbers_are_others(tensorflow_pools: PartPools) -> None:
     def main(left_out: str) -> float:
         kept = getattr(TensorAxis, left_out)
@@ -75,27 +124,26 @@ def test_without_the_exchange_the_numbers_are_others(tensorflow_pools: PartPools
 
 def test_a_pair_of_layers_costs_one_sum_forward_and_one_backward(tensorflow_pools: PartPools) -> None:
     def main() -> list[str]:
-        records: list[RecordingCommunicator] = []
-
-        class Recorded(TensorAxis):
-            def __init__(self, communicator: Any) -> None:
-                records.append(RecordingCommunicator(communicator))
-                super().__init__(records[-1])
-
-        kept = _tensorflow.TensorAxis
-        _tensorflow.TensorAxis = Recorded
-        try:
-            with runtime():
-                keras.utils.set_random_seed(1)
-                layers = [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)]
-                step = ud.TrainStep(keras.Sequential(layers), keras.optimizers.SGD(), loss(), "tensor=2")
-                step(data("dense")[0][0], data("dense")[1][0] % 3)
-                return [record.operation for record in records[-1].records]
-        finally:
-            _tensorflow.TensorAxis = kept
+        with runtime(), recording() as records:
+            keras.utils.set_random_seed(1)
+            layers = [keras.Input((8,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)]
+            step = ud.TrainStep(keras.Sequential(layers), keras.optimizers.SGD(), loss(), "tensor=2")
+            step(data("dense")[0][0], data("dense")[1][0] % 3)
+            return [record.operation for record in records]
 
     # The input of the first layer needs no gradient.
     assert tensorflow_pools.get(2, engine="shm").run(main) == [["allreduce"]] * 2
+
+
+@pytest.mark.parametrize(("ranks", "ignored", "fit"), [(2, None, True), (3, 4, False)])
+def test_cross_entropy_of_cut_logits_is_that_of_whole_ones(
+    tensorflow_pools: PartPools, ranks: int, ignored: int | None, fit: bool
+) -> None:
+    tokens = BATCH * LENGTH
+    for error, made in tensorflow_pools.get(ranks, engine="shm").run(vocabulary, (ignored, fit)):
+        assert error < 1e-12
+        sizes = [tokens * WIDTH, tokens, 2 * tokens, tokens * WIDTH]  # the embedding, three numbers, the head backward
+        assert made == [("allreduce", 8 * size) for size in sizes]
 
 
 def test_checkpoints_load_at_any_division(tensorflow_pools: PartPools, tmp_path: Path) -> None:
@@ -136,12 +184,18 @@ def test_checkpoints_load_at_any_division(tensorflow_pools: PartPools, tmp_path:
         np.testing.assert_allclose(after, afterwards[0], rtol=1e-11, atol=1e-11)
 
 
-def test_random_numbers_are_equal_outside_and_different_inside_of_what_is_cut(tensorflow_pools: PartPools) -> None:
+@pytest.mark.parametrize("sequence", [False, True])
+def test_random_numbers_are_equal_outside_and_different_inside_of_what_is_cut(
+    tensorflow_pools: PartPools, sequence: bool
+) -> None:
     def main() -> dict[str, list[int]]:
         with runtime() as current:
-            model, _ = distribute(
-                transformer(seed=current.topology.rank, dropout=0.3), keras.optimizers.SGD(), "tensor=2"
-            )
+            whole = transformer(seed=current.topology.rank, dropout=0.3)
+            strategy = "tensor=2:sequence=true" if sequence else "tensor=2"
+            step = ud.TrainStep(whole, keras.optimizers.SGD(), loss(), strategy)
+            for _ in range(2 * sequence):  # which seeds do not forget
+                step(data("transformer")[0][0], data("transformer")[1][0])
+            model = step.model
             block = next(layer for layer in model.layers if isinstance(layer, Block))
             layers = {
                 "outer": block.outer_dropout,
@@ -151,7 +205,8 @@ def test_random_numbers_are_equal_outside_and_different_inside_of_what_is_cut(te
             return {name: np.asarray(layer.seed_generator.state).tolist() for name, layer in layers.items()}
 
     first, second = tensorflow_pools.get(2, engine="shm").run(main)
-    assert first["outer"] == second["outer"]
+    assert (first["outer"] == second["outer"]) is not sequence
+    assert not sequence or first["outer"][1] >= 2  # numbers drawn
     assert first["inner"] != second["inner"]
     assert first["attention"] != second["attention"]
 
@@ -170,6 +225,8 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path)
             (dense(), "tensor=2:plan=**.dense*=attention", None),
             (keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]), "tensor=2", None),
             (keras.Sequential([keras.layers.Dense(3)]), "tensor=2", None),
+            (dense(), "tensor=2:sequence=true", None),
+            (mixing(), "tensor=2:sequence=true", None),
             (dense(), "tensor=2", keras.optimizers.Adafactor()),
             (dense(), "tensor=2", keras.optimizers.SGD(global_clipnorm=1.0)),
         ):
@@ -187,6 +244,8 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path)
         "cannot have the role 'attention'",
         "no layer of this model was found",
         "must have its variables",
+        "no layers that are made of cut layers",
+        "mean over the sequence",
         "looks at a variable's whole tensor",
         "clip_norm",
     ]
