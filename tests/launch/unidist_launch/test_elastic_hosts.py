@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 import ssh_hosts
 from elastic_job import ElasticJob, script, total
@@ -89,3 +91,43 @@ def test_a_crashed_host_costs_its_ranks_only(start: Start, command: Command, hos
         assert job.end() == 0, job.lines
     (steps,) = job.steps()
     assert job.totals() == {total(steps)}
+
+
+def processes(hosts: SshHosts) -> list[psutil.Process]:
+    return [process for name in ("h1", "h2", "h3") for process in hosts.processes(name)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_outlives_the_launcher_on_any_host(
+    start: Start, command: Command, hosts: SshHosts, number: signal.Signals
+) -> None:
+    assert not processes(hosts)
+    with start() as job:
+        job.wait_for(r"step 5 .*")
+        assert len(processes(hosts)) >= 3
+        job.process.send_signal(number)
+        job.end(seconds=30)
+        assert command.wait_until(lambda: not processes(hosts), 5)
+        assert command.wait_until(lambda: not command.alive(), 5)
+
+
+@pytest.mark.soak
+def test_ranks_on_other_hosts_go_on_without_their_launcher_and_with_the_next_one(
+    start: Start, command: Command
+) -> None:
+    with start("--state-dir", "state") as first:
+        for rank in range(3):
+            first.pid(rank, 3)
+        first.wait_for(r"step 5 .*")
+        first.process.kill()
+        first.process.wait()
+    with start("--state-dir", "state") as job:
+        again = at(job, "resumed")
+        assert command.wait_until(lambda: any(float(when) > again for (when,) in job.said(r"step \d+ 0 \d+ (\S+)")), 60)
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert len(job.events("generation")) == 1
+    assert len(job.events("started")) == 3
