@@ -8,7 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from mpi_pool import MpiPool, variables
 from part_pools import PartPools
+from tensorflow_ranks import ENVIRONMENT
 
 from unidist.plugins import PluginManager
 
@@ -90,6 +92,23 @@ def test_on_other_engines(tensorflow_pools: PartPools, engine: str) -> None:
     else:
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed for TensorFlow")
     check_all(tensorflow_pools, 2, [Case("pipeline=2:schedule=zb-h1:microbatches=4", "within")], engine)
+
+
+@pytest.mark.soak
+def test_over_mpi(tmp_path: Path) -> None:
+    if not PluginManager().load().engines.get("mpi").load().availability().usable:
+        pytest.skip("MPI is not installed")
+    cases = [
+        Case("pipeline=2:microbatches=4", "skips", "adamw"),
+        Case("pipeline=2:schedule=zbv:microbatches=5", "tied", mode="fit", steps=2),
+    ]
+    pool = MpiPool(2, tmp_path, variables({**ENVIRONMENT, "UNIDIST_ENGINE": "mpi"}))
+    try:
+        for found in pool.run(run_cases, (cases, "mpi"), timeout=LONG):
+            for case, errors in zip(cases, found, strict=True):
+                check(case, errors)
+    finally:
+        pool.close()
 
 
 @pytest.mark.soak
