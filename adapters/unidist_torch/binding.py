@@ -324,6 +324,11 @@ class Binding:
         else:
             self._take(index, parameter)
 
+    def gradient_memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """See `step_runner.gradient_memory`."""
+        index = self._index.get(id(parameter))
+        return None if index is None or self._update.has_gradient(index) else self._places[index].view
+
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """A gradient has been computed: bring it into its place, and say so."""
         gradient = parameter.grad

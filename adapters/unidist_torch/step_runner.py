@@ -95,6 +95,18 @@ def gradient_computed(optimizer: Any, parameter: torch.Tensor) -> None:
     optimizer._unidist.gradient_computed(parameter)
 
 
+def gradient_memory(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return where the gradient of a pass may be computed, so that the exchange need not copy it; None: anywhere.
+
+    Ask in each pass before `gradient_computed`, which takes the gradient from there as from anywhere else.
+
+    Returns:
+        Memory of the parameter's shape, with no defined values.
+    """
+    memory: torch.Tensor | None = optimizer._unidist.gradient_memory(parameter)
+    return memory
+
+
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Call a model with one value, a tuple of positional arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, tuple):

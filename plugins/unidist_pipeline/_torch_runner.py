@@ -24,7 +24,7 @@ from unidist_pipeline._torch_values import changed, message_of, tensors_in, valu
 from unidist_pipeline.strategy import Pipeline
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import DTYPES, memory_kind
-from unidist_torch.step_runner import LossFunction, StepRunner, evaluating, gradient_computed
+from unidist_torch.step_runner import LossFunction, StepRunner, evaluating, gradient_computed, gradient_memory
 
 _DTYPES = tuple(DTYPES)
 _MOST_PROGRAMS = 32
@@ -118,7 +118,7 @@ class PipelineRunner(StepRunner):
         self._optimizer = optimizer
         self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
         self._random = StageRandom(self._rank.rank, device)
-        self._sums = GradientSums()
+        self._sums = GradientSums(lambda parameter: gradient_memory(optimizer, parameter))
         self._tied = TiedGradients(self._rank.channels, self._rank.rank, divided.division.shared)
         self._find_weights()
         self._trained: list[bool] = []

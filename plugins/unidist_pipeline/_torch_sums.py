@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
 class GradientSums:
-    """Adds up the gradients of the micro-batches, in the order in which they come."""
+    """Adds up the gradients of the micro-batches, in the order in which they come.
 
-    def __init__(self) -> None:
+    Args:
+        memory: returns for a parameter where the sum may be made, None: in new memory. Default: new memory.
+    """
+
+    def __init__(self, memory: Callable[[torch.Tensor], torch.Tensor | None] = lambda parameter: None) -> None:
+        self._memory = memory
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
         self._owned: set[torch.Tensor] = set()
 
@@ -20,19 +27,25 @@ class GradientSums:
         elif parameter in self._owned and not total.is_sparse:
             total += gradient
         else:
-            self._sums[parameter] = gradient + total if total.is_sparse else total + gradient
+            if gradient.is_sparse or total.is_sparse:
+                self._sums[parameter] = gradient + total if total.is_sparse else total + gradient
+            else:
+                self._sums[parameter] = torch.add(total, gradient, out=self._memory(parameter))
             self._owned.add(parameter)
 
     @torch.no_grad()
     def add_product(self, parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add a gradient that is the product of two matrices."""
         total = self._sums.get(parameter)
-        factors_are_dense = left.layout is torch.strided and right.layout is torch.strided
-        if total is not None and parameter in self._owned and not total.is_sparse and factors_are_dense:
+        if left.layout is not torch.strided or right.layout is not torch.strided:
+            self.add(parameter, left @ right)
+        elif total is None:
+            self._sums[parameter] = torch.mm(left, right, out=self._memory(parameter))
+            self._owned.add(parameter)
+        elif parameter in self._owned and not total.is_sparse:
             total.addmm_(left, right)
         else:
             self.add(parameter, left @ right)
-            self._owned.add(parameter)
 
     def take(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return the sum, and forget it; None if there is none."""

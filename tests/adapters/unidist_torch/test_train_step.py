@@ -13,6 +13,7 @@ from torch import nn
 import unidist.torch as ud
 from unidist.errors import UsageError
 from unidist.runner import RankPool
+from unidist_torch.step_runner import gradient_computed, gradient_memory
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
@@ -137,3 +138,31 @@ def test_it_works_in_one_process_and_refuses_what_is_bound(pool: Pool) -> None:
         assert float(step(x, y)) > float(step(x, y))
         with pytest.raises(UsageError, match="distributed already"):
             ud.TrainStep(model, optimizer, nn.functional.cross_entropy)
+
+
+def test_a_gradient_may_be_computed_in_its_place(pool: Pool) -> None:
+    def on_rank(strategy: str, num_passes: int) -> tuple[list[bool], bool, list[float]]:
+        with runtime():
+            layer = nn.Linear(2, 1, bias=False)
+            nn.init.zeros_(layer.weight)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+            bound: Any = ud.TrainStep(layer, optimizer, nn.functional.mse_loss, strategy).optimizer
+            weight, has_place, stays = layer.weight, list[bool](), True
+            for _ in range(2 * num_passes):
+                memory = gradient_memory(bound, weight)
+                has_place.append(memory is not None)
+                gradient = torch.full_like(weight, ud.rank() + 1.0)
+                weight.grad = gradient if memory is None else memory.copy_(gradient)
+                address = weight.grad.data_ptr()
+                gradient_computed(bound, weight)
+                bound.step()
+                if weight.grad is not None:
+                    stays &= weight.grad.data_ptr() == address
+                bound.zero_grad()
+            return has_place, stays, weight.detach().flatten().tolist()
+
+    for found in pool(2).run(on_rank, ("data", 1)):
+        assert found == ([True, True], True, [-3.0, -3.0])
+    for has_place, _, weights in pool(2).run(on_rank, ("accumulate=2", 2)):
+        assert has_place == [True, False, True, False], "the sum of the passes before is there"
+        assert weights == [-3.0, -3.0]

@@ -168,3 +168,17 @@ def test_a_gradient_of_autograds_is_not_changed() -> None:
     total = sums.take(weight)
     assert total is not None
     assert total.eq(5).all()
+
+
+@pytest.mark.parametrize("kinds", ["products", "gradients"])
+def test_sums_are_made_where_they_are_wanted(kinds: str) -> None:
+    weight, place = torch.zeros(4, 2), torch.full((2, 4), float("nan")).t()
+    sums = GradientSums(lambda parameter: place if parameter is weight else None)
+    for _ in range(3):
+        if kinds == "products":
+            sums.add_product(weight, torch.ones(4, 3), torch.ones(3, 2))
+        else:
+            sums.add(weight, torch.full((4, 2), 3.0))
+    total = sums.take(weight)
+    assert total is place
+    assert place.eq(9).all()
