@@ -113,7 +113,8 @@ class ElasticCoordinator(Coordinator):
             yield Publish(Happened("finished", {"worker": number}))
         if worker is None:
             return
-        if worker.phase is Phase.MEMBER or (worker.phase is Phase.DETACHED and not succeeded):
+        has_failed = worker.phase is Phase.DETACHED and not succeeded
+        if worker.rank is not None and (worker.phase is Phase.MEMBER or has_failed):  # else it was in no world
             yield from self._lose(worker, reason)
         yield from self._advance(now)
 

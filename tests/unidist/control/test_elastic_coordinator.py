@@ -167,6 +167,18 @@ def test_members_are_told_who_leaves_also_when_others_follow() -> None:
     assert desk.kinds().count("change") == 1
 
 
+def test_a_worker_that_fails_before_it_was_in_a_world_disturbs_nobody() -> None:
+    desk = Desk()
+    desk.come(0, 1)
+    desk.do(desk.coordinator.expect_worker(2, 0))
+    desk.say(2, "worker", worker=2)
+    desk.say(2, "detached")
+    desk.lose(2)
+    desk.do(desk.coordinator.end_worker(2, "exit code 1", now=desk.now, succeeded=False))
+    assert desk.last(0)["type"] == desk.last(1)["type"] == "assign"
+    assert "lost" not in desk.kinds()
+
+
 def test_a_lost_state_is_told_to_the_launcher() -> None:
     desk = Desk()
     desk.come(0, 1)
