@@ -62,7 +62,9 @@ class Fragment:
         if self.piece is None:
             return
         flat = tf.reshape(tf.convert_to_tensor(value), [-1])[self.piece.start : self.piece.start + self.piece.count]
-        self.storage.assign(tf.reshape(tf.cast(flat, self.storage.dtype), self.storage.shape))
+        own = tf.reshape(tf.cast(flat, self.storage.dtype), self.storage.shape)
+        # A slice shares the memory of the whole, which would stay as long as the variable has it.
+        self.storage.assign(tf.raw_ops.DeepCopy(x=own))
 
 
 class FragmentedMixin:

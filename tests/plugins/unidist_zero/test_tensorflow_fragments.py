@@ -1,0 +1,24 @@
+"""What a rank holds of one variable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+tf = pytest.importorskip("tensorflow")
+
+from unidist_tensorflow.memory import address_of, array_of, dtype_of  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._partition import Piece  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._tensorflow_fragments import make_fragment  # noqa: E402 - after TensorFlow is known to be there
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_a_fragment_does_not_keep_the_memory_of_the_whole(dtype: str) -> None:
+    variable = keras.Variable(np.arange(4096).reshape(64, 64) % 200, dtype=dtype)
+    piece = Piece(parameter=0, start=1024, count=64, bucket=0, offset=1024, owner=1)
+    fragment = make_fragment(variable, piece, dtype_of(variable), whole=False)
+    np.testing.assert_array_equal(fragment.storage.numpy(), variable.numpy().reshape(-1)[1024:1088])
+    whole = array_of(variable.value.read_value())
+    own = array_of(fragment.storage.value.read_value())
+    assert not address_of(whole) <= address_of(own) < address_of(whole) + whole.nbytes
