@@ -78,6 +78,8 @@ class KeptState:
             "command": list(job.command),
             "folder": os.getcwd(),
             "num_proc": job.num_proc,
+            "min_np": job.elastic.min_num,
+            "max_np": job.elastic.max_num,
             "orphan_timeout": job.elastic.orphan_timeout.total_seconds(),
             "heartbeat": job.heartbeat.total_seconds(),
         }

@@ -140,7 +140,8 @@ def test_orphans_end_themselves_and_a_later_launcher_begins_anew(start: Start, c
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_that_took_over_ends_the_job_at_a_signal(
     start: Start, command: Command, number: signal.Signals
 ) -> None:
