@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,20 @@ def parameters(text: str) -> list[float]:
     return [float(item) for item in text.split(";")]
 
 
+def start(size: int, strategy: str, folder: Path) -> ElasticJob:
+    """Start the script of this folder as an elastic job."""
+    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
+    process = subprocess.Popen(
+        [*command, "--strategy", strategy, "--event-log", "events", sys.executable, "script.py", str(size)],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return ElasticJob(process, folder / "events")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return what one process computes that nothing happens to."""
@@ -101,17 +117,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     size: int, victim: int, strategy: str, undisturbed: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
-    command += ["--strategy", strategy]
-    process = subprocess.Popen(
-        [*command, "--event-log", "events", sys.executable, "script.py", str(size)],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with ElasticJob(process, tmp_path / "events") as job:
+    with start(size, strategy, tmp_path) as job:
         pids = {job.pid(rank, size) for rank in range(size)}
         killed = job.pid(victim, size)
         job.wait_for(r"step 2 \d")
@@ -128,18 +134,32 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
 
 @pytest.mark.parallel
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_are_killed_at_random_steps_lose_no_share(
+    seed: int, undisturbed: list[float], tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    size, strategy = chance.choice((2, 3, 4)), chance.choice(("zero=1", "zero=2", "zero=2:whole=true"))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with start(size, strategy, tmp_path) as job:
+        for step in (chance.randrange(1, 4), chance.randrange(5, 9)):  # between the two, all ranks are there again
+            job.wait_for(rf"step {step} \d")
+            places = job.said(r"enter (\d+) (\d+) \d+ (\d+)")
+            pid = chance.choice([int(pid) for _, count, pid in places if int(count) == size][-size:])
+            time.sleep(chance.random() * 0.1)
+            os.kill(pid, signal.SIGKILL)
+        assert job.end(seconds=300) == 0, job.lines
+    results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
+    assert len(results) >= size - 1
+    for result in results:
+        assert result == pytest.approx(undisturbed, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parallel
+@pytest.mark.soak
 def test_neighbours_that_are_lost_together_end_the_job_with_an_error_that_names_them(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "4", "--min-np", "1", "--strategy", "zero=2"]
-    process = subprocess.Popen(
-        [*command, "--event-log", "events", sys.executable, "script.py", "4"],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with ElasticJob(process, tmp_path / "events") as job:
+    with start(4, "zero=2", tmp_path) as job:
         victims = [job.pid(rank, 4) for rank in (1, 2)]
         job.wait_for(r"step 2 \d")
         for victim in victims:
