@@ -137,17 +137,14 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
 
 def ask_for_change(runtime: Context, membership: Member) -> bool:
     """Say, on every rank alike, whether the world is to change now. Collective; a step has been taken."""
-    link, recorder = membership.link, runtime.recorder
+    link = membership.link
     link.step()
     if runtime.topology.world_size == 1:
         link.check()
         wanted = link.change_is_wanted
     else:
-        agreement = runtime.owned(_Agreement)
-        asked = time.monotonic()
-        wanted = agreement.on(link.change_is_wanted)
-        recorder.waited_sec += time.monotonic() - asked
-    first_step_sec = link.pace.commit(waited_sec=recorder.waited_sec)
+        wanted = runtime.owned(_Agreement).on(link.change_is_wanted)
+    first_step_sec = link.pace.commit(waited_sec=runtime.recorder.waited_sec)
     if first_step_sec is not None:
         _record_phase(runtime, "FIRST_STEP", first_step_sec)
     return wanted
@@ -158,13 +155,14 @@ class _Agreement:
 
     def __init__(self, runtime: Context) -> None:
         self._communicator = runtime.duplicate_world()
+        self._recorder = runtime.recorder
         self._flag = Buffer.allocate(1, DType.UINT8)
 
     def on(self, wanted: bool) -> bool:
         """Say whether any rank wants it. Collective."""
         view = self._flag.bytes()
         view[0] = int(wanted)
-        self._communicator.allreduce(self._flag, self._flag, op=ReduceOp.MAX).wait()
+        self._recorder.wait(self._communicator.allreduce(self._flag, self._flag, op=ReduceOp.MAX))
         return bool(view[0])
 
     def close(self) -> None:
