@@ -189,8 +189,11 @@ class FusedExchange:
             return
         for place, slices in gathered.items():
             gathered[place] = slices.coalesced()
-        rows = [buffer_of_array(slices.values.reshape(-1)) for slices in gathered.values() if slices.values.size]
-        self.update.conclude([ReducedGradients(tuple(rows))] if rows else [])
+        found = [(place, slices.values) for place, slices in gathered.items() if slices.values.size]
+        rows = tuple(buffer_of_array(values.reshape(-1)) for _, values in found)
+        copies = self.update.copies or (lambda name: 1)
+        held = tuple(copies(self.variables[place].name) for place, _ in found)
+        self.update.conclude([ReducedGradients(rows, copies=held)] if rows else [])
 
     def given(self, view: Array) -> Array:
         """Return what a caller may have of an exchange's memory: a view, or a copy where it keeps results."""

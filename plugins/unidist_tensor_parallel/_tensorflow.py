@@ -56,18 +56,20 @@ class TensorPlaces(PlacesParameters):
         self._inner = inner
         self._size = size
         self._placements: dict[str, Placement] = {}
+        self._cut: set[str] = set()
 
-    def add(self, paths: Sequence[str], placement: Placement) -> None:
-        """Note a variable that is cut, by all of its paths."""
-        self._placements.update(dict.fromkeys(paths, placement))
+    def add(self, stable_path: str, path: str, placement: Placement) -> None:
+        """Note a variable that is cut; the path that Keras gives it may be another one's stable path."""
+        self._placements[stable_path] = placement
+        self._cut.add(path)
 
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`."""
+        """See `PlacesParameters.placement`; the path is a stable one."""
         return self._placements.get(path) or self._inner.placement(path, shape, dtype)
 
     def copies(self, path: str) -> int:
-        """See `PlacesParameters.copies`: what is not cut is on every rank."""
-        return self._inner.copies(path) * (1 if path in self._placements else self._size)
+        """See `PlacesParameters.copies`: what is not cut is on every rank. The path is the one that Keras gives."""
+        return self._inner.copies(path) * (1 if path in self._cut else self._size)
 
 
 def partition(strategy: Tensor, model: Any, context: Context) -> Any:
@@ -240,7 +242,7 @@ class _Cutting:
         [box] = cut.boxes(shape, self._axis.rank)
         stable, path = self._paths[id(variable)], str(variable.path)
         whole = self._places.placement(stable, shape, DType(np.dtype(variable.dtype).name))
-        self._places.add((stable, path), Placement(whole.name, shape, box))
+        self._places.add(stable, path, Placement(whole.name, shape, box))
         self.elements += int(np.prod(shape))
         self.variables.add(id(variable))
         part = np.take(np.asarray(variable.value), cut.indices(self._axis.rank), axis=cut.dim)

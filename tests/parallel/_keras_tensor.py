@@ -89,6 +89,35 @@ def mixing() -> Any:
     return keras.Model(start, Mixing()(start))
 
 
+@keras.saving.register_keras_serializable("unidist_tests")
+class Places(L.Layer):  # type: ignore[misc,name-defined]  # Keras has no types
+    """Two embeddings, of which one is a vocabulary, and so is cut; their gradients are sparse."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.token, self.place = L.Embedding(TOKENS, WIDTH), L.Embedding(LENGTH + 2, WIDTH)
+
+    def build(self, shape: Any) -> None:
+        """Make the variables."""
+        self.token.build(shape)
+        self.place.build(shape[1:])
+        self.built = True
+
+    def call(self, tokens: Any) -> Any:
+        """Add what a token is and where it stands."""
+        return self.token(tokens) + self.place(keras.ops.arange(tokens.shape[1]))
+
+
+def positions(seed: int = 5) -> Any:
+    """Tokens to scores of tokens; one embedding has the path in Keras that is the other's stable one."""
+    keras.utils.set_random_seed(seed)
+    tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
+    L.Embedding(1, 1)  # takes a number: the path of the first of `Places` is that of the second among its siblings
+    x = Places()(tokens)
+    x = x + L.Dense(WIDTH)(L.Dense(14, "gelu")(L.LayerNormalization()(x)))
+    return keras.Model(tokens, L.Dense(TOKENS, name="scores")(x))
+
+
 def dense(seed: int = 5) -> Any:
     """A stack of dense layers on numbers, without an embedding (whose gradients are sparse)."""
     keras.utils.set_random_seed(seed)
@@ -106,7 +135,7 @@ def data(kind: str) -> tuple[Any, Any]:
     return tokens[0], tokens[1]
 
 
-MODELS: dict[str, Callable[..., Any]] = {"transformer": transformer, "dense": dense}
+MODELS: dict[str, Callable[..., Any]] = {"transformer": transformer, "positions": positions, "dense": dense}
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01),
