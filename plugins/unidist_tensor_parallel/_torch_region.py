@@ -53,7 +53,7 @@ class SequenceRegion(Region):
     """Activations between the cut layers are cut along the sequence.
 
     What is not cut there (norms, biases of row layers) sees some of the tokens on each rank, so its gradient is summed
-    over the ranks, in the backward pass itself.
+    over the ranks, in the backward pass itself; unless it comes after a layer that gathers its outputs.
 
     Args:
         axis: the ranks.
@@ -81,6 +81,15 @@ class SequenceRegion(Region):
 
     def end_cut(self) -> None:
         """See `Region.end_cut`."""
+
+    def has_all_tokens(self, x: torch.Tensor) -> bool:
+        """Say whether an activation has the tokens of all ranks: it comes from a layer that gathered its outputs, too.
+
+        With more ranks than tokens, one rank's may be all of them; then they count as its own.
+        """
+        if x.dim() < -self.dim:
+            return False
+        return x.shape[self.dim] == sum(self.counts) != self.counts[self.axis.rank]
 
     def begin(self, x: torch.Tensor, *, training: bool) -> torch.Tensor:
         """Return this rank's tokens of a whole activation: the first block's input."""

@@ -131,7 +131,7 @@ def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], regio
 
 
 class _Summing:
-    """The forward of a module whose own parameters have their gradients summed over the ranks."""
+    """The forward of a module whose own parameters have their gradients summed over the ranks, where tokens are cut."""
 
     def __init__(self, module: nn.Module, names: list[str], region: SequenceRegion) -> None:
         self._module = module
@@ -141,6 +141,9 @@ class _Summing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module
+        x = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if x is not None and self._region.has_all_tokens(x):
+            return self._forward(*args, **kwargs)
         parameters = {name: self._region.whole_parameter(getattr(module, name)) for name in self._names}
         module.forward = self._forward
         try:

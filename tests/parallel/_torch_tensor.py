@@ -187,9 +187,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "encoder": lambda: _encoder(batch_first=True),
     "turned": lambda: _encoder(batch_first=False),
     "gpt": _gpt,
+    "normed": lambda: nn.Sequential(nn.Sequential(_block(), _block()), nn.Linear(WIDTH, CLASSES)),
     "untold": lambda: nn.Sequential(ByInput(), ByHead(), nn.Linear(WIDTH, CLASSES)),
     "grouped": lambda: nn.Sequential(Grouped(fused=False), Grouped(fused=True), nn.Linear(WIDTH, CLASSES)),
 }  # fmt: skip
+
+
+def _block() -> nn.Module:
+    """Return a block with a norm between the two layers that are cut."""
+    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, WIDTH))
 
 
 def make(name: str) -> nn.Module:

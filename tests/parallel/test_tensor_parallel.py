@@ -44,6 +44,7 @@ CASES = {
         Case("grouped", "tensor=2", passes=2),
         Case("encoder", "tensor=2:sequence=true", "adamw", max_norm=0.3),
         Case("turned", "tensor=2:sequence=true"),
+        Case("normed", "tensor=2:sequence=true:plan=0.*.1=column_gather+0.*.4=row_split"),
         Case("untold", "tensor=2", "adamw"),
         Case("gpt", WHOLE_BETWEEN, engine="gloo"),
         Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
