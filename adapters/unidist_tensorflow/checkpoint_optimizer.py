@@ -41,9 +41,8 @@ class OptimizerState(KeepsState):
         for prefix, model in models.items():
             places = placements_of(model)
             for path, variable in stable_paths(model.weights).items():
-                name = f"{prefix}.{path}" if prefix else path
-                placement = places.placement(name, tuple(variable.shape), dtype_of(variable))
-                self._placements[id(variable)] = placement
+                placement = places.placement(path, tuple(variable.shape), dtype_of(variable))
+                self._placements[id(variable)] = placement.named_under(prefix)
 
     @property
     def _inner(self) -> Any:

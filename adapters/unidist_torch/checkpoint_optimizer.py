@@ -170,23 +170,24 @@ def parameter_placements(
     Raises:
         UsageError: there are models, and a parameter is none of theirs.
     """
-    paths: dict[int, tuple[str, PlacesParameters]] = {}
+    paths: dict[int, tuple[str, str, PlacesParameters]] = {}
     for prefix, model in models.items():
         placements = placements_of(model)
         for path, parameter in model.named_parameters():
-            paths[id(parameter)] = (f"{prefix}.{path}" if prefix else path, placements)
+            paths[id(parameter)] = (prefix, path, placements)
     found: dict[int, Placement] = {}
     for number, group in enumerate(optimizer.param_groups):
         given = group.get("param_names")
         for position, parameter in enumerate(group["params"]):
-            path, placements = paths.get(id(parameter), ("", WholeParameters()))
+            prefix, path, placements = paths.get(id(parameter), ("", "", WholeParameters()))
             if not path and models:
                 raise UsageError(
                     f"parameter {position} of group {number} of the optimizer is none of the models'. Save every model "
                     "whose parameters the optimizer updates: model={'a': ..., 'b': ...}"
                 )
             path = path or (given[position] if given else f"{number}.{position}")
-            found[id(parameter)] = placements.placement(path, tuple(parameter.shape), dtype_of(parameter))
+            placement = placements.placement(path, tuple(parameter.shape), dtype_of(parameter))
+            found[id(parameter)] = placement.named_under(prefix)
     return found
 
 

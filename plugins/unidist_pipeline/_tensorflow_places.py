@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from unidist.buffer import DType
@@ -35,17 +34,10 @@ class StagePlaces(PlacesParameters):
         self._num_holders = {str(variable.path): num_holders[id(variable)] for variable in held}
 
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`; the path may have the prefix of one of several models."""
-        prefix = ""
-        while path not in self._whole:
-            first, separator, path = path.partition(".")
-            if not separator:
-                raise UsageError(
-                    f"this rank's stages have no weight {prefix + first!r}; they have: {', '.join(self._whole)}"
-                )
-            prefix += first + separator
-        found = self._inner.placement(self._whole[path], shape, dtype)
-        return replace(found, name=prefix + found.name)
+        """See `PlacesParameters.placement`."""
+        if path not in self._whole:
+            raise UsageError(f"this rank's stages have no weight {path!r}; they have: {', '.join(self._whole)}")
+        return self._inner.placement(self._whole[path], shape, dtype)
 
     def copies(self, path: str) -> int:
         """See `PlacesParameters.copies`; the path is the one that Keras gives, as optimizers have it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unidist.buffer import HOST, Buffer, DType
@@ -115,6 +115,10 @@ class Placement:
     def whole(cls, name: str, shape: Sequence[int]) -> Placement:
         """Return the placement of a parameter that this rank holds as a whole."""
         return cls(name, tuple(shape), tuple((0, size) for size in shape))
+
+    def named_under(self, prefix: str) -> Placement:
+        """Return the same with the name that it has among those of several models; "" if there is one model."""
+        return replace(self, name=f"{prefix}.{self.name}") if prefix else self
 
     @property
     def local_shape(self) -> tuple[int, ...]:

@@ -251,6 +251,7 @@ def test_a_model_that_is_cut_says_where_its_parameters_belong(tmp_path: Path) ->
             self.number = number
 
         def placement(self, path: str, shape: Any, dtype: Any) -> Placement:
+            assert path in ("weight", "bias")  # of its own model, also where there are several
             rows = (2 * self.number, 2 * self.number + 2)
             return Placement(path, (4, *shape[1:]), (rows, *((0, size) for size in shape[1:])))
 
@@ -264,6 +265,13 @@ def test_a_model_that_is_cut_says_where_its_parameters_belong(tmp_path: Path) ->
         assert torch.equal(half.bias, whole.bias[rows])
         expected = optimizer.state[whole.weight]["exp_avg"][rows]
         assert torch.equal(half_optimizer.state[half.weight]["exp_avg"], expected)
+    other = torch.nn.Linear(3, 4)
+    optimizer.add_param_group({"params": list(other.parameters())})
+    ud.save(tmp_path / "several", {"cut": whole, "other": other}, optimizer)
+    half_optimizer.add_param_group({"params": list(other.parameters())})
+    half_optimizer.state[half.weight]["exp_avg"].zero_()
+    ud.load(tmp_path / "several", {"cut": half, "other": other}, half_optimizer)
+    assert torch.equal(half_optimizer.state[half.weight]["exp_avg"], expected)
 
 
 def test_an_asynchronous_save_is_complete_at_shutdown(tmp_path: Path) -> None:
