@@ -147,6 +147,7 @@ def ask_for_change(runtime: Context, membership: Member) -> bool:
     first_step_sec = link.pace.commit(waited_sec=runtime.recorder.waited_sec)
     if first_step_sec is not None:
         _record_phase(runtime, "FIRST_STEP", first_step_sec)
+        link.tell()
     return wanted
 
 

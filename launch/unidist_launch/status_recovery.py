@@ -22,6 +22,7 @@ class Recovery:
         restore_sec: until the last rank was called again: connecting, restoring, synchronising.
         first_step_sec: until the last rank had taken its first step.
         missing: workers that have not told of their first step.
+        is_loss: a member was lost.
     """
 
     cause: str
@@ -32,6 +33,7 @@ class Recovery:
     restore_sec: float | None = None
     first_step_sec: float | None = None
     missing: set[int] = field(default_factory=set)
+    is_loss: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -66,10 +68,13 @@ class RecoveryWatch:
             now: when.
             heard: when something last came from it.
         """
-        if not self._begin(cause, now):
-            return  # another one, in the same recovery
+        self._begin(cause, now)
         assert self.last is not None
-        self.last.detect_sec = None if heard is None else now - heard
+        if self.last.is_loss:
+            return  # another one, in the same recovery
+        # Its peers may have noticed, and have said so, before the coordinator knew which rank it was.
+        self.last.is_loss, self.last.cause = True, cause
+        self.last.detect_sec = None if heard is None else max(0.0, self.last.began - heard)
 
     def changes(self, cause: str, now: float) -> None:
         """The members were asked to come back: ranks come or go; or the generation has ended."""
@@ -94,9 +99,7 @@ class RecoveryWatch:
         last.missing.discard(worker)
         return not last.missing
 
-    def _begin(self, cause: str, now: float) -> bool:
-        if self.last is not None and self.last.generation is None:
-            return False
-        self.last = Recovery(cause, now)
-        self.num += 1
-        return True
+    def _begin(self, cause: str, now: float) -> None:
+        if self.last is None or self.last.generation is not None:
+            self.last = Recovery(cause, now)
+            self.num += 1

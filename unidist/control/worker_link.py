@@ -119,6 +119,7 @@ class WorkerLink:
                 ) from exc
             self._connection = found
         self._beat_sec = 1.0
+        self._has_news = False
         self._outbox.append(self._introduction())  # before any beat
         self._thread = threading.Thread(target=self._run, name="unidist-worker", daemon=True)
         self._thread.start()
@@ -133,6 +134,11 @@ class WorkerLink:
     def step(self) -> None:
         """Count a step: the next beat tells that this worker gets on. Costs nothing."""
         self._steps += 1
+
+    def tell(self) -> None:
+        """Send a beat now: there is something to tell that another change of the world would take the place of."""
+        self._has_news = True
+        self._wake()
 
     def next_world(self, progress: int, *, reason: str, timeout: timedelta) -> Assignment:
         """Wait for the next generation that takes this worker in, and return its place there.
@@ -226,7 +232,8 @@ class WorkerLink:
         try:
             while not self._closing and not self._lost:
                 now = time.monotonic()
-                if now >= beat_at:
+                if now >= beat_at or self._has_news:
+                    self._has_news = False
                     beat_at = now + self._beat_sec
                     self._outbox.append({"type": "beat", "steps": self._steps, "pace": self.pace.as_fields()})
                 self._turn(max(0.0, beat_at - now))

@@ -83,7 +83,8 @@ def end(seen: Seen, command: Command) -> None:
 def test_a_program_sees_the_slow_rank_and_kills_it(command: Command) -> None:
     file = command.folder / "status.json"
     timeline = command.folder / "timeline.%r.json"
-    options = ("--status-file", str(file), "--timeline", str(timeline))
+    # The replacement comes late enough for the others to train without it for a while.
+    options = ("--status-file", str(file), "--timeline", str(timeline), "--blacklist-cooldown-range", "1", "2")
     with launch(command, *options, in_step=SLOW_RANK_1) as job:
         seen = Seen(job, file)
         slow = seen.wait_for(lambda: any(each["rank"] == 1 for each in job.events("straggler")) and seen.status())

@@ -48,3 +48,13 @@ def test_the_first_generation_is_no_recovery() -> None:
     watch.formed(0, [0, 1], 5.0)
     assert not watch.reported(0, PaceReport(generation=0, first_step_sec=1.0))
     assert watch.last is None
+
+
+def test_peers_that_notice_first_do_not_hide_when_the_rank_was_heard_of_last() -> None:
+    watch = RecoveryWatch()
+    watch.changes("rank 0 could not go on", 10.0)
+    watch.lost("rank 1 was lost", 10.01, heard=9.6)
+    assert watch.last is not None
+    assert (watch.last.cause, watch.last.began) == ("rank 1 was lost", 10.0)
+    assert watch.last.detect_sec == pytest.approx(0.4)
+    assert watch.num == 1
