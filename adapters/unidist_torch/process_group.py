@@ -374,7 +374,10 @@ class _GroupWork(Work):
                 work.wait(timedelta(seconds=max(0.001, min(_SLICE_SEC, remaining))))
                 return
             except RuntimeError:
-                if work.is_completed() or remaining <= 0:
+                if work.is_completed():
+                    work.wait()  # at once: it failed, or was completed just after this slice had ended
+                    return
+                if remaining <= 0:
                     raise
                 if communicator._aborted:
                     communicator._abandoned = True
