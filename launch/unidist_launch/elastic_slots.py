@@ -20,6 +20,10 @@ MAX_FAILURES = 5
 """So often in a row may the workers of a slot fail before they have been of use; then the slot is given up."""
 
 
+TAKEN_BACK_PAUSE_SEC = 2.0
+"""A slot that a host takes back and offers again is used again after so long: hosts may come and go all the time."""
+
+
 @dataclass
 class Slot:
     """A place for one worker.
@@ -147,8 +151,8 @@ class Slots:
         return slot
 
     def vacated(self, worker: int, now: float, *, pause: float) -> None:
-        """A worker has left in good order; its slot pauses for as long as given."""
+        """A worker has left in good order; its slot pauses so long, or shortly if its host took it back."""
         slot = self.slot_of(worker)
         if slot is not None:
             slot.worker = None
-            slot.free_at = now + pause
+            slot.free_at = now + (min(pause, TAKEN_BACK_PAUSE_SEC) if slot.is_gone else pause)
