@@ -71,8 +71,8 @@ def save(folder: Path, groups: Mapping[str, Mapping[str, float]], rows: Sequence
     (folder / "bench.json").write_text(
         json.dumps({"medians_seconds": groups, "rows": [vars(row) | {"met": row.met} for row in rows]}, indent=2)
     )
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(4.2 * len(groups), 4), layout="constrained")
-    for axis, (title, medians) in zip(axes, groups.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(4.2 * len(groups), 4), layout="constrained", squeeze=False)
+    for axis, (title, medians) in zip(axes[0], groups.items(), strict=True):
         names = list(medians)
         colors = [
             "tab:orange"
