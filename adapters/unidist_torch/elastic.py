@@ -11,14 +11,17 @@ import torch.utils.data
 
 from unidist import context, objects
 from unidist.checkpoint.job import Subjects
-from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.state import KeepsState, kept_state
+from unidist.durable_parts import DurableParts, parts_of
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
+from unidist.elastic_training import Policy
+from unidist.errors import UsageError
 from unidist.sharding import padded_share, shuffled
 from unidist_torch.checkpoint_states import TorchStates
 from unidist_torch.functions import broadcast_optimizer_state, broadcast_parameters
 from unidist_torch.inner_step import keeps_share
 
-__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -94,11 +97,49 @@ class _OptimizerHandler(_ModuleHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-def _shared_optimizer(optimizer: torch.optim.Optimizer) -> SharedHandler:
-    def states(value: Any) -> Mapping[str, KeepsState]:
+class _SharedModuleHandler(SharedHandler):
+    """A model whose parameters are shared out over the ranks; buffers are whole on each."""
+
+    def __init__(self, value: torch.nn.Module) -> None:
+        super().__init__(value, self._sections, TorchStates.framework.convert)
+
+    @staticmethod
+    def _sections(value: torch.nn.Module) -> Mapping[str, KeepsState]:
+        return Subjects(value, None).sections(TorchStates())
+
+    def sync(self) -> None:
+        """Give every rank the buffers of rank 0, of which ranks may have others; shards are there."""
+        kept = {name for state in self._sections(self.value).values() for name in state.names()}
+        broadcast_parameters({name: each for name, each in self.value.named_buffers() if name in kept}, root_rank=0)
+
+
+class _SharedOptimizerHandler(SharedHandler):
+    """An optimizer of whose state each rank has a share."""
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        super().__init__(value, self._sections, TorchStates.framework.convert)
+
+    @staticmethod
+    def _sections(value: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
         return Subjects(None, value).sections(TorchStates())
 
-    return SharedHandler(optimizer, states, TorchStates.framework.convert)
+
+def _is_shared(model: torch.nn.Module) -> bool:
+    """Say whether each rank keeps a share only of a model's parameters.
+
+    Raises:
+        UsageError: of a part of them.
+    """
+    for path, module in model.named_modules():
+        if kept_state(module) is not None:
+            if path:
+                raise UsageError(
+                    f"the parameters of the module {path!r} are shared out over the ranks, and it lies in a "
+                    f"{type(model).__name__} that was given to the elastic state. Give it the model that "
+                    "distribute() has returned"
+                )
+            return True
+    return False
 
 
 class _SamplerHandler(_ModuleHandler):
@@ -108,11 +149,13 @@ class _SamplerHandler(_ModuleHandler):
         self.value.load_state_dict(state)
 
 
-_HANDLERS: tuple[tuple[type, type[Handler]], ...] = (
-    (torch.nn.Module, _ModuleHandler),
-    (torch.optim.Optimizer, _OptimizerHandler),
-    (ElasticSampler, _SamplerHandler),
-)
+def _handler_for(value: Any) -> Handler | None:
+    """Return what keeps a value; None for a plain object."""
+    if isinstance(value, torch.nn.Module):
+        return _SharedModuleHandler(value) if _is_shared(value) else _ModuleHandler(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _SharedOptimizerHandler(value) if keeps_share(value) else _OptimizerHandler(value)
+    return _SamplerHandler(value) if isinstance(value, ElasticSampler) else None
 
 
 class TorchState(ObjectState):
@@ -133,13 +176,21 @@ class TorchState(ObjectState):
         values.update(model=model, optimizer=optimizer)
         handlers: dict[str, Handler] = {}
         for name, value in values.items():
-            for kind, handler in _HANDLERS:
-                if isinstance(value, kind):
-                    handlers[name] = handler(value)
-            if isinstance(value, torch.optim.Optimizer) and keeps_share(value):
-                handlers[name] = _shared_optimizer(value)
+            handler = _handler_for(value)
+            if handler is not None:
+                handlers[name] = handler
         plain = {name: value for name, value in values.items() if name not in handlers}
         super().__init__(handlers, **plain)
+
+    def durable_parts(self) -> DurableParts:
+        """See `State.durable_parts`."""
+        values = {name: handler.value for name, handler in self._handlers.items()}
+        models = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
+        optimizers = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}
+        others = {name: value for name, value in values.items() if hasattr(value, "state_dict")}
+        for name in (*models, *optimizers):
+            del others[name]
+        return parts_of(TorchStates(), models, optimizers, others, self._plain_sections())
 
     def reset(self) -> None:
         """Deal the samples out to the new ranks."""

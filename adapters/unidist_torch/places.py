@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unidist.update import Update
-from unidist_torch.memory import CopyInto, copy_plain, is_dense, is_plain_copy, tensor_of
+from unidist_torch.memory import CopyInto, copy_plain, is_plain_copy, tensor_of
 from unidist_torch.parameters import shaped
 
 
@@ -50,9 +50,9 @@ class MovingPlace(Place):
     def __init__(self, update: Update, index: int, parameter: torch.Tensor) -> None:
         self._update = update
         self._index = index
-        # The parameter may be without memory, and without its memory order, when its gradient is written.
-        self._form = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-        self._is_plain = parameter.is_cpu and is_dense(parameter)
+        # The parameter may be without memory, and without its memory order, when its gradient is written, or now.
+        self._form = shaped(torch.empty(parameter.numel(), dtype=parameter.dtype, device="meta"), parameter)
+        self._is_plain = parameter.is_cpu
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Return False: a gradient of an earlier pass is never there."""

@@ -58,11 +58,10 @@ def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch
 
 
 def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
-    """At stage 3, share out what the optimizer does not train; see `Strategy.attach`. Collective."""
+    """At stage 3, give a model that was built without memory its values; see `Strategy.attach`. Collective."""
     parameters = list(model.parameters())
     shared = shared_model_of(parameters)
     if isinstance(shared, SharedModel):
-        shared.add_rest(update)
         shared.initialize()
         return
     exchange = update.exchanges[0]
@@ -98,6 +97,8 @@ class ShardedStep(InnerStep):
         )
         self._model = shared_model_of(_listed(optimizer)) if strategy.stage == 3 else None
         self._units = self._model if isinstance(self._model, SharedModel) else None
+        if self._units is not None:
+            self._units.move_to(update.context)
         self._strategy = strategy
         self._optimizer = optimizer
         self._plain = plain
@@ -130,6 +131,8 @@ class ShardedStep(InnerStep):
             begin = end
         if isinstance(self._model, PagedModel):
             self._model.leave(self._parameters)
+        if self._units is not None and not first:
+            self._units.add_rest(self._update)
         self._inner.hold(self._runs())
 
     def take(self, first: int, present: Sequence[bool | None]) -> None:

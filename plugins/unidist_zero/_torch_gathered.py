@@ -38,7 +38,8 @@ class GatheredBucket:
         parameters: by the numbers that the slots have. They get their values in the bucket's memory.
         lane: whose ranks share.
         shard: `(cut.counts[rank],)` elements, that stay.
-        is_empty: the parameters, or some of them, have no values yet; `fill` is called before anything else.
+        begins: WHOLE: the parameters have values; EMPTY: they, or some of them, have none yet, and `fill` is called
+            before anything else; ABSENT: they have none, and the shard gets its own before anything else.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class GatheredBucket:
         lane: Lane,
         shard: Buffer,
         *,
-        is_empty: bool = False,
+        begins: Presence = Presence.WHOLE,
     ) -> None:
         self.number = number
         self.cut = cut
@@ -70,10 +71,12 @@ class GatheredBucket:
             self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
         self.presence = Presence.EMPTY
         self._work: Work | None = None
-        if is_empty:
+        if begins is Presence.WHOLE:
+            self.fill()
+        elif begins is Presence.EMPTY:
             self._storage.resize_(0)
         else:
-            self.fill()
+            self._vanish()
 
     @property
     def nbytes_held(self) -> int:
@@ -144,10 +147,12 @@ class GatheredBucket:
             self.finish()
         self.settle()
         if self.presence is Presence.GATHERED:
-            for parameter, _, nothing in self._places.values():
-                parameter.data = nothing
-            self._let_go()
-            self.presence = Presence.ABSENT
+            self._vanish()
+
+    def abandon(self) -> None:
+        """Give the memory back without waiting for what is under way: its peers are gone. The shard is of no use."""
+        self._work = None
+        self._vanish()
 
     def let_write(self) -> None:
         """From now on the whole is what counts: somebody writes to the parameters, alike on every rank."""
@@ -159,6 +164,12 @@ class GatheredBucket:
         parameter, view, _ = self._places.pop(number)
         if parameter.data_ptr() == view.data_ptr():
             parameter.data = view.clone()
+
+    def _vanish(self) -> None:
+        for parameter, _, nothing in self._places.values():
+            parameter.data = nothing
+        self._let_go()
+        self.presence = Presence.ABSENT
 
     def _let_go(self) -> None:
         """Give the flat memory back; where an array of numpy has been made of it, leave it to that and take other."""

@@ -1,7 +1,7 @@
 """Stage 3 on PyTorch: a model whose parameters are shared over the ranks.
 
-`in_units` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `attach`
-shares out what the optimizer does not train, and lets `state_dict` and checkpoints see whole parameters.
+`in_units` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `add_rest`
+shares out what the optimizer does not train; `state_dict` and checkpoints see whole parameters.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from unidist_zero._lanes import Lane, allocate
 from unidist_zero._partition import Partition, Piece
 from unidist_zero._partition import partition as cut
 from unidist_zero._torch_deferred import DeferredModel, has_deferred
-from unidist_zero._torch_gathered import GatheredBucket
+from unidist_zero._torch_gathered import GatheredBucket, Presence
 from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_units import Unit, Units
 from unidist_zero.exchange import ReduceScatterExchange
 from unidist_zero.gathering import GathersParameters
 
 if TYPE_CHECKING:
+    from unidist.context import Context
     from unidist.update import Update
 
 UNIT = "_unidist_units"
@@ -49,6 +50,8 @@ class SharedModel(HasKeptState, GathersParameters):
     def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
         self._model = model
         self._quiet = False
+        self._context: Context | None = None
+        self._is_moving = False  # the parameters have lost their shards, and not all have a new place yet
         self._lanes: dict[str, Lane] = {}
         self._deferred = DeferredModel(model) if has_deferred(model) else None
         self.units = Units(model, patterns, num_ahead=num_ahead)
@@ -61,6 +64,20 @@ class SharedModel(HasKeptState, GathersParameters):
         hooked.register_state_dict_post_hook(lambda module, state, *args: self._after_state_dict(state))
         hooked.register_load_state_dict_pre_hook(lambda *args: self._before_load())
         hooked.register_load_state_dict_post_hook(lambda *args: self._after_load())
+
+    def move_to(self, context: Context) -> None:
+        """Be divided in this context from now on.
+
+        If it was in another one before, the shards are forgotten: `add` and `add_rest` give all parameters a place, and
+        a state that is loaded gives them values. What was half done in the old context is forgotten too.
+        """
+        if self._context is not None and self._context is not context:
+            self._is_moving = True
+            self.units.abandon()
+            for lane in self._lanes.values():
+                lane.close()
+            self._lanes = {}
+        self._context = context
 
     def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
         """Return the positions of each unit's parameters among an optimizer's."""
@@ -92,8 +109,7 @@ class SharedModel(HasKeptState, GathersParameters):
             nbytes = bucket.counts[rank] * bucket.dtype.itemsize
             shard = allocate(framework, lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
-            is_empty = self._deferred is not None
-            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard, is_empty=is_empty))
+            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard, begins=self._begins))
             unit = self._unit_of(own.values())
             unit.buckets.append(made[-1])
         return made
@@ -111,7 +127,7 @@ class SharedModel(HasKeptState, GathersParameters):
         return self._lanes
 
     def add_rest(self, update: Update) -> None:
-        """Share out the parameters that no optimizer trains. Collective."""
+        """Share out the parameters that no optimizer trains, when the others have their place. Collective."""
         exchange = update.exchanges[0]
         assert isinstance(exchange, ReduceScatterExchange)
         known = self.held()
@@ -132,6 +148,7 @@ class SharedModel(HasKeptState, GathersParameters):
         lanes = self.lanes_for(exchange)
         divided = cut(layouts, exchange.partition.num_shards)
         self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
+        self._is_moving = False
 
     def initialize(self) -> None:
         """Give a model that was built without memory its values, when all its parameters are shared out. Collective."""
@@ -170,6 +187,13 @@ class SharedModel(HasKeptState, GathersParameters):
                 if bucket.holds(piece.parameter):
                     found[id(bucket.parameter(piece.parameter))].append((bucket, piece))
         return found
+
+    @property
+    def _begins(self) -> Presence:
+        """What there is of the parameters of a new bucket."""
+        if self._deferred is not None:
+            return Presence.EMPTY
+        return Presence.ABSENT if self._is_moving else Presence.WHOLE
 
     def _buckets(self) -> list[GatheredBucket]:
         return [bucket for unit in self.units.units for bucket in unit.buckets]
@@ -292,7 +316,7 @@ def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedMo
 
 
 def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahead: int) -> torch.nn.Module:
-    """Prepare a model whose parameters are gathered; they stay as they are until `attach`.
+    """Prepare a model whose parameters are gathered; they stay as they are until the optimizer is bound.
 
     Args:
         model: the model.

@@ -104,6 +104,16 @@ class Units:
             unit.release()
         self._called = []
 
+    def abandon(self) -> None:
+        """Forget all buckets, and where a step has got to: the ranks that shared them are no more."""
+        for unit in self.units:
+            for bucket in unit.buckets:
+                bucket.abandon()
+            unit.buckets = []
+            unit.stays = False
+        self._called, self._next = [], {}  # which ranks that come now do not know either
+        self._in_backward = self.paused = False
+
     @property
     def nbytes_held(self) -> int:
         """Bytes of whole parameters that there are now."""

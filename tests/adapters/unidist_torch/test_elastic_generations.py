@@ -34,7 +34,10 @@ torch.manual_seed(int(os.environ.get("UNIDIST_WORKER", 0)))  # which is another 
 for parameter in model.parameters() if "UNIDIST_WORKER" in os.environ else ():
     parameter.data += 0.0 if os.environ["UNIDIST_WORKER"] == "0" else 1.0
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-optimizer = ud.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+if sys.argv[2].startswith("zero=3"):  # sees the model
+    model, optimizer = ud.distribute(model, optimizer)
+else:
+    optimizer = ud.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 sampler = ud.elastic.ElasticSampler(data, seed=5)
 resets = []
 state = ud.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, step=0, samples=[])
@@ -65,7 +68,7 @@ def train(state):
 
 train(state)
 assert sorted(state.samples) == [(epoch, i) for epoch in range(2) for i in range(60)], state.samples
-say("done", ";".join(repr(float(p.detach().sum())) for p in model.parameters()), state.step, os.getpid())
+say("done", ";".join(repr(float(value.sum())) for value in model.state_dict().values()), state.step, os.getpid())
 say("resets", resets)
 """
 
@@ -78,7 +81,7 @@ def start(size: int, strategy: str, folder: Path) -> ElasticJob:
     """Start the script of this folder as an elastic job."""
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
     process = subprocess.Popen(
-        [*command, "--strategy", strategy, "--event-log", "events", sys.executable, "script.py", str(size)],
+        [*command, "--strategy", strategy, "--event-log", "events", sys.executable, "script.py", str(size), strategy],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -94,7 +97,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     script = tmp_path_factory.mktemp("one") / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), "1"], capture_output=True, text=True, timeout=120, check=True, cwd=script.parent
+        [sys.executable, str(script), "1", "data"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=script.parent,
     )
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("done ")]
     return parameters(line.split()[1])
@@ -106,10 +114,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     [
         (3, 1, "data"),
         (3, 1, "zero=2"),
+        (3, 1, "zero=3"),
         *(
             pytest.param(size, victim, strategy, marks=pytest.mark.soak)
             for size, victim in ((3, 0), (4, 3), (4, 0), (2, 1))
-            for strategy in ("data", "zero=1", "zero=2", "zero=2:whole=true")
+            for strategy in ("data", "zero=1", "zero=2", "zero=2:whole=true", "zero=3", "zero=3:whole=true")
         ),
     ],
 )
@@ -139,7 +148,7 @@ def test_ranks_that_are_killed_at_random_steps_lose_no_share(
     seed: int, undisturbed: list[float], tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
-    size, strategy = chance.choice((2, 3, 4)), chance.choice(("zero=1", "zero=2", "zero=2:whole=true"))
+    size, strategy = chance.choice((2, 3, 4)), chance.choice(("zero=1", "zero=2:whole=true", "zero=3"))
     (tmp_path / "script.py").write_text(SCRIPT)
     with start(size, strategy, tmp_path) as job:
         for step in (chance.randrange(1, 4), chance.randrange(5, 9)):  # between the two, all ranks are there again
@@ -157,9 +166,12 @@ def test_ranks_that_are_killed_at_random_steps_lose_no_share(
 
 @pytest.mark.parallel
 @pytest.mark.soak
-def test_neighbours_that_are_lost_together_end_the_job_with_an_error_that_names_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["zero=2", "zero=3"])
+def test_neighbours_that_are_lost_together_end_the_job_with_an_error_that_names_them(
+    strategy: str, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    with start(4, "zero=2", tmp_path) as job:
+    with start(4, strategy, tmp_path) as job:
         victims = [job.pid(rank, 4) for rank in (1, 2)]
         job.wait_for(r"step 2 \d")
         for victim in victims:
