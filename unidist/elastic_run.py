@@ -12,9 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unidist import context
-from unidist.buffer import Buffer, DType
 from unidist.carried import move_all
-from unidist.communicator import ReduceOp
+from unidist.commit_agreement import Wishes, agree_at_commit
 from unidist.control.worker_link import DismissedError
 from unidist.elastic import HostsUpdatedInterrupt, State
 from unidist.errors import PeerLostError, StateLostError
@@ -44,41 +43,97 @@ def run_through_generations(
         StalledError: there were too few processes for a world for too long.
         StateLostError: ranks were lost together that held a share of the state and its only copy; the job ends.
     """
-    with _leaving_on_sigterm(membership):
-        needs_sync = True
-        reason = ""
-        assigned: float | None = None
-        if membership.assignment is None:  # it came later, and was alone so far
-            if state.keeps_shares:
-                state.save()  # all of it, while this rank has it alone
-            needs_sync, assigned = _enter(membership, state, "")
+    with leaving_on_sigterm(membership):
+        generations = Generations(membership, state, is_function=True)
+        generations.begin()
         while True:
             try:
-                if needs_sync or state.keeps_shares:
-                    state.sync()
-                assert membership.assignment is not None
-                state.num_commits = membership.assignment.progress
-                _begin(membership, assigned)
-                return func(state, *args, **kwargs)
-            except HostsUpdatedInterrupt:
-                reason = ""
+                result = func(state, *args, **kwargs)
+                state.finish()
+                return result
             except StateLostError as exc:
                 membership.link.give_up(str(exc))
                 raise
-            except PeerLostError as exc:
-                reason = membership.link.ended or str(exc) or "a peer was lost"
-                _log.info("%s", reason)
-            needs_sync, assigned = _enter(membership, state, reason)
+            except (HostsUpdatedInterrupt, PeerLostError) as exc:
+                reason = generations.reason_of(exc)
+            generations.go_on(reason)  # after the exception is forgotten: its frames hold on to the old generation
 
 
-def _begin(membership: Member, assigned: float | None) -> None:
+class Generations:
+    """Leads this process and a state from one generation to the next.
+
+    Args:
+        membership: of this process.
+        state: what training needs to go on.
+        is_function: training is a function that is called again in each generation; else the script's own loop.
+    """
+
+    def __init__(self, membership: Member, state: State, *, is_function: bool) -> None:
+        self.is_function = is_function
+        self._membership = membership
+        self._state = state
+        self._needs_sync = True
+        self._assigned: float | None = None
+        membership.generations = self
+
+    def begin(self) -> None:
+        """Come to where training can begin: with the others, the state synchronised. Raises as `go_on`."""
+        if self._membership.assignment is None:  # it came later, and was alone so far
+            if self._state.keeps_shares:
+                self._state.save()  # all of it, while this rank has it alone
+            self._needs_sync, self._assigned = _enter(self._membership, self._state, "")
+        self._settle()
+
+    def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
+        """Return what was lost; "" if the members have come to an end by agreement."""
+        if isinstance(exc, HostsUpdatedInterrupt):
+            return ""
+        reason = self._membership.link.ended or str(exc) or "a peer was lost"
+        _log.info("%s", reason)
+        if self._state.durable is not None:
+            self._state.durable.abandon(reason)
+        return reason
+
+    def go_on(self, reason: str) -> None:
+        """Come into another generation, from the last commit where a peer was lost, and synchronise the state.
+
+        Args:
+            reason: why the present one has ended, see `reason_of`.
+
+        Raises:
+            SystemExit: this process was let go: with 0, after the state was committed on every rank.
+            StalledError: there were too few processes for a world for too long.
+            StateLostError: ranks were lost together that held a share of the state and its only copy.
+        """
+        self._needs_sync, self._assigned = _enter(self._membership, self._state, reason)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Synchronise the state, in this generation or a later one."""
+        membership, state = self._membership, self._state
+        while True:
+            try:
+                assert membership.assignment is not None
+                needs_sync = self._needs_sync or state.keeps_shares
+                state.begin_generation(membership.assignment.progress, needs_sync=needs_sync)
+                _begin(membership, state, self._assigned)
+                return
+            except StateLostError as exc:
+                membership.link.give_up(str(exc))
+                raise
+            except (HostsUpdatedInterrupt, PeerLostError) as exc:
+                reason = self.reason_of(exc)
+            self._needs_sync, self._assigned = _enter(membership, state, reason)
+
+
+def _begin(membership: Member, state: State, assigned: float | None) -> None:
     """Note that training begins, after all that was to be restored since the place was assigned."""
     runtime, assignment = context.current(), membership.assignment
     assert assignment is not None
     seconds = None if assigned is None else time.monotonic() - assigned
     membership.link.pace.begin(
         assignment.generation,
-        progress=max(assignment.progress, 0),
+        progress=state.num_commits,
         waited_sec=runtime.recorder.waited_sec,
         restore_sec=seconds,
     )
@@ -135,44 +190,25 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
         return assignment.needs_sync, formed
 
 
-def ask_for_change(runtime: Context, membership: Member) -> bool:
-    """Say, on every rank alike, whether the world is to change now. Collective; a step has been taken."""
+def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = False) -> Wishes:
+    """Return what the ranks agree on: the world changes now, above all. Collective; a step has been taken.
+
+    Args:
+        runtime: the present context.
+        membership: of this process.
+        checkpoint: this rank wants a durable checkpoint.
+    """
     link = membership.link
-    link.step()
-    if runtime.topology.world_size == 1:
-        link.check()
-        wanted = link.change_is_wanted
-    else:
-        wanted = runtime.owned(_Agreement).on(link.change_is_wanted)
+    agreed = agree_at_commit(runtime, checkpoint=checkpoint)
     first_step_sec = link.pace.commit(waited_sec=runtime.recorder.waited_sec)
     if first_step_sec is not None:
         _record_phase(runtime, "FIRST_STEP", first_step_sec)
         link.tell()
-    return wanted
-
-
-class _Agreement:
-    """Tells whether any rank wants something: all of them stop at the same step. Made once for each generation."""
-
-    def __init__(self, runtime: Context) -> None:
-        self._communicator = runtime.duplicate_world()
-        self._recorder = runtime.recorder
-        self._flag = Buffer.allocate(1, DType.UINT8)
-
-    def on(self, wanted: bool) -> bool:
-        """Say whether any rank wants it. Collective."""
-        view = self._flag.bytes()
-        view[0] = int(wanted)
-        self._recorder.wait(self._communicator.allreduce(self._flag, self._flag, op=ReduceOp.MAX))
-        return bool(view[0])
-
-    def close(self) -> None:
-        """Give back the communicator."""
-        self._communicator.close()
+    return agreed
 
 
 @contextmanager
-def _leaving_on_sigterm(membership: Member) -> Iterator[None]:
+def leaving_on_sigterm(membership: Member) -> Iterator[None]:
     """Let a first SIGTERM ask for leave, at the next commit; a second one ends the process as it always does.
 
     A script that handles SIGTERM itself keeps its handler.

@@ -431,6 +431,16 @@ class Update:
         self.accumulation = Accumulation(passes, average=False, stepwise=False)
         self.reset_window()
 
+    def take_steps(self, steps: int) -> None:
+        """Let the next updates take this many passes, with a call of `step` after each, whose gradients are added up.
+
+        Every rank calls it alike, between two updates; for an optimizer whose passes no strategy counts.
+        """
+        assert not self._dirty, "passes are counted anew between two updates"
+        if steps != self.accumulation.passes:
+            self.accumulation = Accumulation(steps, average=False)
+            self.reset_window()
+
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
 

@@ -196,6 +196,10 @@ class Binding:
         """See `DistributedOptimizerMixin.set_backward_passes_per_step`."""
         self._update.set_passes(passes)
 
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`."""
+        self._update.take_steps(steps)
+
     def state_dict(self) -> dict[str, Any] | None:
         """See `InnerStep.state_dict`."""
         return self._inner.state_dict()

@@ -8,9 +8,11 @@ from typing import Any
 import torch.utils.data
 
 from unidist import context
+from unidist.dealing import SampleOrder
 from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.sharding import Tail, check_tail, share
+from unidist_torch.elastic_loader import ElasticLoader
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
@@ -61,7 +63,9 @@ def shard(
 ) -> torch.utils.data.DataLoader[Any]:
     """Return a DataLoader like this one that loads this rank's share of the samples.
 
-    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
+    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples. In an elastic job
+    the loader that `TrainStep` trains on deals the samples out anew when ranks come and go: each of an epoch once, of
+    which those that do not divide make a smaller last batch (`tail="drop"`: are left out).
 
     Args:
         loader: over a dataset of known length, with batches of a size; the same on every rank.
@@ -86,18 +90,22 @@ def shard(
                 f"the loader has a {type(loader.sampler).__name__}; shard() would replace it: say shuffle="
             )
     dataset: Any = loader.dataset
-    return torch.utils.data.DataLoader(
-        dataset,
-        batch_size=loader.batch_size,
-        sampler=ShardSampler(dataset, shuffle=shuffle, seed=seed, tail=tail),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    options: dict[str, Any] = {
+        "dataset": dataset,
+        "batch_size": loader.batch_size,
+        "sampler": ShardSampler(dataset, shuffle=shuffle, seed=seed, tail=tail),
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "drop_last": loader.drop_last,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if context.current().membership is None:
+        return torch.utils.data.DataLoader(**options)
+    order = SampleOrder(len(dataset), seed, shuffle, drop_last=loader.drop_last or tail == "drop")
+    return ElasticLoader(order, **options)

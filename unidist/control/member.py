@@ -43,6 +43,10 @@ class Member:
         self._carried: list[weakref.ref[Any]] = []
         self.assignment: Assignment | None = None
         """The generation that it is in; None while it is alone."""
+        self.generations: Any = None
+        """What leads it through them, an `elastic_run.Generations`; None before training begins."""
+        self.feed: Any = None
+        """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
         self.link = WorkerLink(
             place.server,
             place.secret,

@@ -1,0 +1,128 @@
+"""Steps of `TrainStep` as transactions, for elastic jobs: the state that is kept, and a global batch in pieces."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unidist import context, objects
+from unidist.dealing import Deal
+from unidist.elastic import Handler
+from unidist.elastic_training import Progress
+from unidist.errors import UsageError
+from unidist.mean_loss import MeanLoss
+from unidist_torch.batches import check_samples, cut
+from unidist_torch.elastic import TorchState
+from unidist_torch.step_runner import LossFunction, StepRunner
+
+
+class TrainingState(TorchState):
+    """Model, optimizer, progress and what else belongs to training.
+
+    Args:
+        model: this rank's.
+        optimizer: bound.
+        progress: of the training; an attribute.
+        others: objects with `state_dict` and `load_state_dict`.
+    """
+
+    progress: Progress
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, others: Mapping[str, Any]
+    ) -> None:
+        super().__init__(model, optimizer, progress=progress)
+        self._handlers.update({f"state.{name}": _StatefulHandler(value) for name, value in others.items()})
+        self._handlers["generators"] = _GeneratorsHandler(None)
+
+
+class _StatefulHandler(Handler):
+    """An object with `state_dict` and `load_state_dict`."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        operations = context.current().negotiator
+        self.value.load_state_dict(
+            objects.broadcast_object(operations, self.value.state_dict(), root=0, name="elastic.stateful")
+        )
+
+
+class _GeneratorsHandler(Handler):
+    """The random generators of this process: a step that is taken again draws the same; each rank has its own."""
+
+    def save(self) -> None:
+        self._python, self._torch = random.getstate(), torch.get_rng_state()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        torch.set_rng_state(self._torch)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+
+    def sync(self) -> None:
+        """Leave them as they are."""
+
+
+class PiecewiseStep:
+    """Trains on a rank's share of a global batch, in micro-batches, so that the mean is over all samples of all ranks.
+
+    Args:
+        make_runner: makes the runner of the passes, for a loss function.
+        loss_fn: the user's.
+        optimizer: bound.
+    """
+
+    def __init__(
+        self, make_runner: Callable[[LossFunction], StepRunner], loss_fn: LossFunction, optimizer: Any
+    ) -> None:
+        self._weight = 1.0
+        self._optimizer = optimizer
+        self._runner = make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets))
+
+    def train(self, deal: Deal, inputs: Any, targets: Any, *, batch_size: int) -> float:
+        """Compute gradients and update the parameters. Collective.
+
+        Args:
+            deal: of the batch.
+            inputs: see `TrainStep`, of all of this rank's samples.
+            targets: likewise.
+            batch_size: samples of a micro-batch, at most.
+
+        Returns:
+            The mean loss over the samples of all ranks.
+        """
+        pieces, count = deal.pieces(batch_size), len(deal.indices)
+        if len(pieces) > 1 and count:
+            try:
+                check_samples(inputs, targets, count)
+            except ValueError as exc:
+                raise UsageError(
+                    f"this rank has {count} samples of this step and takes them in {len(pieces)} micro-batches of at "
+                    f"most {batch_size}, but {exc}. Give inputs and targets the samples along their first dim, or use "
+                    "ud.elastic.Policy(global_batch='rescale')"
+                ) from exc
+        self._optimizer._unidist.take_steps(len(pieces))
+        total = 0.0
+        for start, stop in pieces:
+            if stop > start:
+                self._weight = deal.weight(stop - start)
+                piece = (start, stop)
+                total += float(self._runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return MeanLoss(context.current())(total)

@@ -1,0 +1,281 @@
+"""Elastic training by a flag: the script keeps its own loop, and each step is a transaction.
+
+A step that lost a peer does not count, and leaves everything as it was at the last commit. The data knows how far
+training has come, so the script's loop gets the same samples again, dealt out to the ranks that there are now; nothing
+in the loop needs to know. Framework-free; the adapters' training steps use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from unidist import context
+from unidist.dealing import Deal, Position, SampleOrder
+from unidist.elastic import HostsUpdatedInterrupt, ObjectState
+from unidist.elastic_run import Generations, leaving_on_sigterm
+from unidist.errors import ConfigurationError, PeerLostError, UsageError
+
+if TYPE_CHECKING:
+    from unidist.context import Context
+    from unidist.control.member import Member
+    from unidist.strategy import Plan
+
+GlobalBatch = Literal["keep", "rescale"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a training step follows a world that changes; `TrainStep(..., elastic=True)` is all the defaults.
+
+    Args:
+        global_batch: "keep": a step takes as many samples as at the beginning, `batch_size` times the ranks, in
+            micro-batches of at most `batch_size`; "rescale": each rank takes `batch_size`, so a step takes other
+            numbers of samples with other numbers of ranks: change the learning rate in `on_resize`.
+        commit_every: steps from one commit to the next. What was done since the last one is done again when a rank is
+            lost, and ranks come and go at commits only.
+        state: what belongs to training besides model, optimizer and data, by any name: objects with `state_dict` and
+            `load_state_dict` (a scheduler).
+        after_step: called at the end of every step, as a part of it: what it does to the `state` counts exactly once.
+        after_epoch: called with the number of the epoch at the end of its last step, as a part of it.
+        on_resize: called with the old and the new number of ranks, on every rank alike, when it has changed.
+
+    Raises:
+        UsageError: an unknown way to deal with the batch, or commits less often than each step at the most.
+    """
+
+    global_batch: GlobalBatch = "keep"
+    commit_every: int = 1
+    state: Mapping[str, Any] = field(default_factory=dict)
+    after_step: Callable[[], object] | None = None
+    after_epoch: Callable[[int], object] | None = None
+    on_resize: Callable[[int, int], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch not in get_args(GlobalBatch):
+            raise UsageError(f"global_batch={self.global_batch!r}; choices: {', '.join(get_args(GlobalBatch))}")
+        if self.commit_every < 1:
+            raise UsageError(f"commit_every={self.commit_every}: give at least 1")
+        for name, value in self.state.items():
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+                raise UsageError(
+                    f"state[{name!r}] is a {type(value).__name__} without state_dict() and load_state_dict(), by which "
+                    "elastic training keeps it"
+                )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come: a part of the state, equal on all ranks.
+
+    Args:
+        order: of the samples.
+        batch_size: samples of a rank's micro-batch.
+        global_batch: samples of a step.
+        num_ranks: that take them.
+        position: of the next step.
+        steps: that were taken.
+        loss: of the last one; NaN: there was none.
+    """
+
+    order: SampleOrder
+    batch_size: int
+    global_batch: int
+    num_ranks: int
+    position: Position = field(default_factory=Position)
+    steps: int = 0
+    loss: float = math.nan
+
+
+class DealsAnew(ABC):
+    """Data that can be dealt out anew in the middle of an epoch.
+
+    Whoever iterates over it sets `feed` of the process's `Member` to it with each batch.
+
+    Attributes:
+        order: of its samples.
+        batch_size: of one rank.
+    """
+
+    order: SampleOrder
+    batch_size: int | None
+
+    @abstractmethod
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        """From now on deal out what is left of the epochs, as `progress` says whenever a batch is asked for."""
+
+    @abstractmethod
+    def take(self) -> Deal | None:
+        """Return what was dealt with the last batch, once: None if it was taken before.
+
+        Raises:
+            UsageError: there was no batch.
+        """
+
+
+class StepTraining:
+    """The steps of a script's own loop, through the generations of an elastic job. Every rank uses it alike.
+
+    Args:
+        membership: of this process.
+        feed: the data of the loop.
+        policy: the user's choices.
+        make_state: makes a state of the model, the optimizer and so on, with the attribute `progress` as given.
+            Collective where each rank keeps a share.
+    """
+
+    def __init__(
+        self, membership: Member, feed: DealsAnew, policy: Policy, make_state: Callable[[Progress], ObjectState]
+    ) -> None:
+        assert feed.batch_size is not None, "data that is dealt out has batches"
+        size = context.current().topology.world_size
+        self._feed, self._policy = feed, policy
+        self._order = feed.order
+        self._state: Any = make_state(Progress(feed.order, feed.batch_size, feed.batch_size * size, size))
+        self._generations = Generations(membership, self._state, is_function=False)
+        self._leaving = contextlib.ExitStack()  # for as long as the process lives: its script may go on as it likes
+        self._leaving.enter_context(leaving_on_sigterm(membership))
+        self._begin()
+        feed.follow(lambda: self.progress)
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come."""
+        found: Progress = self._state.progress
+        return found
+
+    def step(self, train: Callable[[Deal], float]) -> float:
+        """Take a step with the batch that was dealt last, or forget that batch where the world has changed.
+
+        Args:
+            train: trains on the batch that was dealt so; returns the mean loss over the samples of all ranks.
+
+        Returns:
+            The loss of the last step that counts, equal on every rank.
+
+        Raises:
+            UsageError: there is no batch that was not given before.
+            SystemExit, StalledError, StateLostError: see `Generations.go_on`.
+        """
+        deal = self._feed.take()
+        place = context.current().topology
+        if deal is None:
+            raise UsageError(
+                "step() was called twice with one batch: in an elastic job each batch of the sharded data is given to "
+                "it once. Use elastic=False and ud.elastic.run for another kind of loop"
+            )
+        if (deal.position, deal.rank, deal.size) != (self.progress.position, place.rank, place.world_size):
+            return self.progress.loss  # this rank has just come: the others are further, and so is the next batch
+        reason = None
+        try:
+            self._take_step(deal, train)
+        except (HostsUpdatedInterrupt, PeerLostError) as exc:
+            reason = self._generations.reason_of(exc)
+        if reason is not None:
+            self._go_on(reason)
+        return self.progress.loss
+
+    def _take_step(self, deal: Deal, train: Callable[[Deal], float]) -> None:
+        policy, before = self._policy, self.progress
+        loss = train(deal)
+        self._state.progress = replace(before, position=deal.following, steps=before.steps + 1, loss=loss)
+        if policy.after_step is not None:
+            policy.after_step()
+        ends_epoch = deal.following.epoch > deal.position.epoch
+        if ends_epoch and policy.after_epoch is not None:
+            policy.after_epoch(deal.position.epoch)
+        # Always at the end of an epoch: the script's loop does not go back to the one before.
+        if ends_epoch or self.progress.steps % policy.commit_every == 0:
+            self._state.commit()
+
+    def _begin(self) -> None:
+        self._generations.begin()
+        self._settle()
+
+    def _go_on(self, reason: str) -> None:
+        self._generations.go_on(reason)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Adapt to the ranks that there are now, and on all of them alike."""
+        while True:
+            self._check_order()
+            reason = None
+            try:
+                self._resize()
+            except (HostsUpdatedInterrupt, PeerLostError) as exc:
+                reason = self._generations.reason_of(exc)
+            if reason is None:
+                return
+            self._generations.go_on(reason)
+
+    def _resize(self) -> None:
+        old, new = self.progress.num_ranks, context.current().topology.world_size
+        if old == new:
+            return
+        progress = replace(self.progress, num_ranks=new)
+        if self._policy.global_batch == "rescale":
+            progress = replace(progress, global_batch=progress.batch_size * new)
+        if self._policy.on_resize is not None:
+            self._policy.on_resize(old, new)
+        self._state.progress = progress  # committed with the next step: until then a lost peer takes it all back
+
+    def _check_order(self) -> None:
+        if self.progress.order != self._order:
+            raise UsageError(
+                f"rank {context.current().topology.rank} has other data than rank 0: {self._order}, rank 0 has "
+                f"{self.progress.order}. Make dataset and ud.shard() alike on every rank"
+            )
+
+
+def check_step_plan(plan: Plan) -> None:
+    """Make sure that the steps of this plan can be transactions.
+
+    Raises:
+        ConfigurationError: a strategy makes one update of several steps.
+    """
+    gate = context.update_gate(plan)
+    if gate is not None:
+        raise ConfigurationError(
+            f"elastic training commits after an update, and this run makes one of {gate.passes_per_update} calls of "
+            "the step (accumulate). Leave the strategy out, or use elastic=False and ud.elastic.run"
+        )
+
+
+def training_of(
+    runtime: Context, choice: bool | Policy | None, make: Callable[[Member, DealsAnew, Policy], StepTraining]
+) -> StepTraining | None:
+    """Return what takes the steps of a script's loop, when the first one is about to be taken; None: nothing special.
+
+    Args:
+        runtime: the context.
+        choice: the user's; None: where the job is elastic and the data can be dealt anew.
+        make: makes it.
+
+    Raises:
+        UsageError: it is asked for, and the data cannot be dealt anew, or something else leads through the generations.
+    """
+    membership = runtime.membership
+    if membership is None or choice is False:
+        return None
+    leader, feed = membership.generations, membership.feed
+    if leader is not None and leader.is_function and choice is None:
+        return None
+    if leader is not None:
+        raise UsageError(
+            "elastic=True inside of a function of ud.elastic.run, which makes training elastic itself: leave one out"
+            if leader.is_function
+            else "this job is elastic, and another TrainStep keeps its state: use one, or elastic=False for both"
+        )
+    if feed is None and choice is None:
+        return None
+    if feed is None:
+        raise UsageError(
+            "elastic=True, and the batch does not come from data of ud.shard(): only that can be dealt out anew when "
+            "ranks come and go. Use for x, y in ud.shard(loader), or ud.elastic.run and a sampler of your own"
+        )
+    return make(membership, feed, choice if isinstance(choice, Policy) else Policy())
