@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from unidist import context, objects
+from unidist.checkpoint.plain_state import PlainState
 from unidist.checkpoint.reader import Convert
 from unidist.checkpoint.state import KeepsState
-from unidist.errors import PeerLostError
+from unidist.commit_agreement import agree_at_commit
+from unidist.durable import Durable
+from unidist.durable_options import AUTO, DurableOptions, interval_of
+from unidist.durable_parts import DurableParts
+from unidist.errors import PeerLostError, UsageError
 from unidist.peer_memory import PeerMemory, peers_of
 
 Result = TypeVar("Result")
@@ -58,7 +65,16 @@ class State(ABC):
         """
         self.save()
         self.num_commits += 1
+        self.check_host_updates_at_commit()
+
+    def check_host_updates_at_commit(self) -> None:
+        """Look for changes of the hosts, and make a durable checkpoint of the commit if one is due."""
+        if self.durable is None:
+            self.check_host_updates()
+            return
+        self.durable.step()
         self.check_host_updates()
+        self.durable.save_if_agreed(self)
 
     keeps_shares = False
     """Each rank has a share only of some value: after every change of the world the state is synchronised."""
@@ -71,12 +87,79 @@ class State(ABC):
 
         Collective in an elastic job: every rank calls it, or `commit`, equally often.
         """
-        runtime = context.current()
+        runtime, durable = context.current(), self.durable
+        wants_checkpoint = durable is not None and durable.is_wanted
         if runtime.membership is not None and runtime.membership.assignment is not None:
             from unidist.elastic_run import ask_for_change
 
-            if ask_for_change(runtime, runtime.membership):
-                raise HostsUpdatedInterrupt(skip_sync=False)
+            agreed = ask_for_change(runtime, runtime.membership, checkpoint=wants_checkpoint)
+        elif durable is not None:
+            agreed = agree_at_commit(runtime, checkpoint=wants_checkpoint)
+        else:
+            return
+        if durable is not None:
+            durable.agreed(self, agreed)
+        if agreed.change:
+            raise HostsUpdatedInterrupt(skip_sync=False)
+
+    # Durable checkpoints, see `unidist.durable`
+
+    durable: Durable | None = None
+    """Makes them; None: there are none."""
+
+    def checkpoint_to(
+        self, folder: str | os.PathLike[str], *, interval: float | Literal["auto"] = AUTO, keep: int = 2
+    ) -> None:
+        """Make durable checkpoints of this state, and begin from the latest one, in the function that `run` wraps.
+
+        Every rank calls it alike, before that function; it wins over `--checkpoint-dir`.
+
+        Args:
+            folder: of its own, in a file system that all ranks share.
+            interval: seconds between two of them; "auto": as often as they take less than 3.5 % of the time.
+            keep: complete ones that stay.
+
+        Raises:
+            ConfigurationError: a value is out of range.
+        """
+        self.durable = Durable(DurableOptions(Path(os.path.abspath(folder)), interval_of(interval), keep))
+
+    def durable_parts(self) -> DurableParts:
+        """Return what a durable checkpoint of this state consists of.
+
+        Raises:
+            UsageError: states of this kind have none.
+        """
+        raise UsageError(
+            f"{type(self).__name__} cannot be put into checkpoints: use TorchState, KerasState or ObjectState, or "
+            "leave --checkpoint-dir and checkpoint_to out"
+        )
+
+    def begin_generation(self, progress: int, *, needs_sync: bool) -> None:
+        """Become equal on all ranks, by `sync` or from a checkpoint; `run` calls it before the function. Collective.
+
+        Args:
+            progress: commits that the state of rank 0 has seen; 0: it is that of the script's beginning.
+            needs_sync: not all ranks have that state.
+
+        Raises:
+            StateLostError: ranks have lost a share of the state, and there is no checkpoint.
+            CheckpointError: the latest checkpoint cannot be loaded into this state.
+        """
+        options = context.current().settings.durable
+        if self.durable is None and options is not None:
+            self.durable = Durable(options)
+        if self.durable is not None:
+            self.durable.begin(self, progress, needs_sync=needs_sync)
+            return
+        if needs_sync:
+            self.sync()
+        self.num_commits = progress
+
+    def finish(self) -> None:
+        """Training has come to its end: make a checkpoint of what it came to, where there are any. Collective."""
+        if self.durable is not None:
+            self.durable.finish(self)
 
     @abstractmethod
     def save(self) -> None:
@@ -179,7 +262,7 @@ class ObjectState(State):
         self.num_commits += 1
         if self._shares is not None:
             self._shares.forget_older()
-        self.check_host_updates()
+        self.check_host_updates_at_commit()
 
     def check_host_updates(self) -> None:
         """See `State.check_host_updates`."""
@@ -238,6 +321,24 @@ class ObjectState(State):
         """Say whether the shares that were kept last are those of the present ranks."""
         return self._kept_in is not None and self._kept_in() is runtime
 
+    def durable_parts(self) -> DurableParts:
+        """See `State.durable_parts`; values with a handler are those of the frameworks' own states."""
+        if self._handlers:
+            return super().durable_parts()
+        return DurableParts(self._plain_sections())
+
+    def _plain_sections(self) -> dict[str, KeepsState]:
+        """Return the section of the plain values. `load` takes them to be committed."""
+
+        def put(values: dict[str, Any]) -> None:
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
+
+        is_writer = context.current().topology.rank == 0
+        return {
+            "extra": PlainState(lambda: {name: getattr(self, name) for name in self._saved}, put, is_writer=is_writer)
+        }
+
     def _states(self) -> dict[str, KeepsState]:
         found: dict[str, KeepsState] = {}
         for name, handler in self._handlers.items():
@@ -272,12 +373,12 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: Any) -> Result:
     """Run in a job whose ranks do not change; an interrupt of the script's own is understood all the same."""
-    skip_sync = False
+    state.begin_generation(0, needs_sync=True)
     while True:
-        if not skip_sync:
-            state.sync()
         try:
-            return func(state, *args, **kwargs)
+            result = func(state, *args, **kwargs)
+            state.finish()
+            return result
         except PeerLostError as exc:
             state.restore()
             exc.add_note(
@@ -288,3 +389,5 @@ def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: A
         except HostsUpdatedInterrupt as interrupt:
             skip_sync = interrupt.skip_sync
         state.on_reset()
+        if not skip_sync:
+            state.sync()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from unidist.durable_options import DurableOptions
 from unidist.engine import Availability
 
 
@@ -75,6 +76,7 @@ class ElasticLimits:
         state_dir: folder in which the launcher keeps what another one needs to take its place; None: the job dies with
             its launcher.
         orphan_timeout: how long the job's processes look for a launcher that died, before they end.
+        durable: checkpoints that the states of the job make; None: what the script and the environment say.
     """
 
     min_num: int
@@ -89,6 +91,7 @@ class ElasticLimits:
     status: StatusPage | None = None
     state_dir: Path | None = None
     orphan_timeout: timedelta = timedelta(seconds=60)
+    durable: DurableOptions | None = None
 
 
 @dataclass(frozen=True)

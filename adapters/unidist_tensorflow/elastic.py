@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from unidist import context, elastic
+from unidist.durable_parts import DurableParts, parts_of
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State
 from unidist.errors import PeerLostError, UsageError
+from unidist_tensorflow.checkpoint_states import KerasStates
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.graph import take_failure
 from unidist_tensorflow.inner_step import keeps_share
@@ -128,3 +130,11 @@ class TensorFlowKerasState(ObjectState):
     def _variables(self) -> list[Any]:
         own = [] if self.optimizer is None else self.optimizer.variables
         return [*self.model.variables, *(own() if callable(own) else own)]
+
+    def durable_parts(self) -> DurableParts:
+        """See `State.durable_parts`."""
+        states = KerasStates()
+        if self.optimizer is not None:
+            states.settle(self.optimizer)
+        optimizers = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        return parts_of(states, {"model": self.model}, optimizers, {}, self._plain_sections())

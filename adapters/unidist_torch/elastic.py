@@ -12,6 +12,7 @@ import torch.utils.data
 from unidist import context, objects
 from unidist.checkpoint.job import Subjects
 from unidist.checkpoint.state import KeepsState, kept_state
+from unidist.durable_parts import DurableParts, parts_of
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
 from unidist.elastic_training import Policy
 from unidist.errors import UsageError
@@ -180,6 +181,16 @@ class TorchState(ObjectState):
                 handlers[name] = handler
         plain = {name: value for name, value in values.items() if name not in handlers}
         super().__init__(handlers, **plain)
+
+    def durable_parts(self) -> DurableParts:
+        """See `State.durable_parts`."""
+        values = {name: handler.value for name, handler in self._handlers.items()}
+        models = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
+        optimizers = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}
+        others = {name: value for name, value in values.items() if hasattr(value, "state_dict")}
+        for name in (*models, *optimizers):
+            del others[name]
+        return parts_of(TorchStates(), models, optimizers, others, self._plain_sections())
 
     def reset(self) -> None:
         """Deal the samples out to the new ranks."""

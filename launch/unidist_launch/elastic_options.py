@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from unidist.durable_options import AUTO, DurableOptions, interval_of
 from unidist.environment import Settings
 from unidist.errors import ConfigurationError
 from unidist.launcher import ElasticLimits, Host, StatusPage
@@ -96,6 +97,23 @@ OPTIONS: tuple[Decorator, ...] = (
         help="With --state-dir: how long ranks without a launcher go on and look for it (default: 60).",
     ),
     _option(
+        "--checkpoint-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Save elastic states in DIR, which all hosts share; a job that finds a checkpoint there begins from it.",
+    ),
+    _option(
+        "--checkpoint-interval",
+        metavar="SECONDS|auto",
+        help="Time between two checkpoints (default: auto, so that they take less than 3.5 % of the time).",
+    ),
+    _option(
+        "--keep-last",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --checkpoint-dir: how many checkpoints stay (default: 2).",
+    ),
+    _option(
         "--status-port",
         type=click.IntRange(min=0, max=65535),
         metavar="PORT",
@@ -137,6 +155,9 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         "event_log",
         "state_dir",
         "orphan_timeout",
+        "checkpoint_dir",
+        "checkpoint_interval",
+        "keep_last",
         *_STATUS,
     )
     given = next((name for name in others if options[name] not in (None, ())), None)
@@ -185,7 +206,18 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         status=_status_page(options),
         state_dir=options["state_dir"],
         orphan_timeout=_orphan_timeout(options),
+        durable=_durable(options),
     )
+
+
+def _durable(options: Mapping[str, Any]) -> DurableOptions | None:
+    folder, interval, keep = (options[name] for name in ("checkpoint_dir", "checkpoint_interval", "keep_last"))
+    if folder is None:
+        given = next((name for name in ("checkpoint_interval", "keep_last") if options[name] is not None), None)
+        if given is not None:
+            raise ConfigurationError(f"--{given.replace('_', '-')} is for checkpoints; give --checkpoint-dir too.")
+        return None
+    return DurableOptions(folder.absolute(), interval_of(interval or AUTO), keep or DurableOptions.keep)
 
 
 def _orphan_timeout(options: Mapping[str, Any]) -> timedelta:

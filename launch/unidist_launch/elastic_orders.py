@@ -47,6 +47,8 @@ class Orders:
         variables = {"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{limits.timeout.total_seconds():g}"}
         if orphan_sec:
             variables["UNIDIST_ORPHAN_TIMEOUT_SEC"] = f"{orphan_sec:g}"
+        if limits.durable is not None:
+            variables |= limits.durable.variables()
         return AgentOrder(
             version=__version__,
             host=index,

@@ -47,6 +47,9 @@ def line(event: str, fields: dict[str, Any]) -> str:
         return f"host {fields['host']} {'was lost' if event == 'host_lost' else 'did not come'}: {fields['reason']}"
     if event == "host_terminating":
         return f"host {fields['host']} is taken back: its ranks leave at the next commit"
+    if event == "checkpoint_loaded":
+        why = f"; {fields['reason']}" if fields["reason"] else ""
+        return f"the ranks go on from the checkpoint of commit {fields['commit']}, {fields['path']}{why}"
     if event == "left":
         return f"rank {fields['rank']} has left after commit {fields['progress']}, as it was asked to"
     return ""

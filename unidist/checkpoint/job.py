@@ -137,7 +137,7 @@ def save_job(
             made[RNG] = states.random(rank, subjects.models())
         return made
 
-    return runtime.owned(_saver).save(options, make, {"framework": states.framework.name})
+    return runtime.owned(make_saver).save(options, make, {"framework": states.framework.name})
 
 
 def load_job(
@@ -152,7 +152,7 @@ def load_job(
     """See `load` of the facades."""
     runtime = context.current()
     rank = runtime.topology.rank
-    saver = runtime.owned(_saver)
+    saver = runtime.owned(make_saver)
     saver.wait()
     for optimizer in subjects.optimizers():
         states.settle(optimizer)
@@ -175,7 +175,8 @@ def load_job(
     return Loaded(checkpoint.folder, facts.get("step"), extra.loaded, facts)
 
 
-def _saver(runtime: context.Context) -> Saver:
+def make_saver(runtime: context.Context) -> Saver:
+    """Return a saver with a communicator of its own. Collective."""
     facts = {
         "unidist": __version__,
         "world_size": runtime.topology.world_size,

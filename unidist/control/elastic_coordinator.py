@@ -8,6 +8,7 @@ What a worker says, and what it is told:
                             leaving    I was asked to end (SIGTERM): please let me go at the next commit
                             detached   I have left the world in good order
                             give_up    what the members held is lost: end the job
+                            happened   for the job's log: a checkpoint was made, or loaded
     coordinator -> worker   change     come back (`ready`) at your next commit: others come, or go
                             ended      your generation has ended: stop what you do, restore, come back
 
@@ -27,6 +28,9 @@ from unidist.control.meeting import refusal
 from unidist.control.membership import NO_STATE, Membership, Phase, Worker
 from unidist.control.service import Action, Drop, Publish, Send
 from unidist.control.wire import Message
+
+WORKER_EVENTS = frozenset({"checkpoint", "checkpoint_loaded"})
+"""What workers put into the job's log."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,8 @@ class ElasticCoordinator(Coordinator):
             self.membership.detach(worker.number)
         elif kind == "give_up":
             yield Publish(Happened("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
+        elif kind == "happened" and message["kind"] in WORKER_EVENTS:
+            yield Publish(Happened(str(message["kind"]), {"worker": worker.number, **message["fields"]}))
         else:
             raise ValueError(f"unknown message {kind!r}")
 

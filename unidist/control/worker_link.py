@@ -17,7 +17,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -183,6 +183,12 @@ class WorkerLink:
         with self._arrived:
             self._gives_up = reason
             self._outbox.append({"type": "give_up", "reason": reason})
+        self._wake()
+
+    def happened(self, kind: str, fields: Mapping[str, str | int | float]) -> None:
+        """Have the job's log tell of something; not told again where the coordinator is away just then."""
+        with self._arrived:
+            self._outbox.append({"type": "happened", "kind": kind, "fields": dict(fields)})
         self._wake()
 
     @property
