@@ -19,7 +19,7 @@ from unidist_zero import _torch_stage3
 from unidist_zero._torch_checkpoint import SharedOptimizerState
 from unidist_zero._torch_inner import InnerOptimizer
 from unidist_zero._torch_memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
-from unidist_zero._torch_offload import FileMemory
+from unidist_zero._torch_offload import make_state_memory, refuse_device_steps
 from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_runs import RunTensor
 from unidist_zero._torch_shares import ParameterShare
@@ -103,8 +103,13 @@ class ShardedStep(InnerStep):
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
-        self._files = FileMemory(strategy.offload) if strategy.offload else None
-        self._inner = InnerOptimizer(optimizer, plain, self._files)
+        self._offload = make_state_memory(strategy.offload)
+        if self._offload is not None:
+            self._offload.check(_listed(optimizer))
+            refuse_device_steps(optimizer.param_groups, self._offload)
+        if self._units is not None:
+            self._units.offload = self._offload
+        self._inner = InnerOptimizer(optimizer, plain, self._offload)
         self._shares: list[ParameterShare] = []
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
@@ -239,7 +244,7 @@ class ShardedStep(InnerStep):
             make_memory,
             lambda index: groups[id(parameters[index])],
             self._master_dtype,
-            self._files,
+            self._offload,
         )
 
     def _master_dtype(self, dtype: DType) -> DType:

@@ -40,6 +40,7 @@ class GatheredBucket:
         shard: `(cut.counts[rank],)` elements, that stay.
         begins: WHOLE: the parameters have values; EMPTY: they, or some of them, have none yet, and `fill` is called
             before anything else; ABSENT: they have none, and the shard gets its own before anything else.
+        is_offloaded: the shard is not in memory that the lane moves; it is copied there to be gathered.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class GatheredBucket:
         shard: Buffer,
         *,
         begins: Presence = Presence.WHOLE,
+        is_offloaded: bool = False,
     ) -> None:
         self.number = number
         self.cut = cut
         self.pieces = pieces
         self.lane = lane
         self.shard = shard
+        self._is_offloaded = is_offloaded
         self._own = tensor_of(shard)
         some = next(iter(parameters.values()))
         self._flat = torch.empty(cut.count, dtype=TORCH_DTYPES[cut.dtype], device=some.device)
@@ -123,7 +126,13 @@ class GatheredBucket:
         if self.presence is not Presence.ABSENT or self._work is not None:
             return
         self._storage.resize_(self._nbytes)
-        self._work = self.lane.shard.allgather(self.shard, buffer_of(self._flat), counts=self.cut.counts)
+        shard = self.shard
+        if self._is_offloaded:
+            place = self._own_place()
+            # An accelerator need not be waited for: the next step waits for it before anybody writes to the shard.
+            place.copy_(self._own, non_blocking=True)
+            shard = buffer_of(place)
+        self._work = self.lane.shard.allgather(shard, buffer_of(self._flat), counts=self.cut.counts)
 
     def finish(self) -> None:
         """Return when the parameters have their values."""
@@ -136,9 +145,7 @@ class GatheredBucket:
     def settle(self) -> None:
         """Take the shard of what counts as a whole."""
         if self.presence is Presence.WHOLE:
-            rank = self.lane.shard.rank
-            begin = self.cut.begin(rank)
-            self._own.copy_(self._flat[begin : begin + self.cut.counts[rank]])
+            self._own.copy_(self._own_place())
             self.presence = Presence.GATHERED
 
     def release(self) -> None:
@@ -170,6 +177,11 @@ class GatheredBucket:
             parameter.data = nothing
         self._let_go()
         self.presence = Presence.ABSENT
+
+    def _own_place(self) -> torch.Tensor:
+        """Return the place of the shard within the whole."""
+        begin = self.cut.begin(self.lane.shard.rank)
+        return self._flat[begin : begin + self._own.numel()]
 
     def _let_go(self) -> None:
         """Give the flat memory back; where an array of numpy has been made of it, leave it to that and take other."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unidist_torch.optimizer_clone import clone_for, options_of
-from unidist_zero._torch_offload import FileMemory, StateInFiles
+from unidist_zero._torch_offload import StateMemory
 from unidist_zero._torch_runs import RunTensor, State
 
 
@@ -22,15 +22,15 @@ class InnerOptimizer:
     Args:
         outer: the script's optimizer.
         plain: its class before it was bound.
-        files: where the state is kept; None: in memory.
+        memory: where the state is kept; None: beside the parameters.
     """
 
     def __init__(
-        self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], files: FileMemory | None = None
+        self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], memory: StateMemory | None = None
     ) -> None:
         self._outer = outer
         self._plain = plain
-        self._files = files
+        self._memory = memory
         self._runs: list[RunTensor] = []
         self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
 
@@ -54,7 +54,7 @@ class InnerOptimizer:
         """Replace the state of a run."""
         if state:
             self._inner.state[run.leaf] = state
-            self._keep_in_files(run)
+            self._keep_in_memory(run)
         else:
             self._inner.state.pop(run.leaf, None)
 
@@ -73,10 +73,11 @@ class InnerOptimizer:
         outer, inner = self._outer, self._inner
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
-        with nullcontext() if self._files is None else StateInFiles(self._files, (run.leaf for run in self._runs)):
+        memory = self._memory
+        with nullcontext() if memory is None else memory.making_state(run.leaf for run in self._runs):
             result = self._plain.step(inner)
         for run in self._runs:
-            self._keep_in_files(run)
+            self._keep_in_memory(run)
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             options.update(options_of(group))
         return result
@@ -86,11 +87,13 @@ class InnerOptimizer:
         for hook in list(self._outer._optimizer_step_post_hooks.values()):
             hook(self._outer, (), {})
 
-    def _keep_in_files(self, run: RunTensor) -> None:
-        """Move to files what of a run's state is in memory, where that is asked for."""
-        if self._files is None:
+    def _keep_in_memory(self, run: RunTensor) -> None:
+        """Move a run's state to where it is to be kept."""
+        if self._memory is None:
             return
         state = self.state(run)
         for name, value in state.items():
             if run.is_slot(value):
-                state[name] = self._files.moved(value)
+                state[name] = self._memory.moved(value)
+            elif isinstance(value, torch.Tensor):
+                state[name] = value.to(run.leaf.device)

@@ -19,7 +19,13 @@ from unidist_zero.shared import SharedShards
 
 
 class ParameterMemory(ABC):
-    """The memory of the parameters of one exchange, as the inner step needs it: `before_step`, `start`, `finish`."""
+    """The memory of the parameters of one exchange, as the inner step needs it: `before_step`, `start`, `finish`.
+
+    Attributes:
+        is_offloaded: the shards are where the strategy's option `offload` says, and need no copy there.
+    """
+
+    is_offloaded: bool = False
 
     @abstractmethod
     def own(self, number: int) -> torch.Tensor:
@@ -112,6 +118,7 @@ class UnitMemory(ParameterMemory):
 
     def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], model: SharedModel) -> None:
         made = model.add(exchange.partition, dict(enumerate(parameters)), model.lanes_for(exchange))
+        self.is_offloaded = model.offload is not None
         self._buckets = {bucket.number: bucket for bucket in made}
 
     def own(self, number: int) -> torch.Tensor:

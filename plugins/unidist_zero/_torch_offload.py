@@ -1,13 +1,16 @@
-"""Optimizer state in files that are mapped to memory: the system writes to disk what does not fit.
+"""Optimizer state away from the parameters: in host memory beside an accelerator, or in files mapped to memory.
 
-A file has no name any more once it is mapped, so nothing is left behind, however the process ends.
+With an accelerator the inner optimizer steps on the host, on copies of this rank's shards, as ZeRO-Offload does (Ren et
+al. 2021, https://arxiv.org/abs/2101.06840): reduced gradients are copied to the host, updated shards back.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,78 @@ from unidist.errors import ConfigurationError
 _IN_FILE = "_unidist_in_file"
 
 
-class FileMemory:
-    """Makes tensors whose memory is a file.
+class StateMemory(ABC):
+    """Where the optimizer keeps what it has for this rank's shards, and what it steps on. The host can read all of it.
+
+    Attributes:
+        option: as it was given to the strategy.
+    """
+
+    def __init__(self, option: str) -> None:
+        self.option = option
+
+    def is_away(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor has to be copied before the host can step on it: it is in an accelerator's memory."""
+        return tensor.device.type != "cpu"
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - nothing to refuse is a valid answer
+        """Raise ConfigurationError if it would be of no use for these parameters. Alike on every rank."""
+
+    def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Return a context in which an optimizer steps, and makes its state where it belongs.
+
+        Args:
+            leaves: the optimizer's parameters.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return dense zeros of a shape and memory order.
+
+        Raises:
+            ConfigurationError: there is too little memory; says how much was asked for.
+        """
+
+    @abstractmethod
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with these values in this memory; itself if it is there."""
+
+    def zeros_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return zeros of a tensor's shape and memory order."""
+        stride = torch.empty_like(tensor, device="meta").stride()  # dense, where the tensor itself is not
+        return self.zeros(tensor.shape, stride, dtype or tensor.dtype)
+
+
+class HostMemory(StateMemory):
+    """Memory of the host, from which an accelerator copies without an intermediate one (pinned), where it can."""
+
+    def __init__(self) -> None:
+        super().__init__("host")
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:
+        """See `StateMemory.check`: parameters in host memory have their state there, too."""
+        if not any(map(self.is_away, parameters)):
+            raise ConfigurationError(
+                "zero:offload=host: there is nothing to offload, all parameters are in host memory already, and so is "
+                "the optimizer's state. Move the model to an accelerator first, or keep the state in files with "
+                "offload=FOLDER, or leave offload out"
+            )
+
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `StateMemory.zeros`."""
+        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu", pin_memory=_pins())
+        return made.zero_()
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `StateMemory.moved`. State is never copied to the accelerator, so it need not be pinned."""
+        return tensor.cpu()
+
+
+class FileMemory(StateMemory):
+    """Files that are mapped to memory: the system writes to disk what does not fit.
+
+    A file has no name any more once it is mapped, so nothing is left behind, however the process ends.
 
     Args:
         folder: where the files are: on a disk that is fast, with room for this host's share of the state.
@@ -30,32 +103,30 @@ class FileMemory:
     """
 
     def __init__(self, folder: str) -> None:
+        super().__init__(folder)
         self._folder = Path(folder)
         if not self._folder.is_dir() or not os.access(self._folder, os.W_OK | os.X_OK):
             raise ConfigurationError(
                 f"zero:offload={folder}: optimizer state shall be kept in files, but this is no folder that can be "
-                "written to; give one, on every host"
+                "written to; give one, on every host (or offload=host, with an accelerator)"
             )
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor was made here."""
-        return getattr(tensor, _IN_FILE, False)
+    def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+        """See `StateMemory.making_state`."""
+        return StateInFiles(self, leaves)
 
-    def zeros_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return zeros of a tensor's shape and memory order, in a file of their own.
-
-        Raises:
-            ConfigurationError: the file system refuses; says how much was asked for.
-        """
-        dtype = dtype or tensor.dtype
-        nbytes = tensor.numel() * dtype.itemsize
-        if not nbytes:
-            return torch.zeros_like(tensor, dtype=dtype)
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `StateMemory.zeros`: in a file of their own."""
+        shape, stride = torch.Size(shape), tuple(stride)
+        count = shape.numel()
+        if not count:
+            return torch.empty_strided(shape, stride, dtype=dtype)
+        nbytes = count * dtype.itemsize
         try:
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="unidist-")
             try:
                 os.posix_fallocate(descriptor, 0, nbytes)  # or a full disk would kill the process at some later write
-                flat = torch.from_file(name, shared=True, size=tensor.numel(), dtype=dtype)
+                flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
             finally:
                 os.close(descriptor)
                 os.unlink(name)
@@ -64,12 +135,16 @@ class FileMemory:
                 f"zero:offload={self._folder}: {nbytes} bytes of optimizer state could not be had: {exc.strerror}. "
                 "Give a folder with more room"
             ) from exc
-        made = flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+        made = flat.as_strided(shape, stride)
         setattr(made, _IN_FILE, True)
         return made
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor was made here."""
+        return getattr(tensor, _IN_FILE, False)
+
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with these values in a file; itself if it is in one."""
+        """See `StateMemory.moved`."""
         if self.holds(tensor):
             return tensor
         made = self.zeros_like(tensor)
@@ -100,3 +175,34 @@ class StateInFiles(TorchFunctionMode):
         if func is torch.zeros_like and args and id(args[0]) in self._leaves:
             return self._files.zeros_like(args[0].detach(), kwargs.get("dtype"))
         return func(*args, **kwargs)
+
+
+def make_state_memory(offload: str | None) -> StateMemory | None:
+    """Return what the strategy's option `offload` asks for; None: state is beside the parameters.
+
+    Raises:
+        ConfigurationError: a folder that will not do.
+    """
+    if offload is None:
+        return None
+    return HostMemory() if offload == "host" else FileMemory(offload)
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in host memory, pinned where that can be; torch keeps such memory for the next one."""
+    made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
+    made.copy_(tensor)
+    return made
+
+
+def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -> None:
+    """Raise ConfigurationError if parameter groups ask for a step that is made for an accelerator alone."""
+    if any(group.get("capturable") for group in groups):
+        raise ConfigurationError(
+            f"zero:offload={memory.option}: the optimizer steps on the host, and capturable=True is for steps on an "
+            "accelerator; leave it out"
+        )
+
+
+def _pins() -> bool:
+    return torch.cuda.is_available()

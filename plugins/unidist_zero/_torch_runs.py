@@ -10,7 +10,7 @@ import torch
 from unidist_torch.memory import is_dense
 from unidist_torch.parameters import shaped
 from unidist_zero._partition import Piece, Run, join_runs
-from unidist_zero._torch_offload import FileMemory
+from unidist_zero._torch_offload import StateMemory, host_copy
 
 State = dict[str, Any]
 
@@ -26,8 +26,9 @@ class RunTensor:
         flat: the run's elements of the parameters, `(run.count,)`.
         gradient: the run's elements of the reduced gradients, alike.
         form: the parameter whose form the leaf shall have, where the run is a whole one; None: it stays flat.
-        master: type of a copy that is updated in place of `flat`; None: there is none.
-        files: where that copy is kept; None: in memory.
+        master: the type in which it is updated, in a copy, where that is another one than that of `flat`.
+        memory: where copies are kept; None: beside `flat`.
+        is_copied: step on a copy in `memory`, also one of the same type.
 
     Attributes:
         leaf: what the optimizer steps on.
@@ -42,7 +43,8 @@ class RunTensor:
         *,
         form: torch.Tensor | None = None,
         master: torch.dtype | None = None,
-        files: FileMemory | None = None,
+        memory: StateMemory | None = None,
+        is_copied: bool = False,
     ) -> None:
         self.run = run
         self.group = group
@@ -50,8 +52,9 @@ class RunTensor:
         self.gradient = gradient
         self.form = form
         self.master = master
-        self._files = files
-        base = self._base = self.flat if master is None else self._master_copy(master)
+        self.is_copied = is_copied or master is not None
+        self._memory = memory
+        base = self._base = self._copy(master or flat.dtype) if self.is_copied else self.flat
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
     @property
@@ -66,6 +69,8 @@ class RunTensor:
             factor: what the gradient is still to be multiplied by, when it is brought to the master's type.
         """
         gradient = self.gradient
+        if self._memory is not None and self._memory.is_away(gradient):
+            gradient = host_copy(gradient)
         if self.master is not None:
             gradient = gradient.to(self.master).mul_(factor)
         elif factor != 1.0:
@@ -73,16 +78,18 @@ class RunTensor:
         self.leaf.grad = self._formed(gradient)
 
     def write_back(self) -> None:
-        """Bring what the optimizer has made of a master copy to the parameters, rounded."""
-        if self.master is not None:
-            self._formed(self.flat).copy_(self.leaf.detach())
+        """Bring what the optimizer has made of a copy to the parameters, rounded."""
+        if self.is_copied:
+            # An accelerator need not be waited for: nobody writes to the copy before the next gradient has come here.
+            self._formed(self.flat).copy_(self.leaf.detach(), non_blocking=True)
 
     def follow_parameters(self) -> None:
-        """Bring to the master copy what somebody has written to the parameters: a checkpoint, `load_state_dict`."""
-        if self.master is None:
+        """Bring to the copy what somebody has written to the parameters: a checkpoint, `load_state_dict`."""
+        if not self.is_copied:
             return
         # In small parts: what is computed on the way takes memory too.
         for kept, current in zip(torch.split(self._base, _PART), torch.split(self.flat, _PART), strict=True):
+            current = current.to(kept.device)
             changed = kept.to(current.dtype) != current
             if changed.any():
                 kept.copy_(torch.where(changed, current.to(kept.dtype), kept))
@@ -102,17 +109,19 @@ class RunTensor:
         for run in join_runs(self.pieces, keys):
             begin, end = run.offset - self.run.offset, run.offset - self.run.offset + run.count
             flat, gradient = self.flat[begin:end], self.gradient[begin:end]
-            part = RunTensor(run, self.group, flat, gradient, master=self.master, files=self._files)
+            part = RunTensor(
+                run, self.group, flat, gradient, master=self.master, memory=self._memory, is_copied=self.is_copied
+            )
             with torch.no_grad():
-                if self.master is not None:
+                if self.is_copied:
                     part.leaf.copy_(self.leaf[begin:end])
             made.append((part, {name: self._part_of(value, begin, end) for name, value in state.items()}))
         return made
 
-    def _master_copy(self, dtype: torch.dtype) -> torch.Tensor:
-        if self._files is None:
+    def _copy(self, dtype: torch.dtype) -> torch.Tensor:
+        if self._memory is None:
             return self.flat.to(dtype)
-        copied = self._files.zeros_like(self.flat, dtype)
+        copied = self._memory.zeros_like(self.flat, dtype)
         copied.copy_(self.flat)
         return copied
 

@@ -10,7 +10,7 @@ from unidist.buffer import DType
 from unidist_torch.memory import TORCH_DTYPES, tensor_of
 from unidist_zero._partition import join_runs
 from unidist_zero._torch_memory import ParameterMemory
-from unidist_zero._torch_offload import FileMemory
+from unidist_zero._torch_offload import StateMemory
 from unidist_zero._torch_runs import RunTensor, form_of
 from unidist_zero.exchange import ReduceScatterExchange
 
@@ -24,7 +24,7 @@ class ParameterShare:
         make_memory: moves the parameters to where their shards are updated.
         group_of: number of the optimizer's group, by number of the parameter.
         master_of: the type in which parameters of a type are updated.
-        files: where copies of that type are kept; None: in memory.
+        offload: where state, and what the optimizer steps on, is kept; None: beside the parameters.
 
     Attributes:
         forms: a tensor of each parameter's shape and memory order, without memory: at stage 3 the parameter itself has
@@ -40,12 +40,13 @@ class ParameterShare:
         make_memory: Callable[[], ParameterMemory],
         group_of: Callable[[int], int],
         master_of: Callable[[DType], DType],
-        files: FileMemory | None = None,
+        offload: StateMemory | None = None,
     ) -> None:
         self.exchange = exchange
         self.parameters = parameters
         self.forms = [form_of(parameter) for parameter in parameters]
         self.memory = make_memory()
+        self._offload = offload
         partition = exchange.partition
         self.runs: list[RunTensor] = []
         for number, cut in enumerate(partition.buckets):
@@ -56,6 +57,7 @@ class ParameterShare:
             keys = [piece.parameter if partition.whole else group_of(piece.parameter) for piece in pieces]
             master = master_of(cut.dtype)
             own, gradients = self.memory.own(number), tensor_of(exchange.shard(number))
+            is_copied = offload is not None and not self.memory.is_offloaded and offload.is_away(own)
             for run in join_runs(pieces, keys):
                 begin = run.offset - cut.begin(rank)
                 self.runs.append(
@@ -66,6 +68,11 @@ class ParameterShare:
                         gradients[begin : begin + run.count],
                         form=self.forms[run.pieces[0].parameter] if partition.whole else None,
                         master=None if master is cut.dtype else TORCH_DTYPES[master],
-                        files=files,
+                        memory=offload,
+                        is_copied=is_copied,
                     )
                 )
+
+    def device_of_state(self, parameter: torch.Tensor) -> torch.device:
+        """Return where a parameter's whole state is put together when it is gathered."""
+        return parameter.device if self._offload is None else torch.device("cpu")

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unidist.buckets import ParameterInfo, plan_buckets
+from unidist.buffer import Buffer
 from unidist.checkpoint.pieces import Piece as SavedPiece
 from unidist.checkpoint.state import HasKeptState, KeepsState, SavedSection
 from unidist.errors import ConfigurationError, UsageError
 from unidist_torch.checkpoint_states import ModelState
 from unidist_torch.checkpoint_tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
-from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.memory import TORCH_DTYPES, buffer_of, dtype_of, memory_kind
 from unidist_zero._lanes import Lane, allocate
-from unidist_zero._partition import Partition, Piece
+from unidist_zero._partition import Partition, Piece, ShardedBucket
 from unidist_zero._partition import partition as cut
 from unidist_zero._torch_deferred import DeferredModel, has_deferred
 from unidist_zero._torch_gathered import GatheredBucket, Presence
+from unidist_zero._torch_offload import StateMemory
 from unidist_zero._torch_pages import PagedModel
 from unidist_zero._torch_units import Unit, Units
 from unidist_zero.exchange import ReduceScatterExchange
@@ -45,7 +47,12 @@ class SharedModel(HasKeptState, GathersParameters):
         model: the model.
         patterns: see `find_units`.
         num_ahead: units that are fetched ahead.
+
+    Attributes:
+        offload: where shards are kept; None: where the parameters were. Set before anything is shared out.
     """
+
+    offload: StateMemory | None = None
 
     def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
         self._model = model
@@ -96,7 +103,6 @@ class SharedModel(HasKeptState, GathersParameters):
         self, partition: Partition, parameters: Mapping[int, torch.Tensor], lanes: Mapping[str, Lane]
     ) -> list[GatheredBucket]:
         """Share out parameters from now on; returns their buckets, of which each is of one unit."""
-        framework = TorchFramework()
         made = []
         for number, bucket in enumerate(partition.buckets):
             if not bucket.slots:
@@ -106,10 +112,12 @@ class SharedModel(HasKeptState, GathersParameters):
             own = {slot.parameter: parameters[slot.parameter] for slot in bucket.slots}
             for parameter in own.values():
                 self._leave_old_bucket(parameter)
-            nbytes = bucket.counts[rank] * bucket.dtype.itemsize
-            shard = allocate(framework, lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
+            shard = self._allocate(bucket, lane)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
-            made.append(GatheredBucket(number, bucket, pieces, own, lane, shard, begins=self._begins))
+            is_offloaded = self.offload is not None
+            made.append(
+                GatheredBucket(number, bucket, pieces, own, lane, shard, begins=self._begins, is_offloaded=is_offloaded)
+            )
             unit = self._unit_of(own.values())
             unit.buckets.append(made[-1])
         return made
@@ -194,6 +202,14 @@ class SharedModel(HasKeptState, GathersParameters):
         if self._deferred is not None:
             return Presence.EMPTY
         return Presence.ABSENT if self._is_moving else Presence.WHOLE
+
+    def _allocate(self, bucket: ShardedBucket, lane: Lane) -> Buffer:
+        """Return memory for this rank's shard."""
+        count = bucket.counts[lane.shard.rank]
+        if self.offload is not None:
+            return buffer_of(self.offload.zeros((count,), (1,), TORCH_DTYPES[bucket.dtype]))
+        nbytes = count * bucket.dtype.itemsize
+        return allocate(TorchFramework(), lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
 
     def _buckets(self) -> list[GatheredBucket]:
         return [bucket for unit in self.units.units for bucket in unit.buckets]

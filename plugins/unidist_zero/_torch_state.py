@@ -90,7 +90,8 @@ def _gathered(share: ParameterShare, inner: InnerOptimizer) -> dict[torch.Tensor
             for index, start, state in pieces:
                 if state:
                     parameter = share.parameters[index]
-                    _fill(whole.setdefault(parameter, {}), share.forms[index], parameter.device, start, state)
+                    device = share.device_of_state(parameter)
+                    _fill(whole.setdefault(parameter, {}), share.forms[index], device, start, state)
     return whole
 
 

@@ -12,7 +12,7 @@ from unidist.buffer import HOST
 from unidist.deferred import InitializesModels
 from unidist.errors import ConfigurationError
 from unidist.estimating.interface import EstimatesMemory
-from unidist.estimating.sharding import sharded
+from unidist.estimating.sharding import offloaded, sharded
 from unidist.gradients import GradientExchange
 from unidist.mesh import DATA_AXIS
 from unidist.planning.exchanging import sharded as sharded_step
@@ -59,8 +59,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             Divides the data axis. Default: all of it.
         shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
             where the engine can do it, and not in elastic jobs; "true" or an error, "false" never.
-        offload: with PyTorch, a folder: optimizer state, and master weights, are in files there that are mapped to
-            memory. Default: in memory.
+        offload: with PyTorch, where optimizer state, what the optimizer steps on and, at stage 3 where parameters are
+            gathered, the shards of parameters are: "host", beside an accelerator; or a folder, in files that are mapped
+            to memory. Default: where the parameters are.
         units: with PyTorch, at stage 3: paths of the modules that are gathered one by one, `*` for any name, several
             with + between them ("encoder.layers.*+decoder.layers.*"). Default: members of lists in which a class
             repeats.
@@ -115,7 +116,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""
         num_ranks = self.shard or plan.mesh.size(DATA_AXIS)
-        return sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model)
+        memory = sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model)
+        return memory if self.offload is None else offloaded(memory, to_host=self.offload == "host", stage=self.stage)
 
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
         """See `PredictsStepTime.predict`."""

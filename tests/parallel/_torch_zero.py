@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from offload_torch import host_as_accelerator
 from torch.utils.checkpoint import checkpoint
 
 import unidist.torch as ud
@@ -199,7 +200,7 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
         if key not in references:
             references[key] = train(key, distributed=False)
         expected = references[key]
-        with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": case.engine}):
+        with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": case.engine}), host_as_accelerator():
             ud.init()
             try:
                 rank, size = ud.rank(), ud.size()

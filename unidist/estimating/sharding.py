@@ -50,3 +50,21 @@ def sharded(
     if stage >= 2 and bucket_elements:
         memory = memory.add(WorkingMemory("gradient bucket", min(bucket_elements, model.num_trained), "gradients"))
     return memory
+
+
+def offloaded(memory: RankMemory, *, to_host: bool, stage: int) -> RankMemory:
+    """Return what a rank holds when its optimizer steps in host memory beside an accelerator, or in mapped files.
+
+    See ZeRO-Offload (Ren et al. 2021, https://arxiv.org/abs/2101.06840). At stages 1 and 2 the host steps on a copy of
+    the shard, as wide as the weights where there is no master copy. Stage 3 keeps its shards there themselves; in files
+    not where a host's ranks share parameters, so they are counted as not.
+
+    Args:
+        memory: what `sharded` returns.
+        to_host: beside an accelerator; False: in files.
+        stage: 1, 2 or 3.
+    """
+    if to_host and stage < 3 and not memory.master.bytes_each:
+        memory = memory.widths(master=memory.parameters.bytes_each)
+    memory = memory.moved("host" if to_host else "file", "optimizer", "master")
+    return memory.moved("host", "parameters") if to_host and stage == 3 else memory

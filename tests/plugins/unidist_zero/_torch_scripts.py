@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from offload_torch import host_as_accelerator
 
 import unidist.torch as ud
 from unidist.environment import set_variables
@@ -268,6 +269,8 @@ def optimizer_state_in_files() -> None:
                     ud.save(f"{folder}/saved", model, optimizer)
                 step(model, optimizer, number)
             check_in_files(optimizer)
+            if strategy.startswith("zero=3"):
+                assert all(is_in_file(run.leaf) for run in optimizer._unidist._inner._runs()), "the parameters, too"
             check_equal(values(model), list(plain_model.parameters()))
             optimizer.load_state_dict(optimizer.state_dict())
             check_in_files(optimizer)
@@ -290,6 +293,66 @@ def optimizer_state_in_files() -> None:
         ud.barrier()
         if ud.rank() == 0:
             os.rmdir(folder)
+
+
+@script
+def optimizer_state_in_host_memory_beside_an_accelerator() -> None:
+    plain_model, plain = network()
+    for number in range(4):
+        step(plain_model, plain, number)
+    folder = ud_folder()
+    for strategy in ("zero=2:offload=host", "zero=3:whole=true:shared=false:offload=host"):
+        with host_as_accelerator(), training(strategy) as (model, optimizer):
+            for number in range(4):
+                if number == 2:
+                    ud.save(f"{folder}/saved", model, optimizer)
+                step(model, optimizer, number)
+            inner = optimizer._unidist._inner
+            check_equal(values(model), list(plain_model.parameters()))
+            optimizer.load_state_dict(optimizer.state_dict())
+            with torch.no_grad(), gathered(model):
+                model[0].bias.add_(1)  # what the script writes between two steps counts
+            step(model, optimizer, 4)
+            changed = values(model)[1] - plain_model[0].bias
+            assert changed.min() > 0.8
+            ud.load(f"{folder}/saved", model, optimizer)
+            for number in range(2, 4):
+                step(model, optimizer, number)
+            check_equal(values(model), list(plain_model.parameters()))
+            for run in inner._runs():
+                places = {run.leaf.data_ptr(), run.flat.data_ptr()}
+                assert len(places) == (2 if strategy.startswith("zero=2") else 1), "at stage 3 the shards are there"
+            ud.barrier()
+            if ud.rank() == 0:
+                shutil.rmtree(f"{folder}/saved")
+    with host_as_accelerator(), training("zero=2:offload=host,precision=bf16", torch.float32) as (model, optimizer):
+        step(model, optimizer, 0)
+        runs = list(optimizer._unidist._inner._runs())
+        assert {run.leaf.dtype for run in runs} == {torch.float32}
+        for run in runs:
+            assert torch.equal(run.flat, run.leaf.detach().flatten().bfloat16()), "they are copied back"
+    ud.init()
+    ud.barrier()
+    if ud.rank() == 0:
+        os.rmdir(folder)
+    ud.shutdown()
+
+
+@script
+def what_cannot_be_offloaded_is_refused() -> None:
+    message = "there is nothing to offload, all parameters are in host memory"
+    with pytest.raises(ConfigurationError, match=message), training("zero=2:offload=host"):
+        pass
+    model, _ = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.param_groups[0]["capturable"] = True
+    with host_as_accelerator(), set_variables({"UNIDIST_STRATEGY": "zero=1:offload=host", "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            with pytest.raises(ConfigurationError, match="zero:offload=host: the optimizer steps on the host"):
+                ud.distribute(model, optimizer)
+        finally:
+            ud.shutdown()
 
 
 def ud_folder() -> str:

@@ -9,6 +9,9 @@ import pytest
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import ConfigurationError
+from unidist.estimating.estimate import plain_memory
+from unidist.estimating.figures import ModelFigures, Workload
+from unidist.estimating.memory import CATEGORIES
 from unidist.plugins import PluginManager
 from unidist.strategy import Plan
 from unidist.strategy_spec import build, make_plan
@@ -50,6 +53,21 @@ def test_options_of_the_line() -> None:
 def test_what_cannot_be_is_refused(line: str, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         plan(line)
+
+
+def test_the_estimate_says_where_state_is_offloaded_to() -> None:
+    workload = Workload(ModelFigures(1000), precision="bf16")
+
+    def places(line: str) -> dict[str, str]:
+        strategy = plan(line).strategies[0]
+        assert isinstance(strategy, Zero)
+        memory = strategy.estimate(plain_memory(workload), workload, plan(line))
+        return {name: memory.holding(name).place for name in CATEGORIES}
+
+    state = ("master", "optimizer")
+    assert {name for name, place in places("zero=2:offload=host").items() if place == "host"} == {*state}
+    assert {name for name, place in places("zero=3:offload=host").items() if place == "host"} == {*state, "parameters"}
+    assert {name for name, place in places("zero=3:offload=/tmp").items() if place == "file"} == {*state}
 
 
 def test_stage_3_alone_must_see_the_model() -> None:

@@ -12,8 +12,8 @@ from unidist.estimating.comparison import Candidate, compare, estimate_line
 from unidist.estimating.estimate import Estimate, estimate, plain_memory
 from unidist.estimating.figures import ModelFigures, Workload
 from unidist.estimating.interface import EstimatesMemory
-from unidist.estimating.memory import RankMemory
-from unidist.estimating.sharding import sharded
+from unidist.estimating.memory import CATEGORIES, RankMemory
+from unidist.estimating.sharding import offloaded, sharded
 from unidist.registry import Registry, StrategyType
 from unidist.strategies.data import DataParallel
 from unidist.strategy import Plan, Strategy
@@ -124,6 +124,27 @@ def test_stage_3_holds_the_units_that_it_has_gathered() -> None:
     assert found.total() == 1000 * 16 / 4 + 400
     assert found.unknown == ("activations",)
     assert estimated(Shards(3), workload=workload, ranks=1).bytes_of("gathered unit") == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "to_host", "precision", "expected"),
+    [
+        (2, True, "bf16", {"device": 2 + 2 / 4, "host": 12 / 4}),
+        (2, True, "fp32", {"device": 4 + 4 / 4, "host": 4 / 4 + 8 / 4}),
+        (3, True, "bf16", {"device": 2 / 4, "host": 14 / 4}),
+        (3, False, "bf16", {"device": 4 / 4, "file": 12 / 4}),
+        (1, False, "fp32", {"device": 8, "file": 8 / 4}),
+    ],
+)
+def test_what_is_offloaded(stage: int, to_host: bool, precision: str, expected: dict[str, float]) -> None:
+    workload = Workload(ModelFigures(1000), precision=precision)
+    memory = sharded(plain_memory(workload), stage=stage, num_ranks=4, model=workload.model)
+    memory = offloaded(memory, to_host=to_host, stage=stage)
+    found: dict[str, float] = {}
+    for category in CATEGORIES:
+        held = memory.holding(category)
+        found[held.place] = found.get(held.place, 0) + held.bytes_each * held.share
+    assert {place: each for place, each in found.items() if each} == pytest.approx(expected)
 
 
 def test_gradients_that_are_reduced_in_buckets_leave_one_bucket() -> None:
