@@ -77,6 +77,8 @@ class Context:
         self._groups: dict[tuple[str, str], Communicator] = {}
         self._made: list[Communicator] = []
         self._owned: dict[Any, Any] = {}
+        self.feed: Any = None
+        """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
         self.recorder = Recorder()
         if settings.timeline is not None:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)

@@ -32,6 +32,8 @@ GlobalBatch = Literal["keep", "rescale"]
 class Policy:
     """How a training step follows a world that changes; `TrainStep(..., elastic=True)` is all the defaults.
 
+    In a job whose ranks do not change, samples are dealt out and hooks called alike.
+
     Args:
         global_batch: "keep": a step takes as many samples as at the beginning, `batch_size` times the ranks, in
             micro-batches of at most `batch_size`; "rescale": each rank takes `batch_size`, so a step takes other
@@ -94,7 +96,7 @@ class Progress:
 class DealsAnew(ABC):
     """Data that can be dealt out anew in the middle of an epoch.
 
-    Whoever iterates over it sets `feed` of the process's `Member` to it with each batch.
+    Whoever iterates over it sets `feed` of the context to it with each batch.
 
     Attributes:
         order: of its samples.
@@ -121,7 +123,7 @@ class StepTraining:
     """The steps of a script's own loop, through the generations of an elastic job. Every rank uses it alike.
 
     Args:
-        membership: of this process.
+        membership: of this process; None in a job whose ranks do not change, where nothing is kept.
         feed: the data of the loop.
         policy: the user's choices.
         make_state: makes a state of the model, the optimizer and so on, with the attribute `progress` as given.
@@ -129,17 +131,23 @@ class StepTraining:
     """
 
     def __init__(
-        self, membership: Member, feed: DealsAnew, policy: Policy, make_state: Callable[[Progress], ObjectState]
+        self, membership: Member | None, feed: DealsAnew, policy: Policy, make_state: Callable[[Progress], ObjectState]
     ) -> None:
         assert feed.batch_size is not None, "data that is dealt out has batches"
         size = context.current().topology.world_size
         self._feed, self._policy = feed, policy
         self._order = feed.order
-        self._state: Any = make_state(Progress(feed.order, feed.batch_size, feed.batch_size * size, size))
-        self._generations = Generations(membership, self._state, is_function=False)
-        self._leaving = contextlib.ExitStack()  # for as long as the process lives: its script may go on as it likes
-        self._leaving.enter_context(leaving_on_sigterm(membership))
-        self._begin()
+        self._generations: Generations | None = None
+        progress = Progress(feed.order, feed.batch_size, feed.batch_size * size, size)
+        if membership is None:
+            self._state: Any = ObjectState(progress=progress)
+        else:
+            self._state = make_state(progress)
+            self._generations = Generations(membership, self._state, is_function=False)
+            self._leaving = contextlib.ExitStack()  # for as long as the process lives: its script may go on as it likes
+            self._leaving.enter_context(leaving_on_sigterm(membership))
+            self._generations.begin()
+            self._settle(self._generations)
         feed.follow(lambda: self.progress)
 
     @property
@@ -160,6 +168,7 @@ class StepTraining:
         Raises:
             UsageError: there is no batch that was not given before.
             SystemExit, StalledError, StateLostError: see `Generations.go_on`.
+            PeerLostError: in a job whose ranks do not change.
         """
         deal = self._feed.take()
         place = context.current().topology
@@ -170,13 +179,17 @@ class StepTraining:
             )
         if (deal.position, deal.rank, deal.size) != (self.progress.position, place.rank, place.world_size):
             return self.progress.loss  # this rank has just come: the others are further, and so is the next batch
+        if self._generations is None:
+            self._take_step(deal, train)
+            return self.progress.loss
         reason = None
         try:
             self._take_step(deal, train)
         except (HostsUpdatedInterrupt, PeerLostError) as exc:
             reason = self._generations.reason_of(exc)
-        if reason is not None:
-            self._go_on(reason)
+        if reason is not None:  # after the exception is forgotten: its frames hold on to the old generation
+            self._generations.go_on(reason)
+            self._settle(self._generations)
         return self.progress.loss
 
     def _take_step(self, deal: Deal, train: Callable[[Deal], float]) -> None:
@@ -189,18 +202,11 @@ class StepTraining:
         if ends_epoch and policy.after_epoch is not None:
             policy.after_epoch(deal.position.epoch)
         # Always at the end of an epoch: the script's loop does not go back to the one before.
-        if ends_epoch or self.progress.steps % policy.commit_every == 0:
+        is_due = ends_epoch or self.progress.steps % policy.commit_every == 0
+        if is_due and self._generations is not None:
             self._state.commit()
 
-    def _begin(self) -> None:
-        self._generations.begin()
-        self._settle()
-
-    def _go_on(self, reason: str) -> None:
-        self._generations.go_on(reason)
-        self._settle()
-
-    def _settle(self) -> None:
+    def _settle(self, generations: Generations) -> None:
         """Adapt to the ranks that there are now, and on all of them alike."""
         while True:
             self._check_order()
@@ -208,10 +214,10 @@ class StepTraining:
             try:
                 self._resize()
             except (HostsUpdatedInterrupt, PeerLostError) as exc:
-                reason = self._generations.reason_of(exc)
+                reason = generations.reason_of(exc)
             if reason is None:
                 return
-            self._generations.go_on(reason)
+            generations.go_on(reason)
 
     def _resize(self) -> None:
         old, new = self.progress.num_ranks, context.current().topology.world_size
@@ -236,8 +242,13 @@ def check_step_plan(plan: Plan) -> None:
     """Make sure that the steps of this plan can be transactions.
 
     Raises:
-        ConfigurationError: a strategy makes one update of several steps.
+        ConfigurationError: a strategy divides the model, or makes one update of several steps.
     """
+    if plan.model_axes:
+        raise ConfigurationError(
+            f"elastic=True, and this run divides the model along {', '.join(plan.model_axes)}: what a lost rank holds "
+            "of it, no other rank has. Leave elastic= out, or the strategy"
+        )
     gate = context.update_gate(plan)
     if gate is not None:
         raise ConfigurationError(
@@ -247,7 +258,7 @@ def check_step_plan(plan: Plan) -> None:
 
 
 def training_of(
-    runtime: Context, choice: bool | Policy | None, make: Callable[[Member, DealsAnew, Policy], StepTraining]
+    runtime: Context, choice: bool | Policy | None, make: Callable[[Member | None, DealsAnew, Policy], StepTraining]
 ) -> StepTraining | None:
     """Return what takes the steps of a script's loop, when the first one is about to be taken; None: nothing special.
 
@@ -259,10 +270,10 @@ def training_of(
     Raises:
         UsageError: it is asked for, and the data cannot be dealt anew, or something else leads through the generations.
     """
-    membership = runtime.membership
-    if membership is None or choice is False:
+    membership, feed = runtime.membership, runtime.feed
+    if choice is False or (choice is None and membership is None):
         return None
-    leader, feed = membership.generations, membership.feed
+    leader = None if membership is None else membership.generations
     if leader is not None and leader.is_function and choice is None:
         return None
     if leader is not None:

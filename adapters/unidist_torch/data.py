@@ -90,22 +90,19 @@ def shard(
                 f"the loader has a {type(loader.sampler).__name__}; shard() would replace it: say shuffle="
             )
     dataset: Any = loader.dataset
-    options: dict[str, Any] = {
-        "dataset": dataset,
-        "batch_size": loader.batch_size,
-        "sampler": ShardSampler(dataset, shuffle=shuffle, seed=seed, tail=tail),
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "drop_last": loader.drop_last,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-    }
-    if context.current().membership is None:
-        return torch.utils.data.DataLoader(**options)
-    order = SampleOrder(len(dataset), seed, shuffle, drop_last=loader.drop_last or tail == "drop")
-    return ElasticLoader(order, **options)
+    return ElasticLoader(
+        SampleOrder(len(dataset), seed, shuffle, drop_last=loader.drop_last or tail == "drop"),
+        dataset=dataset,
+        batch_size=loader.batch_size,
+        sampler=ShardSampler(dataset, shuffle=shuffle, seed=seed, tail=tail),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )

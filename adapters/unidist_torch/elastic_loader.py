@@ -1,7 +1,8 @@
-"""A DataLoader whose samples are dealt out anew when ranks come and go: what `shard` returns in an elastic job."""
+"""A DataLoader whose samples can be dealt out anew when ranks come and go: what `shard` returns."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from unidist_torch.batches import cut
 
 if TYPE_CHECKING:
     from unidist.dealing import SampleOrder
+    from unidist.topology import Topology
 
 
 class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
-    """A loader like any other until a `TrainStep` trains on it; from then on it follows the training's progress.
+    """A loader like any other until an elastic `TrainStep` trains on it; from then on it follows that one's progress.
 
-    Its first iteration is then epoch 0, the next one epoch 1: each gives what is left of its epoch, so nothing where
-    others have completed it.
+    The iteration in which that happens is epoch 0, the next one epoch 1: each gives what is left of its epoch, so
+    nothing where others have completed it.
 
     Args:
         order: of the samples, where they are dealt out anew.
@@ -34,7 +36,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         self._iterations = 0
         self._progress: Callable[[], Progress] | None = None
         self._rest: list[Deal] = []
-        self._deal: Deal | None = None
+        self._deal: Callable[[], Deal] | None = None
         shared = {
             name: getattr(self, name)
             for name in (
@@ -49,16 +51,16 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
     def follow(self, progress: Callable[[], Progress]) -> None:
         """See `DealsAnew.follow`."""
         self._progress = progress
+        self._iterations = 1  # this one is the first
 
     def take(self) -> Deal | None:
         """See `DealsAnew.take`."""
         deal, self._deal = self._deal, None
-        return deal
+        return None if deal is None else deal()
 
     def __iter__(self) -> Any:
-        epoch = self._iterations
         self._iterations += 1
-        return self._iterate(epoch)
+        return self._iterate(self._iterations - 1)
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
@@ -66,26 +68,34 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             return super().__len__()
         return self.order.num_batches(self._progress().global_batch)
 
-    def _iterate(self, epoch: int) -> Iterator[Any]:
+    def _iterate(self, index: int) -> Iterator[Any]:
         if self._progress is None:
-            yield from self._first(epoch)
+            yield from self._first(index)
+            index = 0
         if self._progress is not None:
-            yield from self._following(self._progress, epoch)
+            yield from self._following(self._progress, index)
 
-    def _first(self, epoch: int) -> Iterator[Any]:
-        """Give what any loader gives, until somebody trains on it: of an epoch's whole batches they are the same."""
-        place = context.current().topology
-        assert self.batch_size is not None
-        deals = self.order.deals(
-            Position(epoch), rank=place.rank, size=place.world_size, global_batch=self.batch_size * place.world_size
-        )
-        for batch in super().__iter__():
-            deal = next(deals, None)
-            whole = deal is not None and deal.total == self.batch_size * place.world_size
-            self._give(deal if whole else Deal(Position(-1), Position(-1), place.rank, place.world_size, 0, ()))
+    def _first(self, index: int) -> Iterator[Any]:
+        """Give what any loader gives, until somebody trains on it."""
+        place = context.current().topology  # that the batches are dealt out for; later it may be another one
+        for number, batch in enumerate(super().__iter__()):
+            self._give(functools.partial(self._first_deal, place, is_first=index == number == 0))
             yield batch
             if self._progress is not None:
                 return
+
+    def _first_deal(self, place: Topology, *, is_first: bool) -> Deal:
+        """Return what a batch would be that was dealt out for training: the very first one is the same in both ways."""
+        assert self.batch_size is not None, "checked by shard"
+        whole = self.batch_size * place.world_size
+        if is_first:
+            start = Position()
+            deals = self.order.deals(start, rank=place.rank, size=place.world_size, global_batch=whole)
+            deal = next(deals, None)
+            if deal is not None and deal.total == whole:
+                return deal
+        nowhere = Position(-1)
+        return Deal(nowhere, nowhere, place.rank, place.world_size, 0, ())
 
     def _following(self, progress: Callable[[], Progress], epoch: int) -> Iterator[Any]:
         """Give what is left of an epoch, dealt out anew whenever the progress is not what the last batch led to."""
@@ -102,7 +112,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
                 deals, batches = iter(self._rest), iter(self._dealt)
             deal = next(deals)
             batch = next(batches)
-            self._give(deal)
+            self._give(functools.partial(_itself, deal))
             yield batch if deal.indices else cut(batch, (0, 0), total=1)
             self._check_given()
             expected = (deal.following, deal.rank, deal.size)
@@ -112,11 +122,9 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
                 "all batches of an epoch. Use elastic=False and ud.elastic.run for another kind of loop"
             )
 
-    def _give(self, deal: Deal | None) -> None:
+    def _give(self, deal: Callable[[], Deal]) -> None:
         self._deal = deal
-        membership = context.current().membership
-        if membership is not None:
-            membership.feed = self
+        context.current().feed = self
 
     def _check_given(self) -> None:
         if self._progress is not None and self._deal is not None:
@@ -124,6 +132,10 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
                 "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
                 "be. For evaluation use a loader of its own"
             )
+
+
+def _itself(deal: Deal) -> Deal:
+    return deal
 
 
 class _Batches(torch.utils.data.Sampler[list[int]]):

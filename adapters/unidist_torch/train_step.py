@@ -42,7 +42,7 @@ class TrainStep:
         elastic: what a job does whose ranks come and go (`unidist launch --min-np`): True, or a `ud.elastic.Policy`:
             each call is a transaction, and the loader of `ud.shard` that the batches come from deals them out anew,
             see docs/elastic.md; False: nothing; default: True where the batches come from such a loader and no
-            `ud.elastic.run` leads the training. No effect in other jobs.
+            `ud.elastic.run` leads the training. In other jobs True deals the samples out in the same way.
 
     Attributes:
         model: as this rank holds it.
@@ -64,7 +64,7 @@ class TrainStep:
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
-        if runtime.membership is not None and elastic:
+        if elastic:
             check_step_plan(plan)
         runs = step_strategy(plan)
         make: Any = WholeStepRunner if runs is None else runs.runner_for(TorchFramework())
@@ -127,7 +127,7 @@ class TrainStep:
 
     # Elastic training
 
-    def _make_training(self, membership: Member, feed: DealsAnew, policy: Policy) -> StepTraining:
+    def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
         check_step_plan(self._plan)
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer)
         return StepTraining(

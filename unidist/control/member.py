@@ -45,8 +45,6 @@ class Member:
         """The generation that it is in; None while it is alone."""
         self.generations: Any = None
         """What leads it through them, an `elastic_run.Generations`; None before training begins."""
-        self.feed: Any = None
-        """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
         self.link = WorkerLink(
             place.server,
             place.secret,
