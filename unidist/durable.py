@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unidist.elastic")
 
-_SETTLE_SEC = 0.25
+_NUM_LOOKS = 5
+_LOOK_SEC = 0.1
 
 
 class Checkpointed(Protocol):
@@ -167,8 +168,10 @@ class Durable:
         self._is_wanted, self._is_agreed = False, wishes.checkpoint
         if not (wishes.change and wishes.leaving):
             return
-        if wishes.staying:  # for a moment: the signal that this rank has got may be on its way to the others
-            time.sleep(_SETTLE_SEC)
+        for _ in range(_NUM_LOOKS):  # the signal that one rank has got may be on its way to the others
+            if not wishes.staying:
+                break
+            time.sleep(_LOOK_SEC)
             wishes = agree_at_commit(context.current())
         if not wishes.staying:
             self._is_agreed = False

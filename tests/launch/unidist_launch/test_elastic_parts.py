@@ -31,6 +31,9 @@ NONE = {
     "event_log": None,
     "state_dir": None,
     "orphan_timeout": None,
+    "checkpoint_dir": None,
+    "checkpoint_interval": None,
+    "keep_last": None,
     "status_port": None,
     "status_address": None,
     "status_token_file": None,
@@ -180,6 +183,10 @@ def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:
         ({"min_np": 1, "blacklist_cooldown_range": (5.0, 1.0)}, (), "MIN is above MAX"),
         ({"host_discovery_script": "x"}, (Host("h", 1),), "leave -H and --hostfile out"),
         ({"min_np": 1, "orphan_timeout": 5.0}, (), "give --state-dir too"),
+        ({"min_np": 1, "checkpoint_interval": "3"}, (), "--checkpoint-interval is for checkpoints"),
+        ({"min_np": 1, "keep_last": 3}, (), "--keep-last is for checkpoints"),
+        ({"checkpoint_dir": Path("x"), "checkpoint_interval": "soon"}, (), "'soon': give a number of seconds"),
+        ({"checkpoint_dir": Path("x"), "checkpoint_interval": "0"}, (), "give more than 0"),
     ],
 )
 def test_contradictions_are_refused(changed: dict[str, object], hosts: tuple[Host, ...], message: str) -> None:
