@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from unidist import context, elastic
+from unidist.checkpoint.job import Subjects
+from unidist.checkpoint.state import KeepsState
 from unidist.durable_parts import DurableParts, parts_of
-from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, State
-from unidist.errors import PeerLostError, UsageError
+from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
+from unidist.errors import PeerLostError
 from unidist_tensorflow.checkpoint_states import KerasStates
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.graph import take_failure
@@ -78,6 +80,16 @@ class _Variables(Handler):
             broadcast_variables(self.value(), root_rank=0)
 
 
+def _shared_optimizer(optimizer: Any, model: Any) -> SharedHandler:
+    def states(value: Any) -> Mapping[str, KeepsState]:
+        of_keras = KerasStates()
+        of_keras.settle(value)
+        sections = Subjects(model, value).sections(of_keras)
+        return {name: state for name, state in sections.items() if name != "model"}  # which every rank has
+
+    return SharedHandler(optimizer, states, KerasStates.framework.convert)
+
+
 class TensorFlowState(ObjectState):
     """State of a list of variables: `TensorFlowState(variables, epoch=0)`.
 
@@ -113,13 +125,14 @@ class TensorFlowKerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self.backend = backend
-        if keeps_share(self.optimizer):
-            raise UsageError(
-                "each rank keeps a share of this optimizer only, which is lost with it: an elastic state needs an "
-                "optimizer that every rank has as a whole. Use the strategy 'data', or save and load checkpoints"
-            )
-        self._build_optimizer()
-        super().__init__({"all_variables": _Variables(self._variables)}, **values)
+        self._is_shared = keeps_share(self.optimizer)
+        handlers: dict[str, Handler] = {}
+        if self._is_shared:
+            handlers["optimizer"] = _shared_optimizer(self.optimizer, model)
+        else:
+            self._build_optimizer()
+        handlers["all_variables"] = _Variables(self._variables)
+        super().__init__(handlers, **values)
 
     def _build_optimizer(self) -> None:
         """In an elastic job: a rank that comes later has to have the variables that the others give it."""
@@ -128,7 +141,7 @@ class TensorFlowKerasState(ObjectState):
             self.optimizer.build(self.model.trainable_variables)
 
     def _variables(self) -> list[Any]:
-        own = [] if self.optimizer is None else self.optimizer.variables
+        own = [] if self.optimizer is None or self._is_shared else self.optimizer.variables
         return [*self.model.variables, *(own() if callable(own) else own)]
 
     def durable_parts(self) -> DurableParts:

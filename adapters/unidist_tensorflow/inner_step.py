@@ -98,6 +98,15 @@ class InnerStep(ABC):
             Tensors over memory of the exchange, which must live until the update is done.
         """
 
+    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:  # noqa: B027 - whole state stays as it is
+        """Divide for the present ranks what each rank keeps a share of, where they have changed. Collective.
+
+        The optimizer is built. What it keeps for the shares has any values afterwards: they are loaded next.
+
+        Args:
+            exchange: see `build`.
+        """
+
     def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
         """Return the optimizer's state for a checkpoint; None leaves it to the adapter, as what every rank has whole.
 

@@ -115,14 +115,16 @@ class Binding:
         self._optimizer.built = True
 
     def build_to_load(self) -> None:
-        """Build an optimizer of which each rank keeps a share, so that state can be loaded into it. Collective."""
-        if not self.inner.takes_shares or self.inner.is_built:
+        """Give an optimizer of which each rank keeps a share that of the present ranks, to be loaded. Collective."""
+        if not self.inner.takes_shares:
             return
-        variables = list(self._of_model()) if self._of_model is not None else []
-        if variables:
-            with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+        variables = list(self._of_model()) if self._of_model is not None and not self.inner.is_built else []
+        with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+            if variables:
                 self.build(variables)
-            self._optimizer.built = True
+                self._optimizer.built = True
+            elif self.inner.is_built:
+                self.inner.divide_anew(self.exchange)
 
     def exchange(self) -> FusedExchange:
         """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""

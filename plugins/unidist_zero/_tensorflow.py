@@ -48,6 +48,10 @@ def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
             from unidist_zero._tensorflow_stage3 import FragmentStep
 
             return FragmentStep(optimizer, plain, update)
+        if update.context.membership is not None:
+            from unidist_zero._tensorflow_elastic import ElasticStep
+
+            return ElasticStep(optimizer, plain, update)
         return ShardedStep(optimizer, plain, update)
 
     return make
@@ -81,6 +85,7 @@ class ShardedStep(InnerStep):
         self._is_built = False
         self._shards: list[Shard] = []
         self._variables: list[Any] = []  # of the model, by place
+        self._decaying: list[bool] = []  # by place
         self._nothing: Any = None
         self._clipping: SharedClipping | None = None
         self._gather: VariableGather | None = None
@@ -109,6 +114,7 @@ class ShardedStep(InnerStep):
         with tf.init_scope():
             kept = keep(self._inner, self._variables, local) if self._optimizer.built else None
             outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
+            self._decaying = [self._decays(variable) for variable in self._variables]
             self._shards = self._make_shards()
             shards = [shard.variable for shard in self._shards]
             self._nothing = keras.Variable(np.zeros(1, "float32"), dtype="float32", name="nothing")
@@ -124,8 +130,7 @@ class ShardedStep(InnerStep):
         precision = self._update.options.precision
         dtypes = [dtype_of(variable) for variable in self._variables]
         masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
-        decays = [self._decays(variable) for variable in self._variables]
-        shards = make_shards(exchange.partition, self.communicator.rank, self._variables, masters, decays)
+        shards = make_shards(exchange.partition, self.communicator.rank, self._variables, masters, self._decaying)
         self._gather = VariableGather(exchange, shards, self._update.context.recorder)
         return shards
 
@@ -150,22 +155,22 @@ class ShardedStep(InnerStep):
         begin = exchange.partition.buckets[run.bucket].begin(self.communicator.rank)
         return exchange.shard(run.bucket).slice(run.offset - begin, run.count)
 
-    def _fill(self, shard: Shard) -> None:
+    def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
         """Take over what the script has made of the model's variables."""
-        shard.fill(self._variables)
+        shard.fill(variables)
 
-    def _gather_shards(self) -> None:
+    def _gather_shards(self, variables: Sequence[Any]) -> None:
         """Bring the shards to all ranks. Collective."""
         assert self._gather is not None
-        self._gather.run(self._variables)
+        self._gather.run(variables)
 
     def _decays(self, variable: Any) -> bool:
         value = variable.value if isinstance(variable, keras.Variable) else variable  # as Keras asks
         return bool(self._inner._use_weight_decay(value))
 
     def _exclude_from_decay(self) -> None:
-        excluded = [shard.variable for shard in self._shards if not self._decays(self._variables[shard.places[0]])]
-        if excluded:
+        excluded = [shard.variable for shard in self._shards if not self._decaying[shard.places[0]]]
+        if excluded or not all(self._decaying):
             self._inner.exclude_from_weight_decay(var_list=excluded)
 
     def _restore(self, kept: Kept | None, outer: Kept | None, num_local: int) -> None:
@@ -177,7 +182,9 @@ class ShardedStep(InnerStep):
     def _override(self) -> None:
         inner = self._inner
         whole = self._update.options.whole_tensors
-        clipping = SharedClipping(inner, inner._clip_gradients, self.communicator, len(self._variables), whole=whole)
+        clipping = SharedClipping(
+            inner, inner._clip_gradients, lambda: self.communicator, len(self._variables), whole=whole
+        )
         self._clipping = clipping
         inner.__dict__["_clip_gradients"] = clipping
         if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
@@ -194,7 +201,7 @@ class ShardedStep(InnerStep):
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
         """See `InnerStep.step_eagerly`."""
         outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
-        self._step(entries, outputs, result.present)
+        self._step(entries, outputs, result.present, self._variables)
 
     def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
         """See `InnerStep.taken`: who has a gradient, and the gradients of the shards."""
@@ -206,7 +213,7 @@ class ShardedStep(InnerStep):
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
         """See `InnerStep.step_in_graph`."""
-        self._step(entries, outputs, None)
+        self._step(entries, outputs, None, self._variables)
         return outputs[1:]
 
     def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
@@ -224,13 +231,20 @@ class ShardedStep(InnerStep):
                 arrays.append(exchange.given(view))
         return arrays
 
-    def _step(self, entries: Sequence[Entry], outputs: Sequence[tf.Tensor], known: Sequence[bool] | None) -> None:
+    def _step(
+        self,
+        entries: Sequence[Entry],
+        outputs: Sequence[tf.Tensor],
+        known: Sequence[bool] | None,
+        variables: Sequence[Any],
+    ) -> None:
         """Update the shards, and gather them.
 
         Args:
             entries: of the call.
-            outputs: what `taken` takes.
+            outputs: whether any rank has a gradient, `(places,)`, and the gradients of the shards.
             known: for each place whether any rank has a gradient; None: not before the graph runs.
+            variables: of the model, by place, or what stands for them.
         """
         present, *gradients = outputs
         certain = {entry.place for entry in entries if entry.place is not None and entry.gradient is not None}
@@ -240,7 +254,7 @@ class ShardedStep(InnerStep):
         stepped: list[tuple[Shard, Any]] = []
         kept: list[tuple[Shard, Any, tf.Tensor]] = []
         for shard, gradient in zip(self._shards, gradients, strict=True):
-            self._fill(shard)
+            self._fill(shard, variables)
             if not shard.run.count or (known is not None and not certain.intersection(shard.places)):
                 continue
             stepped.append((shard, gradient))
@@ -257,8 +271,8 @@ class ShardedStep(InnerStep):
         with restoring(self._optimizer, restore):
             self._apply(stepped, local, nobody=known is not None and not any(known))
         with tf.control_dependencies(since.stateful()):  # a bucket of which this rank has nothing waits for no value
-            self._gather_shards()
-        for place, variable in enumerate(self._variables):
+            self._gather_shards(variables)
+        for place, variable in enumerate(variables):
             if getattr(variable, "constraint", None) is not None:  # which wants to see all of it
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(present[place], variable.constraint(value), value))
@@ -289,4 +303,4 @@ class ShardedStep(InnerStep):
         if not self._is_built or not self._inner.use_ema:
             return
         self._plain.finalize_variable_values(self._optimizer, self._optimizer._trainable_variables)
-        self._gather_shards()
+        self._gather_shards(self._variables)

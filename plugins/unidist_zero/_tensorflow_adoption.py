@@ -1,8 +1,11 @@
-"""An optimizer of Keras that is built, with whole state, is built anew for shards and keeps its share of that state."""
+"""An optimizer of Keras that is built is built anew for other variables: for shards, and for others of them.
+
+It may keep its share of the state that it had for whole variables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,9 @@ import numpy as np
 from unidist_tensorflow.inner_step import kept_lists
 from unidist_tensorflow.memory import Array
 from unidist_zero._tensorflow_shards import Shard
+
+_OF_NO_BUILD = ("_iterations", "_learning_rate")
+"""Variables that an optimizer has before it is built."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +43,64 @@ def keep(optimizer: Any, variables: Sequence[Any], local: Sequence[Any]) -> Kept
         local: those that are not shared.
     """
     order = [optimizer._get_variable_index(variable) for variable in (*variables, *local)]
-    slots, made = {}, []
+    slots: dict[str, list[Array | None]] = {}
     for name, kept in kept_lists(optimizer).items():
         slots[name] = [None if kept[index] is None else np.array(kept[index].numpy()) for index in order]
-        made += [each for each in kept if each is not None]
-    scalars = {}
-    own = {id(each) for each in optimizer._variables}
-    for name, value in vars(optimizer).items():
-        if isinstance(value, keras.Variable) and name not in ("_iterations", "_learning_rate"):
-            scalars[name] = np.array(value.numpy())
-            made.append(value)
-    for each in made:
-        if id(each) in own:  # what is made within a LossScaleOptimizer's `build` is not tracked
-            optimizer._untrack_variable(each)
+    return Kept({name: np.array(value.numpy()) for name, value in take_apart(optimizer).items()}, slots)
+
+
+def take_apart(optimizer: Any) -> dict[str, Any]:
+    """Undo what an optimizer's `build` has made, so that it can be built again.
+
+    Returns:
+        The variables that it had one of, by attribute.
+    """
+    singles = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if isinstance(value, keras.Variable) and name not in _OF_NO_BUILD
+    }
+    lists = kept_lists(optimizer)
+    _untrack(optimizer, [*(each for kept in lists.values() for each in kept if each is not None), *singles.values()])
+    for name in lists:
+        optimizer.__dict__[name] = []  # whose memory is free before that of others is taken
+    optimizer._trainable_variables = []
     optimizer._trainable_variables_indices = {}
     optimizer.built = False
-    return Kept(scalars, slots)
+    return singles
+
+
+def put_back(optimizer: Any, singles: Mapping[str, Any]) -> None:
+    """Let an optimizer that was built anew have the same variables as before, of those that it has one of.
+
+    Graphs that were traced before use them.
+
+    Args:
+        optimizer: built.
+        singles: as `take_apart` returned them.
+    """
+    for name, variable in singles.items():
+        made = getattr(optimizer, name)
+        was_tracked = _untrack(optimizer, [made])
+        optimizer.__dict__[name] = variable
+        if was_tracked:
+            optimizer._track_variable(variable)
+
+
+def singles_of(optimizer: Any) -> list[Any]:
+    """Return what a built optimizer has one of, whatever variables it is built for: counts, learning rate, scales."""
+    owners = [optimizer, *filter(None, [getattr(optimizer, "inner_optimizer", None)])]
+    found = [value for owner in owners for value in vars(owner).values() if isinstance(value, keras.Variable)]
+    return list({id(each): each for each in found}.values())
+
+
+def _untrack(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Let an optimizer forget variables; returns whether it knew any."""
+    own = {id(each) for each in optimizer._variables}
+    known = [each for each in variables if id(each) in own]
+    for each in known:  # what is made within a LossScaleOptimizer's `build` is not tracked
+        optimizer._untrack_variable(each)
+    return bool(known)
 
 
 def restore(optimizer: Any, kept: Kept, shards: Sequence[Shard], num_local: int) -> None:

@@ -27,7 +27,7 @@ class SharedClipping:
     Args:
         optimizer: whose options say how; the one that clips, not a LossScaleOptimizer around it.
         plain_clip: its own way, for gradients that are whole.
-        communicator: over the ranks that share.
+        communicator: returns that over the ranks that share.
         num_variables: of the model.
         whole: each shard is a whole variable.
     """
@@ -36,7 +36,7 @@ class SharedClipping:
         self,
         optimizer: Any,
         plain_clip: Callable[[Sequence[Any]], Sequence[Any]],
-        communicator: Communicator,
+        communicator: Callable[[], Communicator],
         num_variables: int,
         *,
         whole: bool,
@@ -88,7 +88,7 @@ class SharedClipping:
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
         """Return `(n,)` float64 values, summed over the ranks that share."""
-        return exchanged(self._communicator, values, DType.FLOAT64, ReduceOp.SUM)
+        return exchanged(self._communicator(), values, DType.FLOAT64, ReduceOp.SUM)
 
 
 def exchanged(communicator: Communicator, values: tf.Tensor, dtype: DType, op: ReduceOp) -> tf.Tensor:

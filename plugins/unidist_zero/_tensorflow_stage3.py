@@ -82,10 +82,10 @@ class FragmentStep(ShardedStep):
     def _memory(self, place: int, shard: Shard) -> Buffer:
         return self._update.buffer(shard.places[0])
 
-    def _fill(self, shard: Shard) -> None:
+    def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
         """Nothing: the fragment is what the model has."""
 
-    def _gather_shards(self) -> None:
+    def _gather_shards(self, variables: Sequence[Any]) -> None:
         """Nothing: the next call gathers."""
 
     def _fragment(self, variable: Any) -> Fragment:

@@ -86,9 +86,9 @@ class ShardedOptimizerState(OptimizerState):
                 if info.name in section.tensors:
                     section.read(info.name, part, buffer_of_array(target))
                     path = info.name.rpartition(slot_name("", slot.name))[0]
-                    target *= array.dtype.type(
-                        self._speech.factor(slot.name, record.speech, record.learning_rate(path))
-                    )
+                    factor = self._speech.factor(slot.name, record.speech, record.learning_rate(path))
+                    if factor != 1.0:
+                        target *= array.dtype.type(factor)
                 else:
                     fresh = self._fresh_slots() if fresh is None else fresh
                     target[:] = fresh[slot.index, slot.name].reshape(-1)[offset : offset + count]

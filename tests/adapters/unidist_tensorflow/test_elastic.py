@@ -49,6 +49,45 @@ def test_keras_state(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
+def test_state_of_which_each_rank_has_a_share_is_brought_back(pool: Pool) -> None:
+    def on_rank() -> None:
+        import keras
+
+        with runtime():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
+            model, optimizer = ud.distribute(model, keras.optimizers.Adam(0.1, use_ema=True), "zero=2")
+            state = ud.elastic.TensorFlowKerasState(model, optimizer, step=0)
+
+            @tf.function
+            def step() -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(model(tf.ones((1, 2))) ** 2) * (1.0 + ud.rank())
+                optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+            def steps(count: int) -> list[np.ndarray]:
+                for _ in range(count):
+                    step()
+                    state.step += 1
+                return model.get_weights()
+
+            @ud.elastic.run
+            def train(state: ud.elastic.TensorFlowKerasState) -> None:
+                steps(2)
+                state.commit()
+                first = steps(3)
+                optimizer.learning_rate = 0.5
+                state.restore()
+                assert state.step == 2 == int(optimizer.iterations)
+                assert float(optimizer.learning_rate) == np.float32(0.1)
+                for found, expected in zip(steps(3), first, strict=True):
+                    np.testing.assert_array_equal(found, expected)
+
+            train(state)
+
+    pool(2, "shm").run(on_rank)
+
+
 def test_variables_in_eager_mode_and_in_a_session(pool: Pool) -> None:
     def on_rank() -> None:
         with runtime():

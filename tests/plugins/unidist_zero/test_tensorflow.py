@@ -15,6 +15,11 @@ tf = pytest.importorskip("tensorflow")
 import unidist.tensorflow as ud  # noqa: E402 - after TensorFlow is known to be there
 import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
 from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._tensorflow_adoption import (  # noqa: E402 - after TensorFlow is known to be there
+    put_back,
+    singles_of,
+    take_apart,
+)
 from unidist_zero._tensorflow_units import plan_units  # noqa: E402 - after TensorFlow is known to be there
 
 
@@ -140,6 +145,28 @@ def test_an_optimizer_that_is_built_keeps_its_state(strategy: str, scaled: bool)
         outcomes[-1] += [optimizer.dynamic_scale.numpy()] if scaled else []
     for found, expected in zip(*outcomes, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_an_optimizer_that_is_taken_apart_and_built_for_others_has_the_same_single_variables() -> None:
+    inner = keras.optimizers.Nadam(0.1, use_ema=True)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    first, second = (dense().trainable_variables for _ in range(2))
+    optimizer.build(first)
+    count, singles = len(optimizer.variables), singles_of(optimizer)
+    listed = {id(each) for each in optimizer.variables} & {id(each) for each in singles}
+    inner._u_product.assign(0.25)
+    kept = [(owner, take_apart(owner)) for owner in (inner, optimizer)]
+    assert not inner.built
+    assert not optimizer.built
+    optimizer.build(second[:3])
+    for owner, variables in kept:
+        put_back(owner, variables)
+    assert [id(each) for each in singles_of(optimizer)] == [id(each) for each in singles]
+    assert float(inner._u_product) == 0.25
+    found = [id(each) for each in optimizer.variables]
+    assert listed <= set(found)
+    assert len(set(found)) == len(found) == count - 3  # two moments and an average of one variable less
+    assert [each.path for each in inner._trainable_variables] == [each.path for each in second[:3]]
 
 
 def test_saving_the_model_says_that_the_state_of_the_optimizer_is_not_in_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""ZeRO for optimizers of Keras 3 in an elastic job: shards of other sizes in each generation, in the same graphs.
+
+A graph that was traced for one number of ranks is run with others: a script's `tf.function` cannot be traced anew from
+outside. So what depends on that number is no part of the graph. The inner step is one node, within which everything
+runs in eager mode: values of the model's variables go in, new ones come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from unidist.errors import UsageError
+from unidist.gradients import GradientExchange
+from unidist_tensorflow.inner_step import Entry
+from unidist_tensorflow.memory import Array, array_of, tensor_of_array
+from unidist_tensorflow.training_exchange import FusedExchange, Result
+from unidist_tensorflow.training_tensors import Since, Taken, host_node
+from unidist_zero._tensorflow import ShardedStep
+from unidist_zero._tensorflow_adoption import put_back, singles_of, take_apart
+
+NODE = "unidist_update_of_shards_which_needs_jit_compile_False"
+
+
+class ElasticStep(ShardedStep):
+    """See the module's text, and `ShardedStep` for the arguments."""
+
+    _divided: GradientExchange | None = None
+    """Whose partition the shards are of."""
+
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`."""
+        super().build(entries, exchange)
+        self._divided = self._update.exchanges[0]
+
+    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.divide_anew`."""
+        exchange()
+        if self._update.exchanges[0] is self._divided:
+            return
+        owners = list({id(each): each for each in (self._inner, self._optimizer)}.values())
+        with tf.init_scope():
+            kept = [(owner, take_apart(owner)) for owner in owners]
+            self._shards = []
+            self._shards = self._make_shards()
+            self._exclude_from_decay()
+            self._plain.build(self._optimizer, [*(shard.variable for shard in self._shards), self._nothing])
+            for owner, singles in kept:
+                put_back(owner, singles)
+        self._optimizer.built = True
+        self._divided = self._update.exchanges[0]
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        self._check_divided()
+        super().step_eagerly(exchange, entries, result)
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`: who has a gradient. The gradients stay in the memory of the exchange."""
+        spec = tf.TensorSpec([len(self._variables)], tf.bool)
+        return Taken([spec], lambda result: [np.array(result.present, bool)])
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        singles = singles_of(self._optimizer)
+        bare = [Entry(entry.variable, None, entry.place) for entry in entries]
+
+        def run(present: Any, *values: Any) -> list[Array]:
+            self._check_divided()
+            stand_ins = [_StandIn(variable, value) for variable, value in zip(self._variables, values, strict=True)]
+            arrays = [np.asarray(present), *self._shard_gradients(exchange)]
+            self._step(bare, [tf.constant(array) for array in arrays], np.asarray(present).tolist(), stand_ins)
+            return [array_of(tf.convert_to_tensor(each)) for each in (*stand_ins, *singles)]
+
+        targets = [*self._variables, *singles]
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in targets]
+        # TensorFlow knows nothing of what the node does to the optimizer's own variables. As they are written before
+        # and after it, what the graph reads of them is of before or after, too.
+        since = Since()
+        for each in singles:
+            each.assign(tf.convert_to_tensor(each))
+        with tf.control_dependencies(since.stateful()):
+            values = [tf.convert_to_tensor(variable) for variable in self._variables]
+            found = host_node(run, [*outputs, *values], specs, name=NODE)
+        for each, value in zip(targets, found, strict=True):
+            each.assign(value)
+        return []
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        if self._is_built:
+            self._check_divided()
+        super().finalize(variables)
+
+    def _check_divided(self) -> None:
+        if self._update.exchanges[0] is not self._divided:
+            raise UsageError(
+                "the ranks have changed, and the optimizer's state, of which each rank keeps a share, was not taken "
+                "along: give the optimizer to the elastic state on every rank, KerasState(model, optimizer), after "
+                "distribute() and before the function that elastic.run calls"
+            )
+
+
+class _StandIn:
+    """Stands for a variable of the model within a node, which TensorFlow must not find writing to variables.
+
+    Args:
+        variable: of the model.
+        value: what it is.
+    """
+
+    def __init__(self, variable: Any, value: Any) -> None:
+        self.shape = variable.shape
+        self.dtype = variable.dtype
+        self.constraint = getattr(variable, "constraint", None) if isinstance(variable, keras.Variable) else None
+        self._value = tensor_of_array(np.asarray(value))
+
+    def assign(self, value: Any) -> None:
+        """Be this from now on."""
+        self._value = tf.convert_to_tensor(value)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """Return the value."""
+        return self._value
