@@ -71,6 +71,21 @@ def _zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Ro
     return rows
 
 
+def _keras_zero_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step in Keras with shared state ...")
+    step = groups["Keras step with ZeRO, np=2"] = under_unidist("benchmarks.keras_zero_step", 2, repetitions)
+    alone, data = step["no communication"], step["data"]
+    rows = []
+    for name, of_alone, of_data in (("zero=1", 1.15, 1.05), ("zero=2", 1.15, 1.05), ("zero=3", 1.6, 1.5)):
+        what, ours = f"Keras step by loop, np=2, {name}, of", step[name]
+        detail = f"{duration(ours)}, no communication {duration(alone)}"
+        rows.append(Row(f"{what} no communication", ours / alone, "x", "at most", of_alone, detail))
+        rows.append(
+            Row(f"{what} data", ours / data, "x", "at most", of_data, f"{duration(ours)}, data {duration(data)}")
+        )
+    return rows
+
+
 def _tensor_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step with cut layers ...")
     step = groups["12 blocks that are cut, np=2"] = under_unidist("benchmarks.tensor_step", 2, repetitions)
@@ -172,6 +187,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "allreduce": (_allreduce_rows, False),
     "gpt": (_gpt_rows, False),
     "zero": (_zero_rows, False),
+    "zero-keras": (_keras_zero_rows, False),
     "pipeline": (_pipeline_rows, False),
     "tensor": (_tensor_rows, False),
     "horovod": (_horovod_rows, True),
