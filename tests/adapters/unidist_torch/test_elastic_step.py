@@ -142,7 +142,18 @@ def loss_fn(outputs, targets):
     seen.own += numbers.tolist()
     return torch.nn.functional.mse_loss(outputs, wanted)
 
-policy = ud.elastic.Policy(state={"seen": seen}, after_step=seen.add, commit_every=int(sys.argv[2]))
+def resized(old, new):
+    resizes.append((old, new))
+    optimizer.param_groups[0]["lr"] *= new / old
+
+resizes = []
+policy = ud.elastic.Policy(
+    state={"seen": seen},
+    after_step=seen.add,
+    commit_every=int(sys.argv[2]),
+    global_batch=sys.argv[3],
+    on_resize=resized if sys.argv[3] == "rescale" else None,
+)
 step = ud.TrainStep(model, optimizer, loss_fn, elastic=policy)
 loader = ud.shard(torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True), seed=5)
 for epoch in range(epochs):
@@ -154,28 +165,37 @@ os.write(1, f"done {sums} {','.join(map(str, seen.sizes))}\\n".encode())
 """
 
 
-@pytest.mark.parametrize(
-    ("commit_every", "strategy"),
-    [(1, "data"), *(pytest.param(3, each, marks=pytest.mark.soak) for each in ("data", "zero=2"))],
-)
-def test_a_loop_goes_on_when_a_rank_is_lost_in_a_step(commit_every: int, strategy: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    alone = subprocess.run(
-        [sys.executable, str(script), "12", "1"], capture_output=True, text=True, timeout=240, check=True, cwd=tmp_path
-    )
+def start(folder: Path, *, commit_every: int, strategy: str = "data", global_batch: str = "keep") -> ElasticJob:
+    """Start the script on 3 ranks."""
+    (folder / "script.py").write_text(SCRIPT)
     launch = [sys.executable, "-m", "unidist_launch", "launch", "-np", "3", "--min-np", "2", "--strategy", strategy]
     process = subprocess.Popen(
-        [*launch, "--event-log", "events", sys.executable, str(script), "4", str(commit_every)],
-        cwd=tmp_path,
+        [*launch, "--event-log", "events", sys.executable, "script.py", "4", str(commit_every), global_batch],
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    with ElasticJob(process, tmp_path / "events") as job:
+    return ElasticJob(process, folder / "events")
+
+
+@pytest.mark.parametrize(
+    ("commit_every", "strategy"),
+    [(1, "data"), *(pytest.param(3, each, marks=pytest.mark.soak) for each in ("data", "zero=2"))],
+)
+def test_a_loop_goes_on_when_a_rank_is_lost_in_a_step(commit_every: int, strategy: str, tmp_path: Path) -> None:
+    with start(tmp_path, commit_every=commit_every, strategy=strategy) as job:
         assert job.end(seconds=300) == 0, job.lines
+    alone = subprocess.run(
+        [sys.executable, "script.py", "12", "1", "keep"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+        cwd=tmp_path,
+    )
     wanted = [float(item) for item in alone.stdout.split()[1].split(";")]
     results = job.said(r"done (\S+) (\S+)")
     assert len(results) >= 2
@@ -183,4 +203,14 @@ def test_a_loop_goes_on_when_a_rank_is_lost_in_a_step(commit_every: int, strateg
         assert [float(item) for item in parameters.split(";")] == pytest.approx(wanted, rel=1e-12, abs=1e-12)
         assert sizes.startswith("3,3,3,3,")
         assert len(sizes.split(",")) == 12
+    assert len(job.events("lost")) == 1
+
+
+@pytest.mark.soak
+def test_batches_of_ranks_stay_as_they_are_where_the_global_one_is_rescaled(tmp_path: Path) -> None:
+    with start(tmp_path, commit_every=1, global_batch="rescale") as job:
+        assert job.end(seconds=300) == 0, job.lines
+    results = set(job.said(r"done (\S+) (\S+)"))
+    assert len(results) == 1  # on all ranks the same
+    assert len(next(iter(results))[1].split(",")) > 12
     assert len(job.events("lost")) == 1

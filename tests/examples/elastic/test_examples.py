@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.parallel, pytest.mark.soak]
 
 
-@pytest.mark.parametrize(("name", "least"), [("torch_digits.py", 0.85), ("keras_fit.py", 0.85)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("torch_digits.py", 0.85), ("train_step.py", 0.85), ("keras_fit.py", 0.85)]
+)
 def test_it_comes_to_its_end_though_a_rank_is_killed(name: str, least: float, tmp_path: Path) -> None:
     script = ROOT / "examples" / "elastic" / name
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "3", "--min-np", "2", "--event-log", "events"]
