@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
@@ -14,6 +15,24 @@ from unidist_launch.elastic_state import Identity
 from unidist_launch.remote_hosts import AgentStarter, LocalAgents
 from unidist_launch.ssh import SshAgents
 
+StarterOf = Callable[[Host], AgentStarter]
+"""How the agent of a host is started."""
+
+
+def by_ssh(job: Job, *, is_here: bool) -> StarterOf:
+    """Return how agents are started where nobody else does it: here at once, elsewhere by ssh.
+
+    Args:
+        job: the job.
+        is_here: no other host can ever be among the job's.
+
+    Raises:
+        ConfigurationError: other hosts cannot be reached so.
+    """
+    here = LocalAgents()
+    elsewhere = None if is_here else SshAgents(job.remote_shell)
+    return lambda host: here if elsewhere is None or host_list.is_local(host) else elsewhere
+
 
 class Orders:
     """The orders of one job.
@@ -22,22 +41,14 @@ class Orders:
         job: the job; `job.elastic` is set.
         identity: of the job.
         port: of the control server.
-        is_here: no other host can ever be among the job's.
-
-    Raises:
-        ConfigurationError: other hosts cannot be reached so.
+        starter_of: how the agent of a host is started.
     """
 
-    def __init__(self, job: Job, identity: Identity, port: int, *, is_here: bool) -> None:
+    def __init__(self, job: Job, identity: Identity, port: int, starter_of: StarterOf) -> None:
         self._job = job
         self._identity = identity
         self._port = port
-        self._here = LocalAgents()
-        self._elsewhere = None if is_here else SshAgents(job.remote_shell)
-
-    def starter_of(self, host: Host) -> AgentStarter:
-        """Return how the agent of a host is started."""
-        return self._here if self._elsewhere is None or host_list.is_local(host) else self._elsewhere
+        self.starter_of = starter_of
 
     def order_for(self, index: int, starter: AgentStarter) -> AgentOrder:
         """Return the orders of the agent of this index."""

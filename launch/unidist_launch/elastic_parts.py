@@ -18,7 +18,7 @@ from unidist_launch import hosts as host_list
 from unidist_launch.elastic_discovery import Discovery
 from unidist_launch.elastic_hosts import ElasticHosts
 from unidist_launch.elastic_log import EventLog
-from unidist_launch.elastic_orders import Orders
+from unidist_launch.elastic_orders import Orders, StarterOf, by_ssh
 from unidist_launch.elastic_patience import Patience
 from unidist_launch.elastic_report import tell
 from unidist_launch.elastic_slots import Slots
@@ -39,6 +39,7 @@ class ElasticParts:
     Args:
         job: the job; `job.elastic` is set.
         stack: takes what has to be given back.
+        starter_of: how the agent of a host is started; None: here at once, elsewhere by ssh.
 
     Attributes:
         generation: of the last world that has begun; -1 before the first.
@@ -49,12 +50,12 @@ class ElasticParts:
         ConfigurationError: the job cannot be started so.
     """
 
-    def __init__(self, job: Job, stack: ExitStack) -> None:
+    def __init__(self, job: Job, stack: ExitStack, starter_of: StarterOf | None = None) -> None:
         assert job.elastic is not None
         self.job = job
         self.limits: ElasticLimits = job.elastic
         hosts = job.hosts or (Host("localhost", self.limits.slots_per_host or job.num_proc),)
-        is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None
+        is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None and starter_of is None
         self.is_here = is_here
         """No other host can ever be among the job's."""
         self.kept = None if self.limits.state_dir is None else KeptState(job, stack)
@@ -91,7 +92,7 @@ class ElasticParts:
         membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
         self.coordinator, self.server, identity = self._open_server(membership)
         self.selector = stack.enter_context(selectors.DefaultSelector())
-        orders = Orders(job, identity, self.server.port, is_here=is_here)
+        orders = Orders(job, identity, self.server.port, starter_of or by_ssh(job, is_here=is_here))
         self.num_agents = 0
         """How many agents there have been; the index of the next one."""
         self.hosts = ElasticHosts(orders.starter_of, orders.order_for, self.selector, self._next_agent)

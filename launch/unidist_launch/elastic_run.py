@@ -20,6 +20,7 @@ from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
 from unidist_launch.elastic_ends import WorkerEnds
+from unidist_launch.elastic_orders import StarterOf
 from unidist_launch.elastic_parts import ElasticParts
 from unidist_launch.elastic_resume import Resumption
 from unidist_launch.elastic_supply import Supply
@@ -37,13 +38,17 @@ class ElasticRun:
     Args:
         job: the job; `job.elastic` is set.
         stack: takes what has to be given back.
+        starter_of: how the agent of a host is started, where somebody else has lent all the hosts, and takes them back
+            as he likes; None: here at once, elsewhere by ssh.
 
     Raises:
         ConfigurationError: the job cannot be started so.
     """
 
-    def __init__(self, job: Job, stack: ExitStack) -> None:
-        self._parts = parts = ElasticParts(job, stack)
+    def __init__(self, job: Job, stack: ExitStack, *, starter_of: StarterOf | None = None) -> None:
+        self._parts = parts = ElasticParts(job, stack, starter_of)
+        self._is_lent = starter_of is not None
+        self._is_taken_back = False
         self._status = StatusBoard(job, parts.log, parts.output, stack)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
@@ -87,10 +92,13 @@ class ElasticRun:
             return True
         if parts.workers:
             return False
-        return parts.is_finishing or parts.ending.has_begun
+        return parts.is_finishing or parts.ending.has_begun or self._is_taken_back
 
     def _conclude(self) -> int:
         parts, verdict = self._parts, self._ends.verdict
+        if self._is_taken_back and not parts.is_finishing and not parts.ending.has_begun:
+            parts.output.message("unidist: all hosts were taken back; the ranks have left")
+            return 128 + signal.SIGTERM
         if verdict:
             parts.output.message(f"unidist: {verdict}")
         code = parts.ending.conclude(parts.output)
@@ -165,6 +173,8 @@ class ElasticRun:
             parts.log.publish("host_terminating", host=host.name)
             for worker in parts.workers.of_host(index):
                 parts.retire(worker.number)
+            terminating = {each.name for each in parts.hosts.by_name.values() if each.is_terminating}
+            self._is_taken_back = self._is_lent and terminating.issuperset(parts.slots.hosts)
 
     def _lose_host(self, index: int, reason: str) -> None:
         parts = self._parts

@@ -117,12 +117,14 @@ def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tu
     """Return the launcher that was asked for; else the one that belongs to where this is, or to the given hosts."""
     if options["launcher"]:
         return str(options["launcher"])
-    if elastic_options.is_elastic(options):
-        return _ELASTIC
-    if not given:
+    is_elastic = elastic_options.is_elastic(options)
+    if not given and options["host_discovery_script"] is None:
         for spec in manager.launchers:
-            if spec.marker and os.environ.get(spec.marker):
+            is_here = spec.marker and os.environ.get(spec.marker)
+            if is_here and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
                 return spec.name
+    if is_elastic:
+        return _ELASTIC
     return _HERE if all(map(host_list.is_local, given)) else _ELSEWHERE
 
 

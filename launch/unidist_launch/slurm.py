@@ -9,12 +9,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host, Job, KnowsHosts, Launcher
+from unidist.launcher import ElasticLimits, Host, Job, KnowsHosts, Launcher, RunsElasticJobs
 from unidist_launch import hosts as host_list
 from unidist_launch import slurm_allocation
+from unidist_launch.elastic_run import ElasticRun
 from unidist_launch.remote_hosts import AgentStarter, Reasons, agent_command, meaning_of
 from unidist_launch.remote_run import RemoteRun
 
@@ -39,8 +41,8 @@ _REASONS: Reasons = (
 """What srun writes, and what it means for the user."""
 
 
-class SlurmLauncher(Launcher, KnowsHosts):
-    """Runs the ranks of a job on the nodes of the allocation that it is in."""
+class SlurmLauncher(Launcher, KnowsHosts, RunsElasticJobs):
+    """Runs the ranks of a job on the nodes of the allocation that it is in. In an elastic job they may come and go."""
 
     def availability(self) -> Availability:
         """Usable on Linux where srun is."""
@@ -69,13 +71,66 @@ class SlurmLauncher(Launcher, KnowsHosts):
                 f"host {', '.join(strangers)} is not in this allocation, which has {', '.join(names)}; name these, or "
                 "leave -H out."
             )
+        if job.elastic is not None:
+            return _run_elastic(replace(job, hosts=job.hosts or allocated), job.elastic)
         hosts = host_list.used(job.hosts or allocated, job.num_proc)
         agents = SlurmAgents(hosts)
         with ExitStack() as stack:
             return RemoteRun(job, hosts, lambda host: agents, stack).run()
 
 
-class SlurmAgents(AgentStarter):
+def _run_elastic(job: Job, limits: ElasticLimits) -> int:
+    if limits.discovery_script is not None:
+        raise ConfigurationError(
+            "an allocation has the nodes that it has; leave --host-discovery-script out, or choose --launcher elastic, "
+            "which goes to other hosts by ssh."
+        )
+    if limits.state_dir is not None:
+        raise ConfigurationError(
+            "Slurm ends a job's steps with the script that started them, so no launcher can come back to them; leave "
+            "--state-dir out. With --checkpoint-dir a job that is queued again goes on."
+        )
+    agent = SlurmNodeAgent()
+    with ExitStack() as stack:
+        return ElasticRun(job, stack, starter_of=lambda host: agent).run()
+
+
+_OPTIONS = (
+    "--overlap",  # other steps of the user's do not keep it waiting
+    "--cpu-bind=none",  # the ranks may use all that the job has on the node
+    "--mpi=none",
+    "--kill-on-bad-exit=1",
+    "--input=all",
+    "--export=ALL",
+    "--job-name=unidist",
+    "--unbuffered",
+)
+
+
+class _Srun(AgentStarter):
+    """What is alike however srun starts agents."""
+
+    address_variable = "SLURM_LAUNCH_NODE_IPADDR"
+    exports = False  # srun exports the launcher's environment; Slurm adds what belongs to a node, such as its GPUs
+
+    def environment(self) -> dict[str, str]:
+        """See `AgentStarter.environment`."""
+        return {name: value for name, value in os.environ.items() if not _PER_TASK.fullmatch(name)}
+
+    def explain(self, host: Host, returncode: int, text: str) -> str:
+        """See `AgentStarter.explain`."""
+        return meaning_of(host, "srun", returncode, text, _REASONS)
+
+
+class SlurmNodeAgent(_Srun):
+    """Starts the agent of one node by an srun of its own, so that one that is lost can be started again."""
+
+    def command(self, host: Host) -> Sequence[str]:
+        """See `AgentStarter.command`."""
+        return ["srun", "--nodes", "1", "--ntasks", "1", "--nodelist", host.name, *_OPTIONS, *agent_command()]
+
+
+class SlurmAgents(_Srun):
     """Starts all agents by one srun, a task on each node. srun carries the order to all of them.
 
     Args:
@@ -83,8 +138,6 @@ class SlurmAgents(AgentStarter):
     """
 
     index_variable = "SLURMD_NODENAME"
-    address_variable = "SLURM_LAUNCH_NODE_IPADDR"
-    exports = False  # srun exports the launcher's environment; Slurm adds what belongs to a node, such as its GPUs
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._names = [host.name for host in hosts]
@@ -98,21 +151,6 @@ class SlurmAgents(AgentStarter):
             "srun",
             *("--nodes", num_nodes, "--ntasks", num_nodes, "--ntasks-per-node", "1"),
             *("--nodelist", ",".join(self._names)),
-            "--overlap",  # other steps of the user's do not keep it waiting
-            "--cpu-bind=none",  # the ranks may use all that the job has on the node
-            "--mpi=none",
-            "--kill-on-bad-exit=1",
-            "--input=all",
-            "--export=ALL",
-            "--job-name=unidist",
-            "--unbuffered",
+            *_OPTIONS,
             *agent_command(),
         ]
-
-    def environment(self) -> dict[str, str]:
-        """See `AgentStarter.environment`."""
-        return {name: value for name, value in os.environ.items() if not _PER_TASK.fullmatch(name)}
-
-    def explain(self, host: Host, returncode: int, text: str) -> str:
-        """See `AgentStarter.explain`."""
-        return meaning_of(host, "srun", returncode, text, _REASONS)

@@ -44,10 +44,14 @@ class Command:
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `unidist ARGUMENTS`."""
+        return self.start_words([sys.executable, "-m", "unidist_launch", *arguments], env={**os.environ, **(env or {})})
+
+    def start_words(self, words: list[str], *, env: dict[str, str]) -> subprocess.Popen[str]:
+        """Start any command, in this very environment."""
         return subprocess.Popen(
-            [sys.executable, "-m", "unidist_launch", *arguments],
+            words,
             cwd=self.folder,
-            env={**os.environ, **(env or {}), "TEST_MARK": self.mark},
+            env={**env, "TEST_MARK": self.mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -13,9 +13,9 @@ from slurm_cluster import SlurmCluster, why_not
 
 from tests.launch.unidist_launch.conftest import Command
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host
+from unidist.launcher import ElasticLimits, Host, Job
 from unidist_launch import slurm_allocation
-from unidist_launch.slurm import SlurmAgents
+from unidist_launch.slurm import SlurmAgents, SlurmLauncher, SlurmNodeAgent
 
 needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")
 TIMEOUT_SEC = 120
@@ -67,6 +67,27 @@ def test_one_srun_for_all_nodes_whatever_sbatch_was_told_of_tasks(monkeypatch: p
     assert [name for name in agents.environment() if name.startswith("SLURM_") and "CONF" not in name] == [
         "SLURM_JOB_ID"
     ]
+
+
+def test_an_srun_of_its_own_for_each_node_of_an_elastic_job() -> None:
+    command = " ".join(SlurmNodeAgent().command(Host("n2", 4)))
+    assert command.startswith("srun --nodes 1 --ntasks 1 --nodelist n2 --overlap ")
+    assert not SlurmNodeAgent().index_variable
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (ElasticLimits(1, 2, discovery_script="./hosts"), "leave --host-discovery-script out"),
+        (ElasticLimits(1, 2, state_dir=Path("state")), "leave --state-dir out. With --checkpoint-dir"),
+    ],
+)
+def test_what_an_elastic_job_cannot_do_in_an_allocation_is_refused(
+    limits: ElasticLimits, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmLauncher, "hosts", lambda self: (Host("n1", 2),))
+    with pytest.raises(ConfigurationError, match=message):
+        SlurmLauncher().run(Job(("true",), 2, elastic=limits))
 
 
 @pytest.mark.parametrize(
