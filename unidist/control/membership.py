@@ -151,11 +151,20 @@ class Membership:
         is_alone = not any(worker.phase is Phase.STARTING for worker in self.workers.values())
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
 
-    def can_form(self) -> bool:
-        """Say whether the next world can begin: every member of the last one has come back, and there are enough."""
+    @property
+    def somebody_stays(self) -> bool:
+        """There is a worker that is not to leave, though it may not have come yet."""
+        return any(not (each.is_leaving or each.phase is Phase.DETACHED) for each in self.workers.values())
+
+    def can_form(self, *, after_loss: bool = False) -> bool:
+        """Say whether the next world can begin: every member of the last one has come back, and there are enough.
+
+        Args:
+            after_loss: see `form`.
+        """
         if self.members:
             return False
-        number = len(self._chosen())
+        number = len(self._chosen(after_loss))
         if not self.has_begun and not self.accepts_fewer:
             return number >= self._num_first
         return number >= self.min_num
@@ -165,9 +174,10 @@ class Membership:
 
         Args:
             generation: its number.
-            after_loss: the last world did not end by agreement, so its members may have come to different ends.
+            after_loss: the last world did not end by agreement, so its members may have come to different ends, and
+                one that is to leave may hold what the lost one had a copy of: it goes along, and leaves at a commit.
         """
-        chosen = self._chosen()
+        chosen = self._chosen(after_loss)
         progress = max(worker.progress for worker in chosen)
         first = min((w for w in chosen if w.progress == progress), key=_by_seniority)
         ordered = sorted(chosen, key=lambda w: (w.host != first.host, w.host, w is not first, *_by_seniority(w)))
@@ -205,9 +215,11 @@ class Membership:
         self.has_begun = bool(kept["has_begun"])
         self.version += 1
 
-    def _chosen(self) -> list[Worker]:
+    def _chosen(self, after_loss: bool) -> list[Worker]:
         """Return who would be in the next world: those that were in the last one go first."""
         candidates = [worker for worker in self.waiting if not worker.is_leaving]
+        if after_loss and candidates:  # else nobody would be there to take over what those have that leave
+            candidates = [each for each in self.waiting if not each.is_leaving or each.progress > NO_STATE]
         if self.is_finishing and any(worker.progress > NO_STATE for worker in candidates):
             candidates = [worker for worker in candidates if worker.progress > NO_STATE]
         return sorted(candidates, key=_by_seniority)[: self._max_num]

@@ -155,6 +155,36 @@ def test_a_worker_that_asks_for_leave_goes_when_all_have_come_back() -> None:
     assert "lost" not in desk.kinds()
 
 
+def test_a_worker_that_asks_for_leave_when_another_one_dies_gives_away_what_it_has_first() -> None:
+    desk = Desk(first=3)
+    desk.come(0, 1, 2)
+    desk.say(1, "leaving")
+    desk.lose(2)
+    desk.ready(1, progress=8, generation=0)  # first, while 0 is a member still
+    desk.ready(0, progress=8, generation=0)
+    assert [desk.last(worker)["place"][:2] for worker in (0, 1)] == [[0, 2], [1, 2]]
+    generation = desk.coordinator.generation
+    desk.pass_time(1, alive=(0, 1))
+    assert desk.last(0) == {"type": "change", "generation": generation, "leaving": [1]}
+    for worker in (0, 1):
+        desk.ready(worker, progress=9, generation=generation)
+    assert desk.last(1)["type"] == "dismissed"
+    assert desk.last(0)["place"][:2] == [0, 1]
+
+
+def test_the_last_one_waits_for_a_successor_if_one_is_to_come() -> None:
+    desk = Desk(first=2)
+    desk.come(0, 1)
+    desk.say(0, "leaving")
+    desk.do(desk.coordinator.expect_worker(2, 0))
+    desk.lose(1)
+    desk.ready(0, progress=8, generation=0)
+    assert desk.last(0)["type"] != "dismissed"
+    desk.say(2, "worker", worker=2)
+    desk.ready(2)
+    assert [desk.last(worker)["place"][:2] for worker in (0, 2)] == [[0, 2], [1, 2]]
+
+
 def test_members_are_told_who_leaves_also_when_others_follow() -> None:
     desk = Desk(first=3)
     desk.come(0, 1, 2)

@@ -124,6 +124,37 @@ def test_a_member_that_is_to_leave_changes_the_world() -> None:
     assert made.wants_change(0.0)
 
 
+def test_after_a_loss_one_that_is_to_leave_goes_along_once_more() -> None:
+    made = membership(0, 1, 2)
+    made.form(0)
+    made.leave(1)
+    made.remove(2)
+    come(made, 1, progress=7)
+    assert not made.can_form(after_loss=True)
+    come(made, 0, progress=7)
+    assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 1}
+    assert made.wants_change(0.0), "it leaves at the next commit"
+    for worker in (0, 1):
+        come(made, worker, progress=8)
+    world = made.form(2)
+    assert (ranks(world), world.dismissed) == ({0: 0}, (1,))
+
+
+def test_those_that_are_to_leave_form_no_world_by_themselves() -> None:
+    made = membership(0, 1)
+    made.form(0)
+    made.leave(0)
+    made.remove(1)
+    come(made, 0, progress=7)
+    assert not made.somebody_stays
+    assert not made.can_form(after_loss=True)
+    made.expect(2, 0)
+    assert made.somebody_stays
+    assert not made.can_form(after_loss=True)
+    come(made, 2)
+    assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 2}
+
+
 def test_near_the_end_nobody_is_taken_in_and_few_are_enough() -> None:
     made = membership(0, 1, 2, least=3)
     made.form(0)
