@@ -125,10 +125,12 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
             return None
         rank = int(os.environ["UNIDIST_RANK"])
         place = Topology(rank=rank, world_size=num_proc, local_rank=rank, local_size=num_proc)
-        # Not all ranks have called init() equally often, nor made as many layers, whose names have numbers.
+        # Not all ranks have called init() equally often, nor made as many layers and optimizers: names have numbers.
         context._epochs = itertools.count()
         if "keras" in sys.modules:
             sys.modules["keras"].utils.clear_session(free_memory=False)
+        if (adasum := sys.modules.get("unidist_torch.adasum_optimizer")) is not None:
+            adasum._numbers = itertools.count()
         with set_variables({**rank_variables(place), "UNIDIST_JOB_ID": job, **variables}):
             return function(*args, **kwargs)
 

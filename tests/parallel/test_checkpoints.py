@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_pools import PartPools
 
 from unidist.errors import CheckpointError, RemoteError
 from unidist.runner import RankPool
@@ -16,6 +17,12 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 pytestmark = pytest.mark.parallel
 STEPS, BATCH = 4, 8
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 def train(
@@ -144,13 +151,13 @@ def save_and_die(path: str, rank_that_dies: int | None) -> str:
     return "survived"
 
 
-def test_a_rank_that_dies_while_it_saves_is_reported_to_the_others(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
-    pool = rank_pool(2, env={"UNIDIST_TIMEOUT_SEC": "30"})  # of its own: it ends here
+def test_a_rank_that_dies_while_it_saves_is_reported_to_the_others(tmp_path: Path) -> None:
     path = tmp_path / "c"
-    pool.run(save_and_die, (str(path), None))
-    before = {child.name: child.read_bytes() for child in path.iterdir()}
-    with pytest.raises(RemoteError, match="rank 1"):
-        pool.run(save_and_die, (str(path), 1))
+    with RankPool(2, env={"UNIDIST_TIMEOUT_SEC": "30"}) as pool:
+        pool.run(save_and_die, (str(path), None))
+        before = {child.name: child.read_bytes() for child in path.iterdir()}
+        with pytest.raises(RemoteError, match="rank 1"):
+            pool.run(save_and_die, (str(path), 1))
     assert "1" in (tmp_path / "raised_on_0").read_text()
     assert {child.name: child.read_bytes() for child in path.iterdir()} == before
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -16,6 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 from _torch_pipeline_models import batch_norm, beside_torch, narrow, random_numbers, refusals, unfreezing
 
 pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 def test_running_statistics_see_each_microbatch_as_in_one_process(rank_pool: RankPoolFactory) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from mpi_pool import MpiPool, variables
+from part_pools import PartPools
 
 from unidist.plugins import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
@@ -48,6 +49,12 @@ CASES = {
         Case("pipeline=2:schedule=zbv:microbatches=4", "tangled", "sgd", engine="gloo"),
     ],
 }
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
 
 
 def usable(engine: str) -> bool:

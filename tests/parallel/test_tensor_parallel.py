@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from mpi_pool import MpiPool, variables
+from part_pools import PartPools
 
 from unidist.plugins import PluginManager
+from unidist.runner import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
@@ -73,6 +75,12 @@ SOAK_EIGHT = [
 ]
 
 
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return torch_pools
+
+
 def usable(engine: str) -> bool:
     """Say whether this machine has an engine."""
     return PluginManager().load().engines.get(engine).load().availability().usable
@@ -92,9 +100,10 @@ def test_cut_models_train_like_whole_ones(rank_pool: RankPoolFactory, size: int)
 
 
 @pytest.mark.soak
-def test_eight_ranks_divided_by_layers_by_width_and_by_samples(rank_pool: RankPoolFactory) -> None:
+def test_eight_ranks_divided_by_layers_by_width_and_by_samples() -> None:
     cases = [line(case) for case in SOAK_EIGHT]
-    check(cases, rank_pool(8).run(errors_of, (cases,)))
+    with RankPool(8) as pool:
+        check(cases, pool.run(errors_of, (cases,)))
 
 
 @pytest.mark.soak

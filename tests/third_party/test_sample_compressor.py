@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_pools import PartPools
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
@@ -20,6 +21,12 @@ from unidist.testing import RecordingCommunicator, ThreadCommunicator, ThreadWor
 from unidist.testing.fixtures import RankPoolFactory
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 class HostMemory:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from part_pools import PartPools
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
@@ -18,6 +19,12 @@ from unidist.testing import Record, RecordingCommunicator, StrategyConformance, 
 from unidist.testing.fixtures import RankPoolFactory
 
 PARAMETERS = (ParameterInfo("a", (3,), DType.FLOAT32), ParameterInfo("b", (5,), DType.FLOAT64))
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 class HostMemory:

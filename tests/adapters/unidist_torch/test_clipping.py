@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import clip_torch
 import torch
 from clip_torch import Case
+from part_pools import PartPools
 
 import unidist.torch as ud
 from unidist.environment import set_variables
@@ -30,6 +31,12 @@ CASES = [
     Case("zero=3", (("clip_grad_norm_", (LIMIT, ORDER)),)),
     Case("data", (("clip_grad_norm_", (LIMIT, ORDER)),), sparse=True, as_dense=True),
 ]
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 def train(cases: list[Case]) -> list[tuple[dict[str, Any], list[float]]]:

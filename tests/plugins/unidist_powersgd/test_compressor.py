@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from part_pools import PartPools
 
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
@@ -23,6 +24,12 @@ from unidist_powersgd.compressor import PowerSGD
 Array = np.ndarray[Any, np.dtype[Any]]
 MATRIX = ParameterInfo("matrix", (40, 5, 6), DType.FLOAT64)
 VECTOR = ParameterInfo("vector", (40,), DType.FLOAT64)
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 class HostFramework:

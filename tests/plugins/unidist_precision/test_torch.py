@@ -8,10 +8,17 @@ import pytest
 pytest.importorskip("torch")
 
 import precision_torch
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 def test_digits_are_learnt_as_well_in_16_bits_as_in_32(rank_pool: RankPoolFactory) -> None:

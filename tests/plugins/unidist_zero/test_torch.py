@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -18,6 +19,12 @@ from _torch_scripts import SCRIPTS
 from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
 
 pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from part_pools import PartPools
 
 from unidist.runner import RankPool
 from unidist.testing.fixtures import RankPoolFactory
@@ -16,6 +17,12 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
 from _torch_deferred_scripts import SCRIPTS, most_memory
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
 
 
 @pytest.mark.parallel
