@@ -12,7 +12,7 @@ from torch import fx
 
 from unidist.objects import broadcast_object
 from unidist_pipeline._torch_backward import backward
-from unidist_pipeline._torch_program import Program, SplitPoint
+from unidist_pipeline._torch_program import Program
 from unidist_pipeline._torch_split import Costs, parameters_of_node
 from unidist_pipeline._torch_sums import GradientSums
 from unidist_pipeline._torch_values import changed, tensors_in
@@ -86,13 +86,7 @@ def _measured(
     model: torch.nn.Module, graph: fx.Graph, starts: Sequence[int], arguments: Mapping[str, Any], measure: Measure
 ) -> list[float]:
     """Run the units one after another, each as a stage of its own."""
-    nodes = list(graph.nodes)
-    points, calls = [], dict[str, int]()
-    for place in starts:
-        path = str(nodes[place].target)
-        points.append(SplitPoint(path, calls.get(path, 0)))
-        calls[path] = calls.get(path, 0) + 1
-    program = Program(graph, points[1:])
+    program = Program(graph, starts[1:])
     received: Sequence[Any] = ()
     found = []
     for stage in program.stages:

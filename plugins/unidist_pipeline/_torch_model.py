@@ -108,9 +108,9 @@ class Division:
                 stages = [number for number, used in enumerate(uses) if _uses(used, path)]
                 self.stage_of_paths[path] = tuple(stages)
                 tensors.setdefault(self.names[path], []).extend(stages)
-        for path in self._slots:
-            if not tensors[self.names[path]]:  # used by nobody: the first stage keeps it
-                self.stage_of_paths[path] = (0,)
+        for path, stages_of_path in self.stage_of_paths.items():
+            if not stages_of_path:  # by this name; used by nobody at all: the first stage keeps it
+                self.stage_of_paths[path] = tuple(sorted(set(tensors[self.names[path]]) or {0}))
         for path, name in self.names.items():
             tensors[name] = sorted({*tensors[name], *self.stage_of_paths[path]})
         ranks = {name: sorted({placement[stage] for stage in stages}) for name, stages in tensors.items()}

@@ -12,8 +12,14 @@ from torch import fx
 
 from unidist.errors import ConfigurationError
 
-_FREE = ("placeholder", "get_attr")
-"""Operations that every stage does for itself: all ranks have the inputs, and parameters are where they are used."""
+
+class Free:
+    """What an operation calls that every stage does for itself, beside those that `is_free` knows."""
+
+
+def is_free(node: fx.Node) -> bool:
+    """Say whether every stage does it for itself: all ranks have the inputs, and parameters are where they are used."""
+    return node.op in ("placeholder", "get_attr") or isinstance(node.target, Free)
 
 
 @dataclass(frozen=True)
@@ -58,32 +64,40 @@ class Program:
 
     Args:
         graph: of the whole model.
-        points: where stages begin, in order; one less than there are stages.
-
-    Raises:
-        ConfigurationError: the model does not come to a split point, or not in this order.
+        starts: places among the operations where stages begin, in order, besides the first stage.
     """
 
-    def __init__(self, graph: fx.Graph, points: Sequence[SplitPoint]) -> None:
+    def __init__(self, graph: fx.Graph, starts: Sequence[int]) -> None:
         nodes = list(graph.nodes)
         self._output = next(node for node in nodes if node.op == "output")
-        starts = positions(nodes, points)
         stage_of = _stages_of(nodes, starts)
-        self.stages = [StageProgram(number) for number in range(len(points) + 1)]
+        self.stages = [StageProgram(number) for number in range(len(starts) + 1)]
         for node in nodes:
-            if node.op not in _FREE:
+            if not is_free(node):
                 self.stages[stage_of[node]].operations.append(node)
         for stage in self.stages:  # what is free goes where it is used
-            used = {each for node in stage.operations for each in node.all_input_nodes if each.op in _FREE}
+            used = {each for node in stage.operations for each in node.all_input_nodes if is_free(each)}
+            for node in reversed(nodes):
+                if node in used:
+                    used.update(node.all_input_nodes)
             stage.operations[:0] = [node for node in nodes if node in used]
         for node in nodes:
-            if node.op in _FREE:
+            if is_free(node):
                 continue
             last = max((stage_of[user] for user in node.users), default=stage_of[node])
             for number in range(stage_of[node], last):
                 self.stages[number].passed.append(node)
                 self.stages[number + 1].received.append(node)
         self._forget = [_last_uses(stage) for stage in self.stages]
+
+    @classmethod
+    def cut_at(cls, graph: fx.Graph, points: Sequence[SplitPoint]) -> Program:
+        """Return the stages that begin at these points, besides the first one.
+
+        Raises:
+            ConfigurationError: the model does not come to a split point, or not in this order.
+        """
+        return cls(graph, positions(list(graph.nodes), points))
 
     def run(self, number: int, model: torch.nn.Module, arguments: Mapping[str, Any], received: Sequence[Any]) -> Any:
         """Run one stage; returns the values that it passes on, or, the last one, the model's outputs.
@@ -113,7 +127,7 @@ def positions(nodes: Sequence[fx.Node], points: Sequence[SplitPoint]) -> list[in
     """
     found = []
     for point in points:
-        places = [place for place, _ in enumerate(nodes) if _begins(nodes, place, point.path)]
+        places = _beginnings(nodes, point.path)
         if len(places) <= point.call:
             raise ConfigurationError(
                 f"pipeline: a stage shall begin at {str(point)!r}, but the model does not run it. It runs, in this "
@@ -126,7 +140,7 @@ def positions(nodes: Sequence[fx.Node], points: Sequence[SplitPoint]) -> list[in
                 f"pipeline: the model runs {str(second)!r} before {str(first)!r}, or they are the same; name split "
                 "points in the order in which the model runs them"
             )
-    if found and not any(node.op not in _FREE for node in nodes[: found[0]]):
+    if found and all(is_free(node) for node in nodes[: found[0]]):
         raise ConfigurationError(
             f"pipeline: the model runs nothing before {str(points[0])!r}, so the first stage would be empty. Name the "
             "points at which the second and the later stages begin"
@@ -136,23 +150,59 @@ def positions(nodes: Sequence[fx.Node], points: Sequence[SplitPoint]) -> list[in
 
 def listed(nodes: Sequence[fx.Node], most: int = 40) -> str:
     """Return the modules that are run, for messages."""
-    names = [str(node.target) for node in nodes if node.op == "call_module"]
+    around = [list(calls_around(node)) for node in nodes if not is_free(node)]
+    names = list(dict.fromkeys(paths[-1] for paths in around if paths))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "no modules"
 
 
-def _begins(nodes: Sequence[fx.Node], place: int, path: str) -> bool:
-    """Say whether the model begins to run a module at a place."""
-    if path not in _inside(nodes[place]):
-        return False
-    if str(nodes[place].target) == path and nodes[place].op == "call_module":
-        return True
-    return place == 0 or path not in _inside(nodes[place - 1])
+def unit_of(node: fx.Node, looked_into: Collection[str]) -> tuple[str, str] | None:
+    """Return the outermost module around an operation that is not looked into: its path, and a key of the call.
+
+    None: the operation is in the forward of modules that are looked into.
+    """
+    return next(((path, key) for path, key in calls_around(node).items() if path not in looked_into), None)
 
 
-def _inside(node: fx.Node) -> Collection[str]:
-    """Return the paths of the modules in whose forward an operation is."""
+def unit_starts(nodes: Sequence[fx.Node], looked_into: Collection[str]) -> list[int]:
+    """Return the places at which calls of such modules begin."""
+    found, before = [], None
+    for place, node in enumerate(nodes):
+        if is_free(node):
+            continue
+        unit = unit_of(node, looked_into)
+        if unit is not None and unit != before:
+            found.append(place)
+        before = unit
+    return found
+
+
+def point_at(nodes: Sequence[fx.Node], place: int, looked_into: Collection[str]) -> SplitPoint:
+    """Return the split point of a place that `unit_starts` has found."""
+    unit = unit_of(nodes[place], looked_into)
+    assert unit is not None
+    return SplitPoint(unit[0], _beginnings(nodes, unit[0]).index(place))
+
+
+def calls_around(node: fx.Node) -> dict[str, str]:
+    """Return the modules in whose forward an operation is, outermost first: paths, with a key of each call."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    return {entry[0] for entry in stack.values()} | ({str(node.target)} if node.op == "call_module" else set())
+    found = {str(entry[0]): str(key) for key, entry in stack.items() if entry[0]}
+    if node.op == "call_module":
+        found.setdefault(str(node.target), node.name)
+    return found
+
+
+def _beginnings(nodes: Sequence[fx.Node], path: str) -> list[int]:
+    """Return the places at which calls of a module begin."""
+    found, before = [], None
+    for place, node in enumerate(nodes):
+        if is_free(node):
+            continue
+        call = calls_around(node).get(path)
+        if call is not None and call != before:
+            found.append(place)
+        before = call
+    return found
 
 
 def _stages_of(nodes: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node, int]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +12,12 @@ from unidist import context
 from unidist.errors import UsageError
 from unidist_pipeline._microbatches import bounds, sizes
 from unidist_pipeline._rank import PipelineRank
-from unidist_pipeline._torch_model import Division, TakenOut
-from unidist_pipeline._torch_program import Program, SplitPoint
-from unidist_pipeline._torch_split import program_of
+from unidist_pipeline._torch_following import Following
+from unidist_pipeline._torch_model import Division
 from unidist_pipeline._torch_stage import Batch, Outcome, StageRandom, TorchStage
 from unidist_pipeline._torch_sums import GradientSums
 from unidist_pipeline._torch_tied import TiedGradients
-from unidist_pipeline._torch_trace import Forward, is_value, parameters_of
+from unidist_pipeline._torch_trace import bound_arguments
 from unidist_pipeline._torch_values import changed, message_of, tensors_in, value_of
 from unidist_pipeline.strategy import Pipeline
 from unidist_torch.framework import TorchFramework
@@ -27,74 +25,23 @@ from unidist_torch.memory import DTYPES, memory_kind
 from unidist_torch.step_runner import LossFunction, StepRunner, evaluating, gradient_computed, gradient_memory
 
 _DTYPES = tuple(DTYPES)
-_MOST_PROGRAMS = 32
 
 
+@dataclass(frozen=True)
 class DividedModel:
     """What `partition` knows and the runner needs.
 
     Args:
         strategy: the user's choices.
-        forward: of the model's class.
-        points: where stages begin.
-        looked_into: modules whose forward is followed.
+        following: of the model.
         division: of its parameters.
-        taken_out: of the model.
         stages: of this rank.
-        num_stages: of the model.
     """
 
-    def __init__(
-        self,
-        strategy: Pipeline,
-        forward: Forward,
-        points: Sequence[SplitPoint],
-        looked_into: Sequence[str],
-        division: Division,
-        taken_out: TakenOut,
-        stages: Sequence[int],
-    ) -> None:
-        self.strategy = strategy
-        self.forward = forward
-        self.points = points
-        self.looked_into = looked_into
-        self.division = division
-        self.taken_out = taken_out
-        self.stages = stages
-        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
-
-    def bound(self, inputs: Any) -> dict[str, Any]:
-        """Return the model's arguments by name, see `bound_arguments`."""
-        return bound_arguments(self.forward, inputs)
-
-    def program(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Program | None:
-        """Return the stages for arguments of this kind; None if there is one stage, the model."""
-        if not self.points:
-            return None
-        constants = {name: value for name, value in arguments.items() if not is_value(value)}
-        modes = tuple(model.get_submodule(path).training for path in ("", *self.looked_into))
-        key = (tuple(constants.items()), modes)
-        if key not in self._programs:
-            with self.taken_out.standing_in():
-                self._programs[key] = program_of(model, self.forward, constants, self.points, self.looked_into)
-            self._check(self._programs[key])
-            if len(self._programs) > _MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        return self._programs[key]
-
-    def _check(self, program: Program) -> None:
-        """Raise UsageError if a stage needs what another one has: with these arguments the model differs."""
-        division = self.division
-        for stage in program.stages:
-            used = stage.attributes()
-            for path, stages in division.stage_of_paths.items():
-                inside = path in used or any(path.startswith(f"{each}.") for each in used)
-                if inside and stage.number not in stages:
-                    raise UsageError(
-                        f"with these arguments the model uses {path!r} in stage {stage.number}, but it was divided so "
-                        f"that it belongs to stage {' and '.join(map(str, stages))}. Parameters are given to stages "
-                        "by what the model does with the default values of its arguments; make these the usual ones"
-                    )
+    strategy: Pipeline
+    following: Following
+    division: Division
+    stages: Sequence[int]
 
 
 class PipelineRunner(StepRunner):
@@ -148,12 +95,13 @@ class PipelineRunner(StepRunner):
     def _run(self, inputs: Any, targets: Any, num_microbatches: int, *, trains: bool) -> Outcome:
         divided, model = self._divided, self._model
         wants_loss = targets is not None
-        arguments = divided.bound(inputs)
+        arguments = bound_arguments(divided.following.forward, inputs)
         total = _num_samples(arguments, targets)
         pieces = bounds(sizes(total, num_microbatches))
+        cut = [_cut(arguments, total, piece) for piece in pieces]
         batch = Batch(
-            divided.program(model, arguments),
-            [_cut(arguments, total, piece) for piece in pieces],
+            divided.following.programs(model, cut),
+            cut,
             [_cut(targets, total, piece) for piece in pieces] if wants_loss else (),
             [(stop - start) / total for start, stop in pieces],
             trains,
@@ -246,33 +194,6 @@ class PipelineRunner(StepRunner):
         if gradient is not None:
             parameter.grad = gradient
             gradient_computed(self._optimizer, parameter)
-
-
-def bound_arguments(forward: Forward, inputs: Any) -> dict[str, Any]:
-    """Return the arguments of a forward function by name, with their defaults.
-
-    Args:
-        forward: of a model's class.
-        inputs: one value, a tuple of positional arguments, or a mapping of keyword arguments.
-
-    Raises:
-        UsageError: they do not fit the model.
-    """
-    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
-    kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
-    if not isinstance(inputs, tuple | Mapping):
-        args = (inputs,)
-    try:
-        bound = inspect.signature(forward).bind(None, *args, **kwargs)
-    except TypeError as error:
-        asked = inspect.signature(forward)
-        raise UsageError(f"the inputs do not fit the model's forward{asked}: {error}") from None
-    bound.apply_defaults()
-    arguments = dict(list(bound.arguments.items())[1:])
-    for each in parameters_of(forward):
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and arguments.pop(each.name, None):
-            raise UsageError(f"the model's {each} cannot be passed through a pipeline; name the arguments")
-    return arguments
 
 
 def _num_samples(arguments: Any, targets: Any) -> int:

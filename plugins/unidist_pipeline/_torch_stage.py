@@ -25,14 +25,14 @@ class Batch:
     """What a run is about, the same on every rank.
 
     Args:
-        program: the stages; None: there is one, which is the model.
+        programs: the stages, for each micro-batch; None: there is one, which is the model.
         arguments: of the model, for each micro-batch.
         targets: likewise; empty where no loss is wanted.
         weights: what each micro-batch's loss counts.
         trains: gradients are wanted.
     """
 
-    program: Program | None
+    programs: Sequence[Program | None]
     arguments: Sequence[Mapping[str, Any]]
     targets: Sequence[Any]
     weights: Sequence[float]
@@ -41,7 +41,8 @@ class Batch:
     @property
     def num_stages(self) -> int:
         """Stages of the model."""
-        return 1 if self.program is None else len(self.program.stages)
+        first = self.programs[0]
+        return 1 if first is None else len(first.stages)
 
 
 class StageRandom:
@@ -150,7 +151,7 @@ class TorchStage(Stage):
                     tensor = _Received.apply(tensor)  # type: ignore[no-untyped-call]  # of torch
                 tensors.append(tensor)
             values = value_of(received.form, tensors)
-        call = StageCall(batch.program, self._number, batch.arguments[microbatch], values)
+        call = StageCall(batch.programs[microbatch], self._number, batch.arguments[microbatch], values)
         with self._random():
             made = self._model(call)
             if self._number + 1 == batch.num_stages:

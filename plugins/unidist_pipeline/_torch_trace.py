@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from unidist.errors import ConfigurationError
+from unidist.errors import ConfigurationError, UsageError
 
 _CONSTRUCTORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros")
 """Functions of torch that do not notice by themselves that an argument (a size) stands for a value."""
@@ -44,6 +44,58 @@ def plain_forward(model: torch.nn.Module) -> Forward:
 def parameters_of(forward: Forward) -> list[inspect.Parameter]:
     """Return the parameters of a forward function, without `self`."""
     return list(inspect.signature(forward).parameters.values())[1:]
+
+
+def bound_arguments(forward: Forward, inputs: Any) -> dict[str, Any]:
+    """Return the arguments of a forward function by name, with their defaults; `*args` and `**kwargs` by theirs.
+
+    Args:
+        forward: of a model's class.
+        inputs: one value, a tuple of positional arguments, or a mapping of keyword arguments.
+
+    Raises:
+        UsageError: they do not fit the model.
+    """
+    args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else ()
+    kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    if not isinstance(inputs, tuple | Mapping):
+        args = (inputs,)
+    try:
+        bound = inspect.signature(forward).bind(None, *args, **kwargs)
+    except TypeError as error:
+        asked = inspect.signature(forward)
+        raise UsageError(f"the inputs do not fit the model's forward{asked}: {error}") from None
+    bound.apply_defaults()
+    arguments = dict(list(bound.arguments.items())[1:])
+    for each in parameters_of(forward):
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and not arguments[each.name]:
+            del arguments[each.name]
+    return arguments
+
+
+def unnamed(forward: Forward, arguments: Mapping[str, Any]) -> str:
+    """Return the parameter that took arguments without names of their own, `*rest` or `**options`; "" if none did."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return next((str(each) for each in parameters_of(forward) if each.kind in variadic and each.name in arguments), "")
+
+
+def call_with(forward: Forward, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
+    """Call a forward function with arguments by name; `*args` and `**kwargs` by theirs, where they are among these."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for each in parameters_of(forward):
+        if each.name not in arguments:
+            continue
+        value = arguments[each.name]
+        if each.kind is each.VAR_POSITIONAL:
+            args += value
+        elif each.kind is each.VAR_KEYWORD:
+            kwargs |= value
+        elif each.kind is each.KEYWORD_ONLY:
+            kwargs[each.name] = value
+        else:
+            args.append(value)
+    return forward(model, *args, **kwargs)
 
 
 def is_value(argument: Any) -> bool:
@@ -114,8 +166,25 @@ class _Tracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """See `fx.Tracer.trace`."""
-        with _constructors_follow(self):
+        with _constructors_follow(self), _buffers_stay(root):
             return super().trace(root, concrete_args)
+
+
+@contextmanager
+def _buffers_stay(model: torch.nn.Module) -> Iterator[None]:
+    """After the block the model has the buffers that it had; raises ConfigurationError if it was given others."""
+    before = [(path, module, dict(module._buffers)) for path, module in model.named_modules()]
+    assigned = []
+    try:
+        yield
+    finally:
+        for path, module, buffers in before:
+            for name, buffer in buffers.items():
+                if module._buffers.get(name) is not buffer:
+                    assigned.append(f"{path}.{name}" if path else name)
+                    module._buffers[name] = buffer
+    if assigned:
+        raise ConfigurationError(f"the model assigns to {', '.join(assigned)} while it runs")
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from unidist.errors import UsageError
 from unidist_pipeline._agreed import Form, Message, TensorForm
 from unidist_torch.memory import dtype_of, memory_kind
 
-_PLAIN = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch.device, enum.Enum)
+PLAIN = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch.device, enum.Enum, type(None))
+"""What is sent as it is."""
 
 
 class _Place(enum.Enum):
@@ -60,7 +61,7 @@ def message_of(value: Any, what: str) -> tuple[Message, list[torch.Tensor]]:
                 raise UsageError(f"{what} contains a tensor of layout {item.layout}; only dense ones can be sent")
             found.append(item)
             return _Place.TENSOR
-        if item is None or isinstance(item, _PLAIN):
+        if isinstance(item, PLAIN):
             return tuple(item) if isinstance(item, torch.Size) else item
         raise UsageError(
             f"{what} is or contains {type(item).__module__}.{type(item).__qualname__}, which cannot be sent to another "

@@ -56,7 +56,8 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
             `example`.
         split: names of modules (layers) at which a stage begins, with "+" between them: "blocks.4+blocks.8". Default:
             chosen by `balance`.
-        example: in scripts only, for balance="time" and "memory": inputs of the model, a micro-batch.
+        example: in scripts only: inputs of the model, a micro-batch. For balance="time" and "memory", and for models of
+            PyTorch that torch.fx cannot follow, but torch.export can.
     """
 
     name: ClassVar[str] = "pipeline"
