@@ -117,6 +117,7 @@ class Durable:
         try:
             parts = state.durable_parts()
             if is_first:
+                directory.sweep(self.options.folder)
                 folder = next((path for _, path in reversed(directory.steps(self.options.folder))), None)
         except Exception as exc:  # of whatever kind: the others must hear of it
             error = exc

@@ -380,6 +380,8 @@ def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: A
             state.finish()
             return result
         except PeerLostError as exc:
+            if state.durable is not None:
+                state.durable.abandon(str(exc))
             state.restore()
             exc.add_note(
                 "The last committed state was restored. This job was not started to survive lost ranks: launch it with "

@@ -59,11 +59,14 @@ def test_a_run_that_crashed_goes_on_from_its_latest_checkpoint(start: Callable[.
     context.shutdown()  # which waits for what is being written
     found = numbers(tmp_path / "run")
     assert found  # that of the first step at least; one at a time is written
+    left = directory.writing(directory.step_folder(tmp_path / "run", 7))
+    left.mkdir()  # as by a process that was killed
     start()
     state = ObjectState(step=0, seen=[])
     assert train(state, 10) == list(range(found[-1] + 1, 11))
     assert state.seen == [(step, "x") for step in range(1, 11)]
     assert numbers(tmp_path / "run")[-1] == 10  # training came to its end
+    assert not left.exists()
     start()
     assert train(ObjectState(step=0, seen=[]), 10) == []
 

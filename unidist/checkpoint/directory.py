@@ -104,6 +104,12 @@ def prune(series: Path, keep: int) -> None:
         shutil.rmtree(doomed)
 
 
+def sweep(series: Path) -> None:
+    """Remove what processes that were killed have left of a series, while nobody writes to it."""
+    for folder in series.glob(".step-*.writing"):
+        shutil.rmtree(folder)
+
+
 def find(path: Path) -> Path:
     """Return the folder of the checkpoint at `path`, or of the latest one if it is a series.
 
