@@ -19,8 +19,15 @@ pytestmark = pytest.mark.parallel
 LIMIT = timedelta(seconds=120)
 
 
-@pytest.mark.parametrize("engine", ["shm", "gloo"])
-@pytest.mark.parametrize("call", [1, 6], ids=["first", "later"])
+@pytest.mark.parametrize(
+    ("engine", "call"),
+    [
+        pytest.param("shm", 1, id="first-shm"),
+        pytest.param("gloo", 1, id="first-gloo"),
+        pytest.param("shm", 6, id="later-shm"),
+        pytest.param("gloo", 6, id="later-gloo", marks=pytest.mark.soak),
+    ],
+)
 def test_an_exception_in_a_stage_ends_every_rank(rank_pool: RankPoolFactory, engine: str, call: int) -> None:
     found = rank_pool(3).run(raises, (engine, "pipeline=3:microbatches=4", call), timeout=LIMIT)
     assert found[1] == ("ValueError", "no such word")

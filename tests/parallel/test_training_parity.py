@@ -192,7 +192,7 @@ def test_training_gives_the_numbers_of_one_process(
             assert value.tobytes() == found[0][name].tobytes(), f"{name} differs between the ranks"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["data", pytest.param("accumulate=2", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_check_fails_without_the_exchange(rank_pools: Ranks, way: str, strategy: str) -> None:
     case = Case(rank_pools, 3, "shm", way, strategy)

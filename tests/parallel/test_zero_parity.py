@@ -109,6 +109,7 @@ def test_training_in_pytorch_gives_the_numbers_of_one_process(rank_pool: RankPoo
             check(case, found)
 
 
+@pytest.mark.soak  # test_pipeline_parity.py and test_training_parity.py train over MPI, too
 def test_training_over_mpi(tmp_path: Path) -> None:
     if not usable("mpi"):
         pytest.skip("MPI is not installed")

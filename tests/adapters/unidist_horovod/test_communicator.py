@@ -22,7 +22,7 @@ class TestHorovodCommunicator(CommunicatorConformance):
     unsupported = frozenset((dtype, ReduceOp.PRODUCT) for dtype in (DType.COMPLEX64, DType.COMPLEX128))
     nan_ops = (ReduceOp.SUM, ReduceOp.PRODUCT)  # the MIN and MAX of Horovod's gloo depend on the order of the ranks
     detects_mismatch = False  # Horovod compares some of what may differ, and does not name ranks
-    moments: ClassVar[Sequence[Moment]] = ("barrier", "large allreduce", "split")  # each takes new processes
+    moments: ClassVar[Sequence[Moment]] = ("large allreduce", "split")  # each takes new processes
     life_cycles = 8
     seeds = (1,)
     in_pairs = True  # an operation takes several of Horovod's cycles

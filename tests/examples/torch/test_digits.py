@@ -29,6 +29,7 @@ def test_it_runs_alone(run_example: Run) -> None:
     assert final_accuracy(run_example("digits.py", "--epochs", "4"), num_proc=1) > 93
 
 
+@pytest.mark.soak  # examples/keras/test_digits_custom_loop.py shows it of a loop that is not touched, too
 def test_accumulation_is_chosen_without_touching_it(run_example: Run) -> None:
     output = run_example("digits.py", "--batch-size", "16", num_proc=2, launch=("--strategy", "accumulate=2"))
     assert final_accuracy(output, num_proc=2) > 95
