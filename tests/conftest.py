@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 # To look for new examples: --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
+
+# A test starts processes by the dozen: none of them is to compile what the one before it has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 pytest_plugins = ["unidist.testing.fixtures", "part_pools"]
 
