@@ -87,7 +87,7 @@ def start(size: int, strategy: str, folder: Path) -> ElasticJob:
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
     options = ["--strategy", strategy, "--checkpoint-dir", "run", "--checkpoint-interval", "0.01"]
     process = subprocess.Popen(
-        [*command, *options, "--event-log", "events", sys.executable, "script.py", str(size)],
+        [*command, *options, "--event-log", "events", sys.executable, "script.py", str(size), strategy],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from unidist.control.elastic_coordinator import Beat, ElasticCoordinator, Happened
 from unidist.control.membership import NO_STATE, Membership
 from unidist.control.service import Action, Drop, Publish, Send
@@ -214,6 +216,15 @@ def test_a_lost_state_is_told_to_the_launcher() -> None:
     desk.come(0, 1)
     desk.say(1, "give_up", reason="it was held by rank 0 alone")
     assert desk.happened[-1] == Happened("state_lost", {"worker": 1, "reason": "it was held by rank 0 alone"})
+
+
+def test_a_checkpoint_is_told_to_the_log_and_nothing_else_is() -> None:
+    desk = Desk()
+    desk.come(0, 1)
+    desk.say(0, "happened", kind="checkpoint", fields={"commit": 7})
+    assert desk.happened[-1] == Happened("checkpoint", {"worker": 0, "commit": 7})
+    with pytest.raises(ValueError, match="happened"):
+        desk.say(0, "happened", kind="lost", fields={"rank": 1})
 
 
 def test_a_silent_member_is_given_up_and_may_not_come_back() -> None:
