@@ -13,14 +13,16 @@ from unidist.errors import UsageError
 from unidist.estimating.figures import MeasuredActivations, ParameterFigures
 from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
+from unidist.planning.interface import CountsOperations
 
 if TYPE_CHECKING:
     import torch
 
+    from unidist.planning.counted import CountedPass
     from unidist.update import Update
 
 
-class TorchFramework(Framework, SizesModels):
+class TorchFramework(Framework, SizesModels, CountsOperations):
     """See `unidist.framework.Framework`. torch is imported when a tensor is first handled."""
 
     name = "torch"
@@ -133,3 +135,9 @@ class TorchFramework(Framework, SizesModels):
         from unidist_torch.saved_bytes import measure
 
         return measure(model, inputs)
+
+    def count(self, model: torch.nn.Module, inputs: Sequence[Any]) -> CountedPass:
+        """See `CountsOperations.count`."""
+        from unidist_torch.counted_pass import count
+
+        return count(model, inputs)

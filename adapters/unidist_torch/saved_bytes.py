@@ -27,7 +27,7 @@ def measure(model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivation
     counter = _Counter(model)
     hooks: list[Any] = []
     for path, module in model.named_modules():
-        if path and unit_of(f"{path}/") == path and path[-1].isdigit() and any(True for _ in module.children()):
+        if is_block(path, module):
             hooks.append(module.register_forward_pre_hook(counter.entering(path), with_kwargs=True))
             hooks.append(module.register_forward_hook(counter.leave, always_call=True))
     try:
@@ -46,6 +46,11 @@ def measure(model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivation
     )
     widths = [parameter.element_size() for parameter in model.parameters()]
     return MeasuredActivations(kept, itemsize=max(set(widths), key=widths.count) if widths else 4)
+
+
+def is_block(path: str, module: torch.nn.Module) -> bool:
+    """Say whether a module is a block, see `measure`."""
+    return bool(path) and unit_of(f"{path}/") == path and path[-1].isdigit() and any(True for _ in module.children())
 
 
 class _Counter:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from unidist.planning.cluster import Cluster
     from unidist.planning.collectives import Link
     from unidist.planning.measurements import Measurements
+    from unidist.planning.work import Work
 
 
 class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -45,6 +46,11 @@ class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some v
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--model",
+    metavar="SOURCE",
+    help="module:function or file.py:function that returns the model and inputs for one pass.",
+)
 @transformer_options
 @click.option("--batch", type=POSITIVE, required=True, help="Samples of one update, on all ranks together.")
 @click.option("--ranks", "-np", type=POSITIVE, required=True, help="Number of processes.")
@@ -83,20 +89,17 @@ def plan(*, batch: int, ranks: int, strategy: str, precision: Any, optimizer: st
       unidist plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048 --batch 1536 \\
           -np 1024 --ranks-per-host 8 --precision fp16 --memory 80GB --flops 250T --memory-bandwidth 2TB \\
           --inside 5us:250GB --between 10us:200GB
+      unidist plan --model train.py:make_model --batch 512 -np 8 --flops 250T --inside 5us:250GB
       unidist doctor --measure here.json && unidist plan --measured here.json -np 2 --batch 16 --layers 12 ...
 
     Exits with 1 when nothing fits.
     """
     from unidist.planning.interface import Setting
     from unidist.planning.search import search
-    from unidist.planning.work import TransformerWork
     from unidist_launch import plan_output
 
-    sizes = transformer(given)
-    if sizes is None:
-        raise ConfigurationError("what is trained? Give --layers, --hidden, --vocab and --sequence of a transformer")
     manager = PluginManager(Settings.read().disabled_plugins).load()
-    work = TransformerWork(sizes, batch, optimizer, precision)
+    work = _work(given, manager, batch, optimizer, precision)
     setting = Setting(work, _cluster(given, ranks), ranks, manager)
     found = search(setting, strategy)
     if as_json:
@@ -104,6 +107,32 @@ def plan(*, batch: int, ranks: int, strategy: str, precision: Any, optimizer: st
     else:
         plan_output.show(found, setting)
     return int(not found.best)
+
+
+def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: str, precision: Any) -> Work:
+    """Return what is trained: a transformer by its sizes, or a script's model, which is counted.
+
+    Raises:
+        ConfigurationError: neither is given, or both, or the model cannot be counted.
+    """
+    from unidist.planning.work import TransformerWork
+
+    source = given["model"]
+    if source is None:
+        sizes = transformer(given)
+        if sizes is None:
+            raise ConfigurationError(
+                "what is trained? Give --layers, --hidden, --vocab and --sequence of a transformer, or --model"
+            )
+        return TransformerWork(sizes, batch, optimizer, precision)
+    for name in ("layers", "hidden", "vocab", "sequence", "attention", "dropout"):
+        if given[name] is not None:
+            raise ConfigurationError(f"--model and --{name} both say what the model is; give one of them")
+    from unidist.estimating.source import model_from
+    from unidist.planning.counted import work_from
+
+    found = model_from(source, manager.frameworks)
+    return work_from(found, batch, optimizer=optimizer, precision=precision, heads=given["heads"])
 
 
 def _cluster(given: dict[str, Any], ranks: int) -> Cluster:

@@ -13,6 +13,7 @@ from unidist.planning.interface import Setting
 from unidist.planning.prediction import Prediction
 from unidist.planning.reasons import bounds, holds, misses
 from unidist.planning.search import Found
+from unidist.planning.work import Work
 from unidist_launch.estimate_output import PLAIN
 
 _GIGA = 1e9
@@ -26,6 +27,7 @@ def as_json(found: Found, setting: Setting) -> str:
         {
             "ranks": setting.world_size,
             "batch": setting.work.batch,
+            "model": _model(setting.work),
             "memory": limit,
             "tried": found.num_tried,
             "fitting": found.num_fitting,
@@ -38,6 +40,17 @@ def as_json(found: Found, setting: Setting) -> str:
         },
         indent=2,
     )
+
+
+def _model(work: Work) -> dict[str, Any]:
+    """Return what was planned with: operations are those of a forward pass of one sample."""
+    model, piece = work.workload(1).model, work.forward(1, 4)
+    return {
+        "parameters": model.parameters,
+        "blocks": work.num_blocks,
+        "flops": piece.blocks + piece.outside,
+        "layers": [{"path": part.path, "parameters": part.parameters, "flops": part.flops} for part in work.layers()],
+    }
 
 
 def _described(item: Prediction, setting: Setting) -> dict[str, Any]:
@@ -60,6 +73,13 @@ def show(found: Found, setting: Setting) -> None:
     limit = setting.cluster.memory_bytes
     counts = (
         f"{found.num_tried:,} plans tried, {found.num_fitting:,} fit" if limit else f"{found.num_tried:,} plans tried"
+    )
+    model = _model(setting.work)
+    console.print(
+        f"{model['parameters']:,} parameters, {model['blocks']} blocks, {model['flops'] / _GIGA:,.3g} GFLOP for a "
+        "sample's forward pass",
+        highlight=False,
+        soft_wrap=True,
     )
     console.print(f"{setting.world_size:,} ranks, a batch of {setting.work.batch:,}: {counts}", highlight=False)
     if found.best:

@@ -115,13 +115,20 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""
-        num_ranks = self.shard or plan.mesh.size(DATA_AXIS)
-        memory = sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model)
+        replicas = plan.mesh.size(DATA_AXIS)
+        shared_by = replicas if self._surely_shares else 1
+        num_ranks = self.shard or replicas
+        memory = sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model, shared_by=shared_by)
         return memory if self.offload is None else offloaded(memory, to_host=self.offload == "host", stage=self.stage)
 
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
         """See `PredictsStepTime.predict`."""
-        return sharded_step(step, stage=self.stage)
+        return sharded_step(step, stage=self.stage, shared=self._surely_shares)
+
+    @property
+    def _surely_shares(self) -> bool:
+        """Parameters are in memory that ranks share, whatever the engine; with shared=auto only the engine can tell."""
+        return self.shared == "true" and self.shard != 1
 
     @classmethod
     def alternatives(cls) -> Sequence[str]:

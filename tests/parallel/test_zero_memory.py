@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from unidist.estimating.comparison import estimate_line
+from unidist.estimating.figures import ModelFigures, Workload
+from unidist.plugins import PluginManager
 from unidist.runner import RankPool
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
@@ -31,6 +34,11 @@ def test_ranks_hold_what_the_formulas_say(size: int) -> None:
         "zero=3:shared=false": 16 / size,
         "zero=3:bucket_mb=4:shared=true": 16 / size,
     }
+    workload, registry = Workload(ModelFigures(10**9)), PluginManager().load().strategies
+    for strategy, formula in formulas.items():
+        line = f"{strategy},precision=bf16"
+        estimated = estimate_line(workload, line, num_ranks=size, registry=registry).estimate.total()
+        assert estimated == pytest.approx(formula * 1e9), f"what `unidist estimate` says of {line}"
     found = {}
     with RankPool(size) as pool:
         for strategy in formulas:

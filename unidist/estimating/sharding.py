@@ -26,6 +26,7 @@ def sharded(
     model: ModelFigures,
     gathered_units: int = 1,
     bucket_elements: int = 0,
+    shared_by: int = 1,
 ) -> RankMemory:
     """Return what a rank holds when a stage of ZeRO shares it with others.
 
@@ -36,16 +37,19 @@ def sharded(
         model: says how large a gathered unit is; where that is not known, stage 3 is shown without it.
         gathered_units: units that stage 3 has whole at one time: 1, and 1 more for each that it fetches ahead.
         bucket_elements: gradients that stages 2 and 3 have whole at one time.
+        shared_by: ranks of one host that keep one copy of the parameters together, at any stage; an equal part of it
+            counts for each of them, as `Pss` does. Nothing is gathered then.
 
     Raises:
         ConfigurationError: another stage.
     """
     if stage not in STAGES:
         raise ConfigurationError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, not {stage}")
-    memory = memory.split(num_ranks, *STAGES[stage])
+    memory = memory.split(num_ranks, *(name for name in STAGES[stage] if shared_by == 1 or name != "parameters"))
+    memory = memory.split(shared_by, "parameters")
     if num_ranks == 1:
         return memory
-    if stage == 3 and model.largest_unit is not None:
+    if stage == 3 and shared_by == 1 and model.largest_unit is not None:
         memory = memory.add(WorkingMemory("gathered unit", gathered_units * model.largest_unit, "parameters"))
     if stage >= 2 and bucket_elements:
         memory = memory.add(WorkingMemory("gradient bucket", min(bucket_elements, model.num_trained), "gradients"))

@@ -7,13 +7,14 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from unidist.errors import ConfigurationError
-from unidist.estimating.figures import ActivationModel, ModelFigures
+from unidist.estimating.figures import ActivationModel, ModelFigures, ParameterFigures
 from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
 from unidist.registry import FrameworkSpec, Registry
@@ -21,13 +22,50 @@ from unidist.registry import FrameworkSpec, Registry
 _log = logging.getLogger("unidist")
 
 
-def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> tuple[ModelFigures, ActivationModel | None]:
-    """Return the figures of the model that a function returns, and what its forward pass keeps, where that is known.
+@dataclass(frozen=True)
+class ScriptModel:
+    """A model that a script's function has made.
+
+    Args:
+        reference: of the function.
+        framework: of the model.
+        model: possibly without memory for its parameters.
+        inputs: that came with it, for one pass; none if none came.
+    """
+
+    reference: str
+    framework: Framework
+    model: Any
+    inputs: tuple[Any, ...]
+
+    def parameters(self) -> Mapping[str, ParameterFigures]:
+        """Return the size of every parameter by its path.
+
+        Raises:
+            ConfigurationError: its framework cannot say.
+        """
+        if not isinstance(self.framework, SizesModels):
+            raise ConfigurationError(f"{self.framework.name} cannot say how large a model is; give numbers instead")
+        return self.framework.parameter_figures(self.model)
+
+    def activations(self) -> ActivationModel | None:
+        """Return what a forward pass on the inputs keeps; None without inputs, or if the framework does not show it.
+
+        Raises:
+            ConfigurationError: the model cannot run on the inputs.
+        """
+        if not self.inputs or not isinstance(self.framework, SizesModels):
+            return None
+        return _activations(self.framework, self.model, list(self.inputs), self.reference)
+
+
+def model_from(reference: str, frameworks: Registry[FrameworkSpec]) -> ScriptModel:
+    """Return the model that a function returns.
 
     Args:
         reference: "module:function" or "path/to/file.py:function". The function takes no arguments and returns the
-            model, or a tuple of the model and its inputs for one pass, from which activations are counted. Modules are
-            found as `python -m` finds them: in the current folder first.
+            model, or a tuple of the model and its inputs for one pass. Modules are found as `python -m` finds them: in
+            the current folder first.
         frameworks: asked for what they know.
 
     Raises:
@@ -38,12 +76,23 @@ def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> tuple[M
     model, *inputs = made if isinstance(made, tuple) and made else (made,)
     for framework in _loaded(frameworks):
         if framework.is_model(model):
-            if not isinstance(framework, SizesModels):
-                raise ConfigurationError(f"{framework.name} cannot say how large a model is; give numbers instead")
-            figures = ModelFigures.of(framework.parameter_figures(model))
-            return figures, _activations(framework, model, inputs, reference) if inputs else None
+            return ScriptModel(reference, framework, model, tuple(inputs))
     known = ", ".join(spec.name for spec in frameworks)
     raise ConfigurationError(f"{reference} returned {type(model).__name__}: no model of {known}")
+
+
+def figures_from(reference: str, frameworks: Registry[FrameworkSpec]) -> tuple[ModelFigures, ActivationModel | None]:
+    """Return the figures of the model that a function returns, and what its forward pass keeps, where that is known.
+
+    Args:
+        reference: see `model_from`. Activations are counted with the inputs that come with the model.
+        frameworks: likewise.
+
+    Raises:
+        ConfigurationError: see `model_from`; or its framework does not know, or it cannot run on its inputs.
+    """
+    found = model_from(reference, frameworks)
+    return ModelFigures.of(found.parameters()), found.activations()
 
 
 def _activations(framework: SizesModels, model: Any, inputs: list[Any], reference: str) -> ActivationModel | None:

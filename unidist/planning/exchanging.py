@@ -16,16 +16,18 @@ def allreduced(step: RankStep, *, beside: bool = True) -> RankStep:
     return step.exchanging(Exchange("gradients", "allreduce", DATA_AXIS, "gradients", "update", beside=beside))
 
 
-def sharded(step: RankStep, *, stage: int) -> RankStep:
+def sharded(step: RankStep, *, stage: int, shared: bool = False) -> RankStep:
     """Return the step with the exchanges of a stage of ZeRO (Rajbhandari et al. 2020, section 7).
 
     Stages 1 and 2 reduce-scatter gradients, and gather the updated parameters: as much as an all-reduce. Stage 3
     gathers parameters in every forward and every backward pass instead: half as much again, more often where there are
-    several pieces.
+    several pieces. Where ranks share the memory of the parameters nothing is gathered.
     """
     step = step.exchanging(
         Exchange("gradients", "reducescatter", DATA_AXIS, "gradients", "update", beside=True),
     )
+    if shared:
+        return step
     if stage < 3:
         return step.exchanging(Exchange("parameters", "allgather", DATA_AXIS, "parameters", "update"))
     return step.exchanging(

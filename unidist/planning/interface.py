@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unidist.estimating.interface import EstimatesMemory
 
 if TYPE_CHECKING:
     from unidist.planning.cluster import Cluster
+    from unidist.planning.counted import CountedPass
     from unidist.planning.step import RankStep
     from unidist.planning.work import Work
     from unidist.plugins import PluginManager
@@ -88,6 +89,22 @@ class PredictsStepTime(ABC):
             room: what is left over.
         """
         return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
+
+
+class CountsOperations(ABC):
+    """Power of a `Framework`: it can count what a forward pass of a model computes."""
+
+    @abstractmethod
+    def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:
+        """Return what one forward pass computes. If possible nothing is computed; the model stays as it is.
+
+        Args:
+            model: possibly without memory for its parameters.
+            inputs: arguments of its forward pass; the first dim of the first tensor is that of the samples.
+
+        Raises:
+            ConfigurationError: the model has nothing that blocks could be made of.
+        """
 
 
 def divisors(number: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unidist.errors import ConfigurationError
@@ -25,6 +26,21 @@ class PieceWork:
     outside: float
     traffic: float
     border: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a model, for people.
+
+    Args:
+        path: of it in the model.
+        parameters: number of its own.
+        flops: floating-point operations of its forward pass for one sample.
+    """
+
+    path: str
+    parameters: int
+    flops: float
 
 
 class Work(ABC):
@@ -52,6 +68,10 @@ class Work(ABC):
             samples: in this pass.
             itemsize: bytes of an element of the activations.
         """
+
+    def layers(self) -> Sequence[Layer]:
+        """Return the blocks one by one where they are known by their paths; the default is none."""
+        return ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_measurements_say_what_is_not_given(tmp_path: Path) -> None:
     [
         (f"{MACHINE} --batch 8 -np 2", "Give --layers, --hidden, --vocab and --sequence"),
         (f"--layers 12 {MACHINE} --batch 8 -np 2", "give --hidden, --vocab, --sequence too"),
+        (f"{MODEL} --model here.py:make {MACHINE} -np 2", "--model and --layers both say what the model is"),
+        (f"--model nowhere.py:make --batch 8 {MACHINE} -np 2", "nowhere.py cannot be imported"),
         (f"{MODEL} -np 2", "Give --flops, --inside; `unidist doctor --measure"),
         (f"{MODEL} {MACHINE} -np 8 --ranks-per-host 4", "Give --between"),
         (f"{MODEL} {MACHINE} -np 8 --strategy zero=7", "value for zero"),
@@ -113,3 +116,19 @@ def test_what_is_wrong_is_said(line: str, message: str) -> None:
 @pytest.mark.parametrize("link", ["5us", "5:x", "0us:1GB", "5us:0GB", "fast"])
 def test_a_link_has_a_latency_and_a_bandwidth(link: str) -> None:
     assert "no latency and bandwidth" in str(run(f"{MODEL} -np 2 --flops 1T --inside {link}").exception)
+
+
+def test_a_model_of_a_script_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "planned_script.py").write_text(
+        "import torch\n\n"
+        "def make():\n"
+        "    layers = [torch.nn.Linear(64, 64) for _ in range(8)]\n"
+        "    return torch.nn.Sequential(*layers), torch.zeros(4, 64)\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    described = found(f"--model {tmp_path}/planned_script.py:make --batch 64 {MACHINE} -np 4")
+    model = described["model"]
+    assert (model["parameters"], model["blocks"], model["flops"]) == (8 * (64 * 64 + 64), 8, 8 * 2 * 64 * 64)
+    assert model["layers"][3] == {"path": "3", "parameters": 64 * 64 + 64, "flops": 2 * 64 * 64}
+    assert {tuple(item["mesh"].items()) for item in described["best"]} > {(("data", 4),)}

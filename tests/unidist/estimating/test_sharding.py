@@ -209,3 +209,13 @@ def test_a_strategy_that_cannot_be_loaded_is_left_out_with_a_warning(
 def test_an_unknown_strategy_is_an_error(registry: Registry[StrategyType]) -> None:
     with pytest.raises(ConfigurationError, match="shards"):
         estimate_line(PAPER, "shards=2", num_ranks=2, registry=registry)
+
+
+@pytest.mark.parametrize(("stage", "each"), [(1, 2 / 4 + 2 + 12 / 4), (2, 16 / 4), (3, 16 / 4)])
+def test_parameters_that_the_ranks_of_a_host_share_are_there_once(stage: int, each: float) -> None:
+    model = ModelFigures(1_000_000, largest_unit=300_000)
+    workload = Workload(model, precision="bf16")
+    memory = sharded(plain_memory(workload), stage=stage, num_ranks=4, model=model, shared_by=4)
+    assert not memory.working, "nothing is gathered"
+    held = [memory.holding(name) for name in CATEGORIES]
+    assert sum(item.bytes_each * item.share for item in held) == pytest.approx(each)
