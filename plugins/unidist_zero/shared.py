@@ -20,8 +20,9 @@ from unidist.buckets import ALIGNMENT_BYTES
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, Work
 from unidist.errors import ConfigurationError
+from unidist.objects import gather_objects
 from unidist.shared_memory import SharesMemory
-from unidist_zero._lanes import Lane
+from unidist_zero._lanes import Lane, groups_of
 from unidist_zero._partition import Partition
 
 
@@ -102,20 +103,33 @@ def obstacle(communicator: Communicator, memory_kinds: set[str]) -> str:
     return communicator.sharing_obstacle()
 
 
-def may_share(wish: str, communicator: Communicator, memory_kinds: set[str]) -> bool:
+def obstacle_in_groups(communicator: Communicator, num_shards: int, memory_kinds: set[str]) -> str:
+    """Return why groups of `num_shards` neighbours cannot share, or "" if all of them can. Collective, and alike."""
+    group = communicator.split(groups_of(communicator.rank, communicator.size, num_shards)[0])
+    assert group is not None
+    own = obstacle(group, memory_kinds)
+    group.close()
+    return next((reason for reason in gather_objects(communicator, own) if reason), "")
+
+
+def may_share(wish: str, communicator: Communicator, memory_kinds: set[str], num_shards: int | None = None) -> bool:
     """Say whether parameters are to be in memory that ranks share.
 
     Args:
         wish: the option `shared`: "auto" where it is possible, "true", or "false".
         communicator: over these ranks.
         memory_kinds: where the parameters are.
+        num_shards: groups of so many neighbours share; then this is collective. None: all ranks share.
 
     Raises:
         ConfigurationError: "true", and it is not possible; says why.
     """
     if wish == "false" or communicator.size == 1:
         return False
-    reason = obstacle(communicator, memory_kinds)
+    if num_shards in (None, communicator.size):
+        reason = obstacle(communicator, memory_kinds)
+    else:
+        reason = obstacle_in_groups(communicator, num_shards, memory_kinds)
     if reason and wish == "true":
         raise ConfigurationError(f"zero:shared=true: {reason}. Use shared=auto")
     return not reason

@@ -199,7 +199,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return self.shared if context.membership is None else "false"
 
     def shares_pages(self, context: Context, memory_kinds: set[str]) -> bool:
-        """Say whether a model's parameters are to be in memory that the ranks share. Alike on every rank.
+        """Say whether a model's parameters are to be in memory that the ranks share. Collective, and alike on all.
 
         Args:
             context: of the run.
@@ -212,7 +212,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
         if self.shard == 1 or self.units is not None or self.prefetch is not None:
             return False
-        return may_share(self.sharing(context), context.axis(DATA_AXIS), memory_kinds)
+        return may_share(self.sharing(context), context.axis(DATA_AXIS), memory_kinds, self.shard)
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import unidist.torch as ud
 from unidist import context
 from unidist.environment import set_variables
+from unidist.hierarchical import HierarchicalCommunicator
+from unidist.hierarchical.layout import Layout
 from unidist.testing._training import largest_error
 from unidist.testing.recording import Record, RecordingCommunicator
 from unidist_torch import conformance
@@ -39,6 +41,7 @@ class Case:
         max_norm: what the line's clip_norm says.
         engine: carries the gradients.
         calls_closure: step with a closure.
+        hosts: the ranks make believe that they are on so many.
         unfreezes: a parameter is trained from the third update on, in a group that is added then.
     """
 
@@ -54,6 +57,7 @@ class Case:
     max_norm: float | None = None
     engine: str = "shm"
     calls_closure: bool = False
+    hosts: int = 1
     unfreezes: bool = False
 
 
@@ -196,7 +200,9 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
     found = []
     for case in cases:
         steps = case.first + case.steps  # all of them in one go
-        key = replace(case, strategy="", engine="", calls_closure=False, loads="", saves="", first=0, steps=steps)
+        key = replace(
+            case, strategy="", engine="", hosts=1, calls_closure=False, loads="", saves="", first=0, steps=steps
+        )
         if key not in references:
             references[key] = train(key, distributed=False)
         expected = references[key]
@@ -204,6 +210,8 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
             ud.init()
             try:
                 rank, size = ud.rank(), ud.size()
+                if case.hosts > 1:
+                    make_believe(case.hosts)
                 outcome = train(case, distributed=True, rank=rank, size=size)
             finally:
                 ud.shutdown()
@@ -213,6 +221,17 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
             errors["alone"] = min(largest_error(apart[name], expected[name]) for name in (WATCHED & expected.keys()))
         found.append(errors)
     return found
+
+
+def make_believe(num_hosts: int) -> None:
+    """Let collectives go between hosts, of which there are so many in name only. Collective."""
+    runtime = context.current()
+    world = runtime.world.split(range(runtime.world.size))
+    assert world is not None
+    layout = Layout.of([rank * num_hosts // world.size for rank in range(world.size)])
+    inner = world.split(layout.hosts[layout.host_of(world.rank)])
+    assert inner is not None
+    runtime._worlds["host"] = runtime._keep(HierarchicalCommunicator(world, inner, layout))
 
 
 def record(runtime: context.Context) -> list[Record]:

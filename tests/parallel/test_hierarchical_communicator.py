@@ -7,8 +7,10 @@ import re
 import pytest
 
 from unidist.communicator import Communicator
+from unidist.errors import ConfigurationError
 from unidist.hierarchical import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
+from unidist.shared_memory import SharesMemory
 from unidist.testing import CommunicatorConformance
 
 pytestmark = pytest.mark.parallel
@@ -38,6 +40,30 @@ class TestHalves(_Hierarchical):
     @staticmethod
     def wrap(communicator: Communicator) -> Communicator:
         return over_hosts(communicator, [rank * 2 // communicator.size for rank in range(communicator.size)])
+
+
+class TestInsideOfAHost(_Hierarchical):
+    """A group of ranks of one host: what it shares."""
+
+    sizes = (4,)
+    shares_memory = True
+
+    for _name in dir(_Hierarchical):
+        if _name.startswith("test_") and "shar" not in _name:
+            locals()[_name] = None
+
+    @staticmethod
+    def wrap(communicator: Communicator) -> Communicator:
+        hosts = over_hosts(communicator, [rank * 2 // communicator.size for rank in range(communicator.size)])
+        assert isinstance(hosts, SharesMemory)
+        assert hosts.sharing_obstacle() == "its ranks are on 2 hosts, which have no memory in common"
+        with pytest.raises(ConfigurationError, match=r"ranks cannot share memory .* on 2 hosts"):
+            hosts.allocate_shared(1)
+        first = hosts.rank // 2 * 2
+        inside = hosts.split([first, first + 1])
+        assert isinstance(inside, HierarchicalCommunicator)
+        inside._parts.insert(0, hosts)  # closed with it, after the rest
+        return inside
 
 
 _OF_LAYOUT = re.compile("broadcast|allgather|reducescatter|splits_of|reverse|random|allreduce_gives|barrier")

@@ -67,6 +67,9 @@ CASES = {
         Case("zero=2:shard=2", "adafactor", engine="gloo"),
         Case("zero=3:shard=2:shared=false", "adamw", deep=True, unfreezes=True),
         Case("zero=3:shard=2", "sgd", deep=True, unfreezes=True),
+        Case("zero=3:shard=2:shared=true", "adamw", deep=True, unfreezes=True, hosts=2, steps=4),
+        Case("zero=2:shard=2:shared=true", "sgd", hosts=2, steps=4),
+        Case("zero=3", "sgd", deep=True, hosts=2, steps=4),
         Case("zero=3:whole=true:shared=false", "nadam", deep=True, calls_closure=True),
     ],
 }

@@ -15,9 +15,10 @@ from unidist.algorithms import _checks
 from unidist.algorithms._reduce import check_reduction
 from unidist.buffer import HOST, Buffer, DType, copy
 from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, format_ranks
-from unidist.errors import PeerLostError, StalledError, UsageError
+from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.hierarchical.layout import Layout
 from unidist.hierarchical.pipeline import Pipeline, Stage, WorkOfParts
+from unidist.shared_memory import SharedMemory, SharesMemory
 
 _INSIDE, _BETWEEN, _BACK = 0, 1, 2
 
@@ -27,7 +28,7 @@ DIRECT_BYTES = 32 << 10
 """Up to this size an operation is one of `outer`: stages cost more in latency than they save in bytes."""
 
 
-class HierarchicalCommunicator(Communicator):
+class HierarchicalCommunicator(Communicator, SharesMemory):
     """Composes a communicator inside each host with one between all ranks. Host memory only.
 
     Making one is collective over `outer`. It takes both over: `close` and `abort` reach them.
@@ -246,6 +247,23 @@ class HierarchicalCommunicator(Communicator):
     def allocate(self, nbytes: int) -> Buffer:
         """See `Communicator.allocate`: memory of the engine inside the host."""
         return self._inner.allocate(nbytes)
+
+    def sharing_obstacle(self) -> str:
+        """See `SharesMemory.sharing_obstacle`: a group of ranks of one host, which `split` gives, may share."""
+        if self._flat is not self._inner:
+            return f"its ranks are on {len(self._layout.hosts)} hosts, which have no memory in common"
+        if not isinstance(self._inner, SharesMemory):
+            return f"the engine inside the host cannot share memory between ranks ({self._inner.description})"
+        return self._inner.sharing_obstacle()
+
+    def allocate_shared(self, nbytes: int) -> SharedMemory:
+        """See `SharesMemory.allocate_shared`."""
+        self._check_open("allocate_shared")
+        obstacle = self.sharing_obstacle()
+        if obstacle:
+            raise ConfigurationError(f"ranks cannot share memory ({self.description}): {obstacle}")
+        assert isinstance(self._inner, SharesMemory)
+        return self._inner.allocate_shared(nbytes)
 
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`."""
