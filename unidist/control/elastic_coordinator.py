@@ -218,8 +218,8 @@ class ElasticCoordinator(Coordinator):
             self.membership.detach(worker.number)
         elif kind == "give_up":
             yield Publish(Happened("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
-        elif kind == "happened" and message["kind"] in WORKER_EVENTS:
-            yield Publish(Happened(str(message["kind"]), {"worker": worker.number, **message["fields"]}))
+        elif kind == "happened" and message["event"] in WORKER_EVENTS:
+            yield Publish(Happened(str(message["event"]), {"worker": worker.number, **message["fields"]}))
         else:
             raise ValueError(f"unknown message {kind!r}")
 

@@ -185,10 +185,10 @@ class WorkerLink:
             self._outbox.append({"type": "give_up", "reason": reason})
         self._wake()
 
-    def happened(self, kind: str, fields: Mapping[str, str | int | float]) -> None:
+    def happened(self, event: str, fields: Mapping[str, str | int | float]) -> None:
         """Have the job's log tell of something; not told again where the coordinator is away just then."""
         with self._arrived:
-            self._outbox.append({"type": "happened", "kind": kind, "fields": dict(fields)})
+            self._outbox.append({"type": "happened", "event": event, "fields": dict(fields)})
         self._wake()
 
     @property

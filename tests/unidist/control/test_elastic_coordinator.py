@@ -221,10 +221,10 @@ def test_a_lost_state_is_told_to_the_launcher() -> None:
 def test_a_checkpoint_is_told_to_the_log_and_nothing_else_is() -> None:
     desk = Desk()
     desk.come(0, 1)
-    desk.say(0, "happened", kind="checkpoint", fields={"commit": 7})
+    desk.say(0, "happened", event="checkpoint", fields={"commit": 7})
     assert desk.happened[-1] == Happened("checkpoint", {"worker": 0, "commit": 7})
     with pytest.raises(ValueError, match="happened"):
-        desk.say(0, "happened", kind="lost", fields={"rank": 1})
+        desk.say(0, "happened", event="lost", fields={"rank": 1})
 
 
 def test_a_silent_member_is_given_up_and_may_not_come_back() -> None:
