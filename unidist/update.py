@@ -110,6 +110,7 @@ class Update:
         self.num_ranks = self.options.num_ranks(context)
         self.step = 0
         self._make_exchange = make_exchange
+        self._makes_by_plan = True
         self._exchanges: list[GradientExchange] = []
         self._place: list[tuple[GradientExchange, int]] = []
         self._passes: list[int] = []  # of each parameter, in the current window
@@ -160,6 +161,7 @@ class Update:
         """Make exchanges in this way, before there is one: for bindings in which gradients travel on their own way."""
         assert not self._exchanges, "there are exchanges already"
         self._make_exchange = make_exchange
+        self._makes_by_plan = False
 
     def set_bucket_bytes(self, bucket_bytes: int) -> None:
         """Exchange in buckets of another size, after `finish` and before the next round. Collective.
@@ -470,7 +472,8 @@ class Update:
         self.close()
         self.context = context
         self.num_ranks = fresh.num_ranks
-        self._make_exchange = fresh._make_exchange
+        if self._makes_by_plan:
+            self._make_exchange = fresh._make_exchange
         self._arithmetic, self.rules = fresh._arithmetic, fresh.rules
         if self.rules is not None and scaler is not None:
             self.rules.scaler = scaler  # others hold on to it

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unidist import context, elastic
 from unidist.checkpoint.job import Subjects
-from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.state import CARRIED, KeepsState, kept_state
 from unidist.durable_parts import DurableParts, parts_of
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
 from unidist.errors import PeerLostError
@@ -85,7 +85,8 @@ def _shared_optimizer(optimizer: Any, model: Any) -> SharedHandler:
         of_keras = KerasStates()
         of_keras.settle(value)
         sections = Subjects(model, value).sections(of_keras)
-        return {name: state for name, state in sections.items() if name != "model"}  # which every rank has
+        is_divided = kept_state(model) is not None  # else every rank has all of it
+        return {name: state for name, state in sections.items() if name != "model" or is_divided}
 
     return SharedHandler(optimizer, states, KerasStates.framework.convert)
 
@@ -141,7 +142,12 @@ class TensorFlowKerasState(ObjectState):
             self.optimizer.build(self.model.trainable_variables)
 
     def _variables(self) -> list[Any]:
-        own = [] if self.optimizer is None or self._is_shared else self.optimizer.variables
+        """Return what every rank has as a whole."""
+        if self._is_shared:
+            equal = self.optimizer.__dict__[CARRIED].inner.equal_everywhere(self.model)
+            divided = {id(each) for each in self.model.weights} - {id(each) for each in equal}
+            return [each for each in self.model.variables if id(each) not in divided]
+        own = [] if self.optimizer is None else self.optimizer.variables
         return [*self.model.variables, *(own() if callable(own) else own)]
 
     def durable_parts(self) -> DurableParts:

@@ -223,7 +223,7 @@ class Binding:
         self._exchange = FusedExchange(
             self._update,
             infos,
-            [self.inner.held(variable) for variable in self._variables],
+            lambda: [self.inner.held(variable) for variable in self._variables],
             keeps_results=not _is_of_keras(self._optimizer, self._plain, self._trained),
             gathers=not self._update.options.sparse_as_dense and not shares,
             step_on_joined=self._step_on_joined if shares else None,

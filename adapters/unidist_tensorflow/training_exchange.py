@@ -52,7 +52,7 @@ class FusedExchange:
     Args:
         update: the framework-free side, without parameters so far.
         variables: equal on every rank.
-        held: what this rank holds of each variable, and has gradients of; default: all of it.
+        held: returns what this rank holds of each variable, and has gradients of; default: all of it.
         keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
         step_on_joined: each rank takes its share of the gradients, and this does its step on a rank that has joined;
@@ -63,7 +63,7 @@ class FusedExchange:
         self,
         update: Update,
         variables: Sequence[ParameterInfo],
-        held: Sequence[ParameterInfo] | None = None,
+        held: Callable[[], Sequence[ParameterInfo]] | None = None,
         *,
         keeps_results: bool,
         gathers: bool,
@@ -71,7 +71,8 @@ class FusedExchange:
     ) -> None:
         self.update = update
         self.variables = tuple(variables)
-        self._held = self.variables if held is None else tuple(held)
+        self._list_held = held
+        self._held = self.variables
         self._keeps_results = keeps_results
         self._gathers = gathers
         self._step_on_joined = step_on_joined
@@ -224,6 +225,7 @@ class FusedExchange:
             check_alike(everyone, update.communicator.members, update.context.topology.rank)
             sparse = sparse_anywhere(everyone)
         dense = [place for place in range(len(self.variables)) if place not in sparse]
+        self._held = self.variables if self._list_held is None else tuple(self._list_held())
         groups = update.options.group_numbers(dense)
         infos = [self._held[place] for place in dense]
         update.add_parameters(

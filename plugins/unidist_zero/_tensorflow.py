@@ -45,6 +45,10 @@ def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
         whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
         update.options = replace(update.options, whole_tensors=whole)
         if strategy.stage == 3:
+            if update.context.membership is not None:
+                from unidist_zero._tensorflow_elastic import ElasticFragmentStep
+
+                return ElasticFragmentStep(optimizer, plain, update)
             from unidist_zero._tensorflow_stage3 import FragmentStep
 
             return FragmentStep(optimizer, plain, update)

@@ -2,18 +2,22 @@
 
 A graph that was traced for one number of ranks is run with others: a script's `tf.function` cannot be traced anew from
 outside. So what depends on that number is no part of the graph. The inner step is one node, within which everything
-runs in eager mode: values of the model's variables go in, new ones come out.
+runs in eager mode: values of the model's variables go in, new ones come out. At stage 3 graphs see fragments through
+windows, see `Fragment`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from unidist import context
 from unidist.errors import UsageError
 from unidist.gradients import GradientExchange
 from unidist_tensorflow.inner_step import Entry
@@ -22,6 +26,8 @@ from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_tensors import Since, Taken, host_node
 from unidist_zero._tensorflow import ShardedStep
 from unidist_zero._tensorflow_adoption import put_back, singles_of, take_apart
+from unidist_zero._tensorflow_fragments import Fragment
+from unidist_zero._tensorflow_stage3 import FragmentStep
 
 NODE = "unidist_update_of_shards_which_needs_jit_compile_False"
 
@@ -39,6 +45,7 @@ class ElasticStep(ShardedStep):
 
     def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:
         """See `InnerStep.divide_anew`."""
+        self._divide_model()
         exchange()
         if self._update.exchanges[0] is self._divided:
             return
@@ -68,25 +75,26 @@ class ElasticStep(ShardedStep):
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
         """See `InnerStep.step_in_graph`."""
-        singles = singles_of(self._optimizer)
+        given, echoes = self._given(), self._echoes()
         bare = [Entry(entry.variable, None, entry.place) for entry in entries]
 
         def run(present: Any, *values: Any) -> list[Array]:
             self._check_divided()
-            stand_ins = [_StandIn(variable, value) for variable, value in zip(self._variables, values, strict=True)]
+            stand_ins = [_StandIn(variable, value) for variable, value in zip(given, values, strict=True)]
             arrays = [np.asarray(present), *self._shard_gradients(exchange)]
             self._step(bare, [tf.constant(array) for array in arrays], np.asarray(present).tolist(), stand_ins)
-            return [array_of(tf.convert_to_tensor(each)) for each in (*stand_ins, *singles)]
+            found = [tf.convert_to_tensor(each) for each in stand_ins]
+            return [array_of(value) for value in (*found, *(echo.value() for echo in echoes))]
 
-        targets = [*self._variables, *singles]
+        targets = [*given, *(echo.variable for echo in echoes)]
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in targets]
         # TensorFlow knows nothing of what the node does to the optimizer's own variables. As they are written before
         # and after it, what the graph reads of them is of before or after, too.
         since = Since()
-        for each in singles:
-            each.assign(tf.convert_to_tensor(each))
+        for echo in echoes:
+            echo.variable.assign(tf.convert_to_tensor(echo.variable))
         with tf.control_dependencies(since.stateful()):
-            values = [tf.convert_to_tensor(variable) for variable in self._variables]
+            values = [tf.convert_to_tensor(variable) for variable in given]
             found = host_node(run, [*outputs, *values], specs, name=NODE)
         for each, value in zip(targets, found, strict=True):
             each.assign(value)
@@ -98,6 +106,17 @@ class ElasticStep(ShardedStep):
             self._check_divided()
         super().finalize(variables)
 
+    def _divide_model(self) -> None:
+        """Divide the model anew, where it is divided. Collective."""
+
+    def _given(self) -> Sequence[Any]:
+        """Return the variables of the model whose values go into the node, and come out."""
+        return self._variables
+
+    def _echoes(self) -> list[_Echo]:
+        """Return what else the graph may read and the node changes."""
+        return [_Echo(each, partial(tf.convert_to_tensor, each)) for each in singles_of(self._optimizer)]
+
     def _check_divided(self) -> None:
         if self._update.exchanges[0] is not self._divided:
             raise UsageError(
@@ -105,6 +124,42 @@ class ElasticStep(ShardedStep):
                 "along: give the optimizer to the elastic state on every rank, KerasState(model, optimizer), after "
                 "distribute() and before the function that elastic.run calls"
             )
+
+
+class ElasticFragmentStep(ElasticStep, FragmentStep):
+    """The same at stage 3."""
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        super().step_eagerly(exchange, entries, result)
+        for fragment in self.model.fragments:
+            fragment.show()
+
+    def _divide_model(self) -> None:
+        self.model.divide_anew(context.current())
+
+    def _given(self) -> Sequence[Any]:
+        return ()
+
+    def _echoes(self) -> list[_Echo]:
+        return [*super()._echoes(), *(_Echo(each.window, partial(_stored, each)) for each in self.model.fragments)]
+
+
+@dataclass(frozen=True)
+class _Echo:
+    """A variable that a graph reads, and which the node changes without TensorFlow's knowledge.
+
+    Args:
+        variable: in the graph.
+        value: returns what it is to be after the node.
+    """
+
+    variable: Any
+    value: Callable[[], tf.Tensor]
+
+
+def _stored(fragment: Fragment) -> tf.Tensor:
+    return tf.convert_to_tensor(fragment.storage.value)
 
 
 class _StandIn:

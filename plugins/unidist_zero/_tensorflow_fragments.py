@@ -21,7 +21,7 @@ from unidist_zero._partition import Piece
 from unidist_zero._tensorflow_deferred import first_value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Fragment:
     """What a rank holds of one variable.
 
@@ -31,12 +31,36 @@ class Fragment:
         storage: a Keras variable with them, of the type in which they are updated. Flat, or of the variable's shape
             where it is all of it and optimizers need whole variables.
         dtype: of the model's variable.
+        window: in an elastic job, what graphs have instead of the storage, whose size is another one in each
+            generation: a TensorFlow variable of any shape, with the storage's value; see `show`.
     """
 
     variable: Any
     piece: Piece | None
     storage: Any
     dtype: DType
+    window: Any = None
+
+    @property
+    def source(self) -> Any:
+        """Return the TensorFlow variable that the model's calls read."""
+        return self.storage.value if self.window is None else self.window
+
+    def open_window(self) -> None:
+        """Let graphs have a window from now on; before anything is installed."""
+        value = tf.convert_to_tensor(self.storage.value)
+        self.window = tf.Variable(value, shape=tf.TensorShape(None), trainable=True, name=str(self.storage.name))
+
+    def move(self, piece: Piece | None, *, whole: bool) -> None:
+        """Hold other elements from now on, which are yet to be loaded."""
+        self.piece = piece
+        self.storage = _make_storage(self.variable, piece, self.storage.dtype, whole=whole)
+        self.show()
+
+    def show(self) -> None:
+        """Let the window have the storage's value, after the storage has got another one. Takes no memory."""
+        if self.window is not None:
+            self.window.assign(tf.convert_to_tensor(self.storage.value))
 
     @property
     def path(self) -> str:
@@ -45,7 +69,7 @@ class Fragment:
 
     def install(self) -> None:
         """Put the fragment in the place of the variable's values."""
-        self.variable._value = self.storage.value
+        self.variable._value = self.source
         self.variable._initializer = None
         self.variable.unidist_fragment = self
         kind: Any = type(self.variable)
@@ -65,6 +89,7 @@ class Fragment:
         own = tf.reshape(tf.cast(flat, self.storage.dtype), self.storage.shape)
         # A slice shares the memory of the whole, which would stay as long as the variable has it.
         self.storage.assign(tf.raw_ops.DeepCopy(x=own))
+        self.show()
 
 
 class FragmentedMixin:
@@ -130,6 +155,13 @@ def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: b
 
     Collective where the variable has no values yet, see `_tensorflow_deferred`.
     """
+    fragment = Fragment(variable, piece, _make_storage(variable, piece, str(master), whole=whole), dtype_of(variable))
+    fragment.store(first_value(variable))
+    return fragment
+
+
+def _make_storage(variable: Any, piece: Piece | None, dtype: str, *, whole: bool) -> Any:
+    """Return a Keras variable for some elements of another one, with any values."""
     path = str(variable.path)
     parent, _, name = path.rpartition("/")
     shape: tuple[int, ...] = (0,) if piece is None else (piece.count,)
@@ -137,10 +169,7 @@ def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: b
         shape = tuple(variable.shape)
     above, _, last = parent.rpartition("/")
     with keras.name_scope(last or "model", override_parent=above):
-        storage = keras.Variable(empty_array(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name, autocast=False)
-    fragment = Fragment(variable, piece, storage, dtype_of(variable))
-    fragment.store(first_value(variable))
-    return fragment
+        return keras.Variable(empty_array(shape, NUMPY_DTYPES[DType(dtype)]), dtype=dtype, name=name, autocast=False)
 
 
 def check_can_be_fragmented(variables: Sequence[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,13 +15,16 @@ from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.update import Update
 from unidist_tensorflow.memory import dtype_of
-from unidist_zero._partition import Partition, partition
+from unidist_zero._partition import Partition, Piece, partition
 from unidist_zero._tensorflow_deferred import make_equal
 from unidist_zero._tensorflow_fragments import Fragment, check_can_be_fragmented, make_fragment
 from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_movement import UnitMovement
 from unidist_zero._tensorflow_units import Unit, plan_units
 from unidist_zero.gathering import GathersParameters
+
+if TYPE_CHECKING:
+    from unidist.context import Context
 
 _UNLIMITED = 1 << 62
 
@@ -42,9 +45,9 @@ class FragmentedModel(GathersParameters, HasKeptState):
 
     def __init__(self, model: Any, update: Update) -> None:
         self._model = model
+        self._update = update
         variables = _distinct(model.trainable_variables)
         check_can_be_fragmented(variables)
-        self.communicator: Communicator = update.context.new_communicator(DATA_AXIS)
         self._is_suspended = False
         plans = plan_units(model, variables)
         unit_of = {id(variable): number for number, plan in enumerate(plans) for variable in plan.variables}
@@ -53,9 +56,8 @@ class FragmentedModel(GathersParameters, HasKeptState):
             for each in variables
         ]
         whole, precision = update.options.whole_tensors, update.options.precision
-        layouts = plan_buckets(infos, bucket_bytes=_UNLIMITED, first_bucket_bytes=_UNLIMITED)
-        self.partition: Partition = partition(layouts, self.communicator.size, whole=whole)
-        pieces = {piece.parameter: piece for piece in self.partition.pieces(self.communicator.rank)}
+        self._layouts = plan_buckets(infos, bucket_bytes=_UNLIMITED, first_bucket_bytes=_UNLIMITED)
+        pieces = self._divide(update.context)
         masters = [info.dtype if precision is None else precision.master_dtype(info.dtype) for info in infos]
         self.fragments: list[Fragment] = [
             make_fragment(variable, pieces.get(number), masters[number], whole=whole)
@@ -64,15 +66,40 @@ class FragmentedModel(GathersParameters, HasKeptState):
         kinds = {info.dtype for info in infos}
         reduce_dtypes = {kind: kind if precision is None else precision.reduce_dtype(kind) for kind in kinds}
         for fragment in self.fragments:
+            if update.context.membership is not None:
+                fragment.open_window()
             fragment.install()
-        memories = Memories(self.communicator)
         self.units: list[Unit] = []
         for number, plan in enumerate(plans):
             numbers = [i for i, variable in enumerate(variables) if unit_of[id(variable)] == number]
-            movement = UnitMovement(self.partition, self.fragments, numbers, self.communicator, reduce_dtypes, memories)
+            movement = UnitMovement(self.fragments, numbers, reduce_dtypes)
             is_root = plan.layer is model
             self.units.append(Unit(plan.layer, movement, lambda: self._is_suspended, recomputes=not is_root))
         self._unit_of = unit_of
+        self._connect()
+
+    def _divide(self, context: Context) -> dict[int, Piece]:
+        """Divide over the ranks of a context; returns this rank's piece of each variable of which it has some."""
+        self._context = context
+        self.communicator: Communicator = context.new_communicator(DATA_AXIS)
+        whole = self._update.options.whole_tensors
+        self.partition: Partition = partition(self._layouts, self.communicator.size, whole=whole)
+        return {piece.parameter: piece for piece in self.partition.pieces(self.communicator.rank)}
+
+    def _connect(self) -> None:
+        memories = Memories(self.communicator)
+        for unit in self.units:
+            unit.movement.connect(self.partition, self.communicator, memories)
+
+    def divide_anew(self, context: Context) -> None:
+        """Divide over the ranks of this context, where that is another one; values are loaded next. Collective."""
+        if context is self._context:
+            return
+        pieces = self._divide(context)
+        with tf.init_scope():
+            for number, fragment in enumerate(self.fragments):
+                fragment.move(pieces.get(number), whole=self.partition.whole)
+        self._connect()
 
     def is_read(self, fragment: Fragment) -> bool:
         """Say whether any call of its layer has asked for the variable: else its gradient of zeros is none."""

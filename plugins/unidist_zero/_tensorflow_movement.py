@@ -31,31 +31,36 @@ class UnitMovement:
     """Moves one unit.
 
     Args:
-        partition: of all variables of the model.
         fragments: of all variables, by their numbers in the partition.
         numbers: of the unit's variables; all variables of their buckets are the unit's.
-        communicator: over the ranks that share, for this and other units of the model.
         reduce_dtypes: for each dtype of the variables in which type gradients are added up.
-        memories: for all units of the model.
     """
 
+    _partition: Partition
+    _communicator: Communicator
+    _memories: Memories
+
     def __init__(
-        self,
-        partition: Partition,
-        fragments: Sequence[Fragment],
-        numbers: Sequence[int],
-        communicator: Communicator,
-        reduce_dtypes: dict[DType, DType],
-        memories: Memories,
+        self, fragments: Sequence[Fragment], numbers: Sequence[int], reduce_dtypes: dict[DType, DType]
     ) -> None:
         self.fragments = [fragments[number] for number in numbers]
+        self._numbers = numbers
+        self._reduce_dtypes = reduce_dtypes
+
+    def connect(self, partition: Partition, communicator: Communicator, memories: Memories) -> None:
+        """Move between these ranks from now on.
+
+        Args:
+            partition: of all variables of the model.
+            communicator: over the ranks that share, for this and other units of the model.
+            memories: for all units of the model.
+        """
+        places = partition.places()
         self._partition = partition
         self._communicator = communicator
-        places = partition.places()
-        self._places: list[tuple[int, Slot]] = [places[number] for number in numbers]
-        self._buckets = sorted({number for number, _ in self._places})
         self._memories = memories
-        self._reduce_dtypes = reduce_dtypes
+        self._places: list[tuple[int, Slot]] = [places[number] for number in self._numbers]
+        self._buckets = sorted({number for number, _ in self._places})
 
     def whole(self, storages: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the unit's variables as whole tensors, which have gradients; of what the fragments hold. Collective.
@@ -70,7 +75,7 @@ class UnitMovement:
             outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER)[1:]
 
             def gradient(*whole: tf.Tensor) -> list[tf.Tensor]:
-                kinds = [tf.TensorSpec(each.storage.shape, each.storage.dtype) for each in self.fragments]
+                kinds = [tf.TensorSpec(each.source.shape, each.source.dtype) for each in self.fragments]
                 return host_node(self._scatter, whole, [_TOKEN, *kinds], name=_SCATTER)[1:]
 
             return outputs, gradient
@@ -80,7 +85,7 @@ class UnitMovement:
 
     def gather_now(self) -> list[tf.Tensor]:
         """Return the whole tensors in eager mode, without gradients. Collective."""
-        return self.whole([tf.convert_to_tensor(each.storage.value) for each in self.fragments])
+        return self.whole([tf.convert_to_tensor(each.source) for each in self.fragments])
 
     def _gather(self, *values: Any) -> list[Array]:
         cuts = self._partition.buckets

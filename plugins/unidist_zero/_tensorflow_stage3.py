@@ -40,7 +40,7 @@ class FragmentStep(ShardedStep):
                 "zero=3 needs an optimizer that is not built yet: give a new one, and load its state by unidist's load"
             )
         fragment_model(model, self._update)
-        self._model: FragmentedModel = model.__dict__[CARRIED]
+        self.model: FragmentedModel = model.__dict__[CARRIED]
 
     def held(self, variable: Any) -> ParameterInfo:
         """See `InnerStep.held`."""
@@ -48,7 +48,7 @@ class FragmentStep(ShardedStep):
 
     def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
         """See `InnerStep.own_gradient`."""
-        if gradient is None or not self._model.is_read(self._fragment(variable)):
+        if gradient is None or not self.model.is_read(self._fragment(variable)):
             return None
         return gradient
 
@@ -73,11 +73,11 @@ class FragmentStep(ShardedStep):
     @property
     def communicator(self) -> Communicator:
         """Over the ranks that share."""
-        return self._model.communicator
+        return self.model.communicator
 
     @property
     def _everyone(self) -> Communicator:
-        return self._model.communicator
+        return self.model.communicator
 
     def _memory(self, place: int, shard: Shard) -> Buffer:
         return self._update.buffer(shard.places[0])

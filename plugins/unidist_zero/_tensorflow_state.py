@@ -184,6 +184,7 @@ class FragmentedModelState(KeepsState):
                 piece = fragment.piece
                 part = Part.flat(info.shape, piece.start, piece.start + piece.count)
                 read_into(section, path, part, fragment.storage)
+                fragment.show()
 
     def _info(self, path: str, variable: Any) -> TensorInfo:
         return TensorInfo(path, tuple(variable.shape), dtype_of(variable))

@@ -113,7 +113,7 @@ class Unit:
             return self.plain_call(*args, **kwargs)
         leaves = tf.nest.flatten((args, kwargs))
         positions = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
-        storages = [tf.convert_to_tensor(each.storage.value) for each in self.movement.fragments]
+        storages = [tf.convert_to_tensor(each.source) for each in self.movement.fragments]
         others = self._others()
         state = [tf.convert_to_tensor(variable) for variable in others]
         borrowed = {key: pair for mapping in _mappings for key, pair in mapping.items() if self._uses(pair[0])}

@@ -36,9 +36,6 @@ HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflo
 PARTITIONS = {"torch": "unidist_zero._torch"}
 """For each framework whose models must be prepared before their optimizer is bound, the module that does it."""
 
-MOVING = ("torch",)
-"""Frameworks whose models are divided anew at stage 3 when the number of ranks changes."""
-
 _NOT_ASKED = (None, "auto", "false")
 
 
@@ -220,12 +217,6 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             attach = getattr(importlib.import_module(HALVES[framework.name]), "attach", None)
             if attach is None:
                 raise ConfigurationError(f"zero=3 cannot divide a model of {framework.name}; use zero=2")
-            if update.context.membership is not None and framework.name not in MOVING:
-                raise ConfigurationError(
-                    f"this job is elastic, and zero=3 cannot divide a model of {framework.name} anew when a rank is "
-                    f"lost, only of: {', '.join(MOVING)}. Leave --min-np, --max-np and --host-discovery-script out, "
-                    "and save checkpoints: a job of another size loads them"
-                )
             attach(self, model, update)
 
     def half_for(self, framework: Framework) -> Any:

@@ -22,3 +22,21 @@ def test_a_fragment_does_not_keep_the_memory_of_the_whole(dtype: str) -> None:
     whole = array_of(variable.value.read_value())
     own = array_of(fragment.storage.value.read_value())
     assert not address_of(whole) <= address_of(own) < address_of(whole) + whole.nbytes
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_graph_sees_a_fragment_that_has_moved_through_its_window(whole: bool) -> None:
+    variable = keras.Variable(np.arange(6.0).reshape(2, 3), dtype="float32")
+    pieces = [Piece(parameter=0, start=0, count=6 if whole else 4, bucket=0, offset=0, owner=0)]
+    pieces.append(Piece(parameter=0, start=4, count=2, bucket=0, offset=4, owner=1))
+    fragment = make_fragment(variable, pieces[0], dtype_of(variable), whole=whole)
+    fragment.open_window()
+    doubled = tf.function(lambda: tf.convert_to_tensor(fragment.source) * 2.0)
+    expected = np.arange(6.0).reshape(2, 3) if whole else np.arange(4.0)
+    np.testing.assert_array_equal(doubled().numpy(), 2.0 * expected)
+    fragment.move(None if whole else pieces[1], whole=whole)
+    fragment.storage.assign(np.zeros(0) if whole else [4.0, 5.0])
+    fragment.show()
+    np.testing.assert_array_equal(doubled().numpy(), [] if whole else [8.0, 10.0])
+    seen = array_of(fragment.window.read_value())
+    assert whole or address_of(seen) == address_of(array_of(fragment.storage.value.read_value()))  # one memory for both
