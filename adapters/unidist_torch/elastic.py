@@ -124,11 +124,11 @@ class _SharedOptimizerHandler(SharedHandler):
         return Subjects(None, value).sections(TorchStates())
 
 
-def _is_shared(model: torch.nn.Module) -> bool:
-    """Say whether each rank keeps a share only of a model's parameters.
+def shares_parameters(model: torch.nn.Module) -> bool:
+    """Say whether each rank keeps a share only of a model's parameters, which all gather when it computes.
 
     Raises:
-        UsageError: of a part of them.
+        UsageError: it does of a part of them.
     """
     for path, module in model.named_modules():
         if kept_state(module) is not None:
@@ -152,7 +152,7 @@ class _SamplerHandler(_ModuleHandler):
 def _handler_for(value: Any) -> Handler | None:
     """Return what keeps a value; None for a plain object."""
     if isinstance(value, torch.nn.Module):
-        return _SharedModuleHandler(value) if _is_shared(value) else _ModuleHandler(value)
+        return _SharedModuleHandler(value) if shares_parameters(value) else _ModuleHandler(value)
     if isinstance(value, torch.optim.Optimizer):
         return _SharedOptimizerHandler(value) if keeps_share(value) else _OptimizerHandler(value)
     return _SamplerHandler(value) if isinstance(value, ElasticSampler) else None

@@ -85,12 +85,19 @@ class PiecewiseStep:
         make_runner: makes the runner of the passes, for a loss function.
         loss_fn: the user's.
         optimizer: bound.
+        together: no rank can compute while another one does not.
     """
 
     def __init__(
-        self, make_runner: Callable[[LossFunction], StepRunner], loss_fn: LossFunction, optimizer: Any
+        self,
+        make_runner: Callable[[LossFunction], StepRunner],
+        loss_fn: LossFunction,
+        optimizer: Any,
+        *,
+        together: bool = False,
     ) -> None:
         self._weight = 1.0
+        self._together = together
         self._optimizer = optimizer
         self._runner = make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets))
 
@@ -107,6 +114,12 @@ class PiecewiseStep:
             The mean loss over the samples of all ranks.
         """
         pieces, count = deal.pieces(batch_size), len(deal.indices)
+        if self._together and deal.total // deal.size < len(pieces):  # on every rank alike
+            raise UsageError(
+                f"this step has {deal.total} samples for {deal.size} ranks, in {len(pieces)} micro-batches, so one of "
+                "these is empty on some rank, which the others would wait for: each has a share of the parameters only "
+                "(zero=3). Give the loader drop_last=True, or use zero=2"
+            )
         if len(pieces) > 1 and count:
             try:
                 check_samples(inputs, targets, count)

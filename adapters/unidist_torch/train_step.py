@@ -13,6 +13,7 @@ from unidist.mean_loss import MeanLoss
 from unidist.planned_update import step_strategy
 from unidist.strategy_spec import StrategyLike
 from unidist_torch.distribute import spread
+from unidist_torch.elastic import shares_parameters
 from unidist_torch.elastic_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.step_runner import LossFunction, StepRunner, WholeStepRunner
@@ -129,7 +130,8 @@ class TrainStep:
 
     def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
         check_step_plan(self._plan)
-        self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer)
+        together = shares_parameters(self.model)
+        self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
             membership,
             feed,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from _training import FEATURES, assert_close, network, runtime, values
+from _training import FEATURES, assert_close, network, runtime
 from elastic_job import ElasticJob
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,11 +44,12 @@ def train(count: int, batch_size: int, strategy: str, **options: Any) -> tuple[l
     step = ud.TrainStep(model, optimizer, nn.functional.cross_entropy, strategy, elastic=policy)
     loader = ud.shard(DataLoader(dataset(count), batch_size=batch_size, shuffle=True), seed=2)
     losses = [float(step(x, y)) for _ in range(EPOCHS) for x, y in loader]
-    return values(model), losses, (epochs, scheduler.last_epoch, len(loader))
+    whole = list(model.state_dict().values())  # also where a rank has a share only
+    return whole, losses, (epochs, scheduler.last_epoch, len(loader))
 
 
 # In the last step one rank has no sample, or one less than the other.
-@pytest.mark.parametrize(("count", "strategy"), [(9, "data"), (9, "zero=2"), (15, "data")])
+@pytest.mark.parametrize(("count", "strategy"), [(9, "data"), (9, "zero=2"), (15, "zero=3:shared=false"), (15, "data")])
 def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy: str) -> None:
     def on_rank() -> Any:
         with runtime():
@@ -62,6 +63,14 @@ def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy:
         assert_close(found[0], wanted)
         torch.testing.assert_close(found[1], losses, rtol=1e-12, atol=1e-12)
         assert found[2] == seen
+
+
+def test_a_rank_without_samples_is_an_error_on_all_where_they_compute_together(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime(), pytest.raises(UsageError, match=r"1 samples for 2 ranks.*drop_last=True"):
+            train(9, 2, "zero=3:shared=false")
+
+    assert pool(2).run(on_rank) == [None, None]
 
 
 def test_what_cannot_be_dealt_out_anew_is_an_error_before_training() -> None:
@@ -160,7 +169,7 @@ for epoch in range(epochs):
     for x, y, numbers in loader:
         step(x, (y, numbers))
 assert seen.counts == {number: epochs for number in range(count)}, seen.counts
-sums = ";".join(repr(float(p.detach().sum())) for p in model.parameters())
+sums = ";".join(repr(float(p.detach().sum())) for p in model.state_dict().values())
 os.write(1, f"done {sums} {','.join(map(str, seen.sizes))}\\n".encode())
 """
 
@@ -183,7 +192,7 @@ def start(folder: Path, *, commit_every: int, strategy: str = "data", global_bat
 
 @pytest.mark.parametrize(
     ("commit_every", "strategy"),
-    [(1, "data"), *(pytest.param(3, each, marks=pytest.mark.soak) for each in ("data", "zero=2"))],
+    [(1, "data"), *(pytest.param(3, each, marks=pytest.mark.soak) for each in ("data", "zero=2", "zero=3"))],
 )
 def test_a_loop_goes_on_when_a_rank_is_lost_in_a_step(commit_every: int, strategy: str, tmp_path: Path) -> None:
     with start(tmp_path, commit_every=commit_every, strategy=strategy) as job:

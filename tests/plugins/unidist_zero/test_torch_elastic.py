@@ -222,3 +222,17 @@ def test_a_rank_that_leaves_gives_its_shards_away(tmp_path: Path) -> None:
     assert not job.events("lost")
     for result in results(job):
         assert result == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.soak
+def test_a_rank_that_leaves_while_the_one_with_its_copies_dies_gives_its_shards_away(tmp_path: Path) -> None:
+    with start(tmp_path, "zero=3", 3) as job:
+        leaving, dying = job.pid(1, 3), job.pid(2, 3)
+        job.wait_for(r"step 2 \d")
+        os.kill(leaving, signal.SIGTERM)
+        os.kill(dying, signal.SIGKILL)
+        assert job.end(seconds=300) == 0, job.lines
+    expected = alone(tmp_path, "data")
+    assert results(job)
+    for result in results(job):
+        assert result == pytest.approx(expected, rel=1e-12, abs=1e-12)
