@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,12 +66,12 @@ class Block(L.Layer):  # type: ignore[misc,name-defined]  # Keras has no types
         return x + self.outer_dropout(self.down(hidden), training=training)
 
 
-def transformer(seed: int = 5, dropout: float = 0.0) -> Any:
+def transformer(seed: int = 5, dropout: float = 0.0, *, blocks: int = 2) -> Any:
     """Tokens to scores of tokens; the same weights wherever it is called with one seed."""
     keras.utils.set_random_seed(seed)
     tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
     x = L.Embedding(TOKENS, WIDTH, name="embedding")(tokens)
-    for number in range(2):
+    for number in range(blocks):
         x = Block(dropout, name=f"block{number}")(x)
     return keras.Model(tokens, L.Dense(TOKENS, name="scores")(L.LayerNormalization(name="norm")(x)))
 
@@ -135,7 +136,12 @@ def data(kind: str) -> tuple[Any, Any]:
     return tokens[0], tokens[1]
 
 
-MODELS: dict[str, Callable[..., Any]] = {"transformer": transformer, "positions": positions, "dense": dense}
+MODELS: dict[str, Callable[..., Any]] = {
+    "transformer": transformer,
+    "one block": functools.partial(transformer, blocks=1),  # traced in half the time
+    "positions": positions,
+    "dense": dense,
+}
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01),
@@ -222,9 +228,9 @@ def vocabulary(ignored: int | None, fit: bool) -> tuple[float, list[tuple[str, i
 
     with runtime() as current, recording() as records:
         entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
-        reference = transformer()
+        reference = transformer(blocks=1)
         reference.compile(OPTIMIZERS["sgd"](), entropy, jit_compile=False)
-        model = transformer()
+        model = transformer(blocks=1)
         head = model.get_layer("scores")
         chosen, optimizer = VocabularyCrossEntropy(head, ignore_class=ignored), OPTIMIZERS["sgd"]()
         x, y = data("transformer")[0][0], data("transformer")[1][0]
