@@ -292,5 +292,5 @@ def _lost_text(lost: Sequence[int], keepers: Sequence[int | None]) -> str:
     return (
         f"the last commit of {len(keepers)} ranks cannot be brought together: ranks were lost at once that kept a "
         f"share of the state and its only copy (the share {copies}). A share survives the loss of one rank, or of one "
-        "host where there are several. Start the job again with a script that loads its latest checkpoint"
+        "host where there are several. With --checkpoint-dir a job goes on from its latest checkpoint then"
     )
