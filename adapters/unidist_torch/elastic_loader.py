@@ -12,7 +12,6 @@ from unidist import context
 from unidist.dealing import Deal, Position
 from unidist.elastic_training import DealsAnew, Progress
 from unidist.errors import UsageError
-from unidist_torch.batches import cut
 
 if TYPE_CHECKING:
     from unidist.dealing import SampleOrder
@@ -113,7 +112,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             deal = next(deals)
             batch = next(batches)
             self._give(functools.partial(_itself, deal))
-            yield batch if deal.indices else cut(batch, (0, 0), total=1)
+            yield batch
             self._check_given()
             expected = (deal.following, deal.rank, deal.size)
         if progress().position.epoch < epoch:

@@ -85,7 +85,8 @@ class PiecewiseStep:
         make_runner: makes the runner of the passes, for a loss function.
         loss_fn: the user's.
         optimizer: bound.
-        together: no rank can compute while another one does not.
+        together: no rank can compute while another one does not, so one that has no sample computes with one that
+            does not count.
     """
 
     def __init__(
@@ -106,21 +107,15 @@ class PiecewiseStep:
 
         Args:
             deal: of the batch.
-            inputs: see `TrainStep`, of all of this rank's samples.
+            inputs: see `TrainStep`, of all of this rank's samples; if there are none, of one that does not count.
             targets: likewise.
             batch_size: samples of a micro-batch, at most.
 
         Returns:
             The mean loss over the samples of all ranks.
         """
-        pieces, count = deal.pieces(batch_size), len(deal.indices)
-        if self._together and deal.total // deal.size < len(pieces):  # on every rank alike
-            raise UsageError(
-                f"this step has {deal.total} samples for {deal.size} ranks, in {len(pieces)} micro-batches, so one of "
-                "these is empty on some rank, which the others would wait for: each has a share of the parameters only "
-                "(zero=3). Give the loader drop_last=True, or use zero=2"
-            )
-        if len(pieces) > 1 and count:
+        pieces, count = deal.pieces(batch_size), max(len(deal.indices), 1)
+        if len(pieces) > 1:
             try:
                 check_samples(inputs, targets, count)
             except ValueError as exc:
@@ -132,9 +127,9 @@ class PiecewiseStep:
         self._optimizer._unidist.take_steps(len(pieces))
         total = 0.0
         for start, stop in pieces:
-            if stop > start:
+            if stop > start or self._together:
                 self._weight = deal.weight(stop - start)
-                piece = (start, stop)
+                piece = (start, stop) if stop > start else (0, 1)
                 total += float(self._runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
             self._optimizer.step()
         self._optimizer.zero_grad()

@@ -49,7 +49,7 @@ def train(count: int, batch_size: int, strategy: str, **options: Any) -> tuple[l
 
 
 # In the last step one rank has no sample, or one less than the other.
-@pytest.mark.parametrize(("count", "strategy"), [(9, "data"), (9, "zero=2"), (15, "zero=3:shared=false"), (15, "data")])
+@pytest.mark.parametrize(("count", "strategy"), [(9, "data"), (9, "zero=2"), (9, "zero=3:shared=false"), (15, "data")])
 def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy: str) -> None:
     def on_rank() -> Any:
         with runtime():
@@ -63,14 +63,6 @@ def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy:
         assert_close(found[0], wanted)
         torch.testing.assert_close(found[1], losses, rtol=1e-12, atol=1e-12)
         assert found[2] == seen
-
-
-def test_a_rank_without_samples_is_an_error_on_all_where_they_compute_together(pool: Pool) -> None:
-    def on_rank() -> None:
-        with runtime(), pytest.raises(UsageError, match=r"1 samples for 2 ranks.*drop_last=True"):
-            train(9, 2, "zero=3:shared=false")
-
-    assert pool(2).run(on_rank) == [None, None]
 
 
 def test_what_cannot_be_dealt_out_anew_is_an_error_before_training() -> None:
