@@ -13,14 +13,16 @@ from unidist.errors import UsageError
 from unidist.estimating.figures import ParameterFigures
 from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
+from unidist.planning.interface import CountsOperations
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from unidist.planning.counted import CountedPass
     from unidist.update import Update
 
 
-class TensorFlowFramework(Framework, SizesModels):
+class TensorFlowFramework(Framework, SizesModels, CountsOperations):
     """See `unidist.framework.Framework`. tensorflow is imported when a tensor is first handled."""
 
     name = "tensorflow"
@@ -127,6 +129,12 @@ class TensorFlowFramework(Framework, SizesModels):
 
     def activations(self, model: Any, inputs: Sequence[Any]) -> None:
         """See `SizesModels.activations`. TensorFlow does not show what its tape keeps."""
+
+    def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:
+        """See `CountsOperations.count`."""
+        from unidist_tensorflow.counted_pass import count
+
+        return count(model, inputs)
 
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:

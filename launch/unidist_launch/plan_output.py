@@ -28,6 +28,7 @@ def as_json(found: Found, setting: Setting) -> str:
             "ranks": setting.world_size,
             "batch": setting.work.batch,
             "model": _model(setting.work),
+            "unknown": _unknown(found),
             "memory": limit,
             "tried": found.num_tried,
             "fitting": found.num_fitting,
@@ -40,6 +41,11 @@ def as_json(found: Found, setting: Setting) -> str:
         },
         indent=2,
     )
+
+
+def _unknown(found: Found) -> list[str]:
+    """Return what the memory of the plans is without."""
+    return sorted({name for item in (*found.best, *found.misses) for name in item.estimate.unknown})
 
 
 def _model(work: Work) -> dict[str, Any]:
@@ -74,6 +80,8 @@ def show(found: Found, setting: Setting) -> None:
     counts = (
         f"{found.num_tried:,} plans tried, {found.num_fitting:,} fit" if limit else f"{found.num_tried:,} plans tried"
     )
+    for name in _unknown(found):
+        console.print(f"[yellow]Not known, and not counted: {escape(name)}[/yellow]", highlight=False)
     model = _model(setting.work)
     console.print(
         f"{model['parameters']:,} parameters, {model['blocks']} blocks, {model['flops'] / _GIGA:,.3g} GFLOP for a "

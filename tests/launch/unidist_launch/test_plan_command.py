@@ -130,5 +130,6 @@ def test_a_model_of_a_script_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
     described = found(f"--model {tmp_path}/planned_script.py:make --batch 64 {MACHINE} -np 4")
     model = described["model"]
     assert (model["parameters"], model["blocks"], model["flops"]) == (8 * (64 * 64 + 64), 8, 8 * 2 * 64 * 64)
+    assert described["unknown"] == []
     assert model["layers"][3] == {"path": "3", "parameters": 64 * 64 + 64, "flops": 2 * 64 * 64}
     assert {tuple(item["mesh"].items()) for item in described["best"]} > {(("data", 4),)}
