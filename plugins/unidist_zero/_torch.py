@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unidist.buffer import HOST, DType
-from unidist.errors import ConfigurationError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.update import Update
 from unidist_torch.elementwise import needs_whole_tensors
 from unidist_torch.inner_step import InnerStep, refuse_scaler
@@ -114,6 +114,7 @@ class ShardedStep(InnerStep):
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
         self._is_fresh = True  # no update has been made
+        self._is_lost = update.step > 0  # in another generation of an elastic job there was state
 
     def before_agreement(self) -> None:
         """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
@@ -150,6 +151,12 @@ class ShardedStep(InnerStep):
     def step(self, grad_scaler: Any) -> Any:
         """See `InnerStep.step`."""
         refuse_scaler(grad_scaler, self._strategy.name)
+        if self._is_lost:
+            raise UsageError(
+                "each rank has a share only of the state of this optimizer, and the shares were not brought together "
+                "again after the ranks of the job changed: give the optimizer to the elastic state, TorchState(model, "
+                "optimizer), and use it inside of the elastic function"
+            )
         self._prepare()
         self._inner.before_step()
         if isinstance(self._model, PagedModel):
@@ -196,6 +203,7 @@ class ShardedStep(InnerStep):
 
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """See `InnerStep.state_loaded`: take the share of it; before the first update that can wait."""
+        self._is_lost = False
         if any(run.master is not None for run in self._runs()):
             keep_types(self._optimizer, state_dict)
         if not self._is_fresh:
@@ -207,7 +215,8 @@ class ShardedStep(InnerStep):
         return SharedOptimizerState(self._optimizer, placements, self._shares, self._inner, self._loaded)
 
     def _loaded(self) -> None:
-        """The runs have their state from a checkpoint."""
+        """The runs have their state from a checkpoint, or a commit."""
+        self._is_lost = False
         self._inner.hold(self._runs())
 
     def _prepare(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.communicator import Work
+from unidist.errors import UsageError
 from unidist_torch.deferred import BUILT_AS
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 from unidist_torch.parameters import shaped
@@ -19,6 +20,7 @@ from unidist_zero._partition import Piece, ShardedBucket
 class Presence(Enum):
     """What of a bucket there is beside the shard."""
 
+    LOST = "lost"  # nothing, and the shard means nothing: the ranks that had the others are no more
     EMPTY = "empty"  # nothing, and the shard means nothing either: the model was built without memory
     WHOLE = "whole"  # all of it, and it is what counts: the shard was not taken of it yet
     GATHERED = "gathered"  # all of it, a copy of the shards
@@ -39,7 +41,7 @@ class GatheredBucket:
         lane: whose ranks share.
         shard: `(cut.counts[rank],)` elements, that stay.
         begins: WHOLE: the parameters have values; EMPTY: they, or some of them, have none yet, and `fill` is called
-            before anything else; ABSENT: they have none, and the shard gets its own before anything else.
+            before anything else; LOST: they have none, and the shard gets its own before `restored` is called.
         is_offloaded: the shard is not in memory that the lane moves; it is copied there to be gathered.
     """
 
@@ -79,7 +81,7 @@ class GatheredBucket:
         elif begins is Presence.EMPTY:
             self._storage.resize_(0)
         else:
-            self._vanish()
+            self._vanish(begins)
 
     @property
     def nbytes_held(self) -> int:
@@ -123,6 +125,12 @@ class GatheredBucket:
 
     def start(self) -> None:
         """Start to gather, if the bucket is absent."""
+        if self.presence is Presence.LOST:
+            raise UsageError(
+                "each rank has a share only of the parameters of this model, and the shares were not brought together "
+                "again after the ranks of the job changed: give the model to the elastic state, TorchState(model, "
+                "optimizer), and use it inside of the elastic function"
+            )
         if self.presence is not Presence.ABSENT or self._work is not None:
             return
         self._storage.resize_(self._nbytes)
@@ -154,12 +162,17 @@ class GatheredBucket:
             self.finish()
         self.settle()
         if self.presence is Presence.GATHERED:
-            self._vanish()
+            self._vanish(Presence.ABSENT)
 
     def abandon(self) -> None:
         """Give the memory back without waiting for what is under way: its peers are gone. The shard is of no use."""
         self._work = None
-        self._vanish()
+        self._vanish(Presence.LOST)
+
+    def restored(self) -> None:
+        """Take note that the shard has its values."""
+        if self.presence is Presence.LOST:
+            self.presence = Presence.ABSENT
 
     def let_write(self) -> None:
         """From now on the whole is what counts: somebody writes to the parameters, alike on every rank."""
@@ -172,11 +185,11 @@ class GatheredBucket:
         if parameter.data_ptr() == view.data_ptr():
             parameter.data = view.clone()
 
-    def _vanish(self) -> None:
+    def _vanish(self, presence: Presence) -> None:
         for parameter, _, nothing in self._places.values():
             parameter.data = nothing
         self._let_go()
-        self.presence = Presence.ABSENT
+        self.presence = presence
 
     def _own_place(self) -> torch.Tensor:
         """Return the place of the shard within the whole."""

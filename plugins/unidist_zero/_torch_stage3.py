@@ -201,7 +201,7 @@ class SharedModel(HasKeptState, GathersParameters):
         """What there is of the parameters of a new bucket."""
         if self._deferred is not None:
             return Presence.EMPTY
-        return Presence.ABSENT if self._is_moving else Presence.WHOLE
+        return Presence.LOST if self._is_moving else Presence.WHOLE
 
     def _allocate(self, bucket: ShardedBucket, lane: Lane) -> Buffer:
         """Return memory for this rank's shard."""
@@ -300,6 +300,9 @@ class SharedModelState(ModelState):
                 self._check_order(path, piece, bucket)
                 wanted = part.range_within(piece.start, piece.start + piece.count)
                 read_into(section, info.name, wanted, bucket.piece(piece))
+        for unit in self._shared.units.units:
+            for bucket in unit.buckets:
+                bucket.restored()
 
     def _settled(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
         for unit in self._shared.units.units:

@@ -89,6 +89,8 @@ def check_going_on(strategy: str, device: str) -> None:
             move(optimizer)
             state.restore()
         assert not model._unidist.units.nbytes_held
+        with pytest.raises(UsageError, match="parameters of this model, and the shares were not brought together"):
+            loss_of(model, 9)
         state.sync()
         assert not model._unidist.units.nbytes_held
         del model._unidist.units.gather
@@ -133,6 +135,19 @@ def state_in_files_goes_on() -> None:
         check_going_on(f"zero=3:shared=false:offload={folder}", "cpu")
     finally:
         shutil.rmtree(folder)
+
+
+@script
+def an_optimizer_that_is_in_no_state_is_an_error() -> None:
+    with training("zero=2:shared=false", "cpu") as (model, optimizer):
+        move(optimizer)
+        step(model, optimizer, 0)  # there was nothing to lose
+        kept = optimizer.state_dict()
+        move(optimizer)
+        with pytest.raises(UsageError, match="state of this optimizer, and the shares were not brought together"):
+            step(model, optimizer, 1)
+        optimizer.load_state_dict(kept)
+        step(model, optimizer, 1)
 
 
 @script
