@@ -78,6 +78,7 @@ class ElasticStep(ShardedStep):
         given, echoes = self._given(), self._echoes()
         bare = [Entry(entry.variable, None, entry.place) for entry in entries]
 
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def run(present: Any, *values: Any) -> list[Array]:
             self._check_divided()
             stand_ins = [_StandIn(variable, value) for variable, value in zip(given, values, strict=True)]
