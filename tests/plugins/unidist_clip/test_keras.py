@@ -43,12 +43,19 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
     return max(float(np.max(np.abs(found[name] - expected[name]))) for name in expected)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_clipping_over_ranks_gives_the_numbers_of_one_process(rank_pool: RankPoolFactory, size: int) -> None:
-    pool = rank_pool(2)
+@pytest.fixture(scope="module")
+def expected(rank_pools: PartPools) -> list[dict[str, Any]]:
+    """What one process comes to, and then what it comes to where nothing is clipped."""
     unclipped = [Case(case.strategy, (), passes=case.passes) for case in CASES]
-    expected = pool.run(clip_keras.train_in_one_process, (CASES + unclipped,))[0]
-    found = pool.run(clip_keras.train_over_ranks, (CASES,), {"alone": size == 1})
+    found: list[dict[str, Any]] = rank_pools.get(1).run(clip_keras.train_in_one_process, (CASES + unclipped,))[0]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_clipping_over_ranks_gives_the_numbers_of_one_process(
+    rank_pool: RankPoolFactory, expected: list[dict[str, Any]], size: int
+) -> None:
+    found = rank_pool(2).run(clip_keras.train_over_ranks, (CASES,), {"alone": size == 1})
     for number, case in enumerate(CASES):
         for rank in range(size):
             error = largest_difference(found[rank][number], expected[number])
