@@ -28,37 +28,46 @@ from unidist_tensorflow.training_tensors import Since, Taken
 from unidist_zero._tensorflow_adoption import Kept, keep, restore
 from unidist_zero._tensorflow_clipping import SharedClipping, exchanged
 from unidist_zero._tensorflow_gather import VariableGather
+from unidist_zero._tensorflow_offload import StateInFiles
 from unidist_zero._tensorflow_shards import Shard, make_shards
 from unidist_zero.exchange import ReduceScatterExchange
+from unidist_zero.files import StateFiles
 from unidist_zero.strategy import Zero
 
-UNSUPPORTED = ("shared", "offload", "units", "prefetch")
+UNSUPPORTED = ("shared", "units", "prefetch")
 """Options of the strategy that are for models of another framework."""
 
 
 def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
     """Return what makes the half of one optimizer, see `ShardsUpdates.half_for`."""
+    if strategy.offload == "host":
+        raise ConfigurationError(
+            "zero:offload=host does not work with tensorflow; leave it out, or give a folder (one of this name: ./host)"
+        )
+    files = None if strategy.offload is None else StateFiles(strategy.offload)
 
     def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         kind = plain if inner is optimizer else type(inner)
         whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
         update.options = replace(update.options, whole_tensors=whole)
-        if strategy.stage == 3:
-            if update.context.membership is not None:
-                from unidist_zero._tensorflow_elastic import ElasticFragmentStep
-
-                return ElasticFragmentStep(optimizer, plain, update)
-            from unidist_zero._tensorflow_stage3 import FragmentStep
-
-            return FragmentStep(optimizer, plain, update)
-        if update.context.membership is not None:
-            from unidist_zero._tensorflow_elastic import ElasticStep
-
-            return ElasticStep(optimizer, plain, update)
-        return ShardedStep(optimizer, plain, update)
+        step = _kind_of_step(strategy, update)(optimizer, plain, update)
+        step.files = files
+        return step
 
     return make
+
+
+def _kind_of_step(strategy: Zero, update: Update) -> type[ShardedStep]:
+    if update.context.membership is not None:
+        from unidist_zero._tensorflow_elastic import ElasticFragmentStep, ElasticStep
+
+        return ElasticFragmentStep if strategy.stage == 3 else ElasticStep
+    if strategy.stage == 3:
+        from unidist_zero._tensorflow_stage3 import FragmentStep
+
+        return FragmentStep
+    return ShardedStep
 
 
 def attach(strategy: Zero, model: Any, update: Update) -> None:
@@ -80,6 +89,8 @@ class ShardedStep(InnerStep):
     """
 
     takes_shares = True
+    files: StateFiles | None = None
+    """Where state is kept between two updates; None: in memory."""
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._optimizer = optimizer
@@ -193,6 +204,11 @@ class ShardedStep(InnerStep):
         inner.__dict__["_clip_gradients"] = clipping
         if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
             self._optimizer.__dict__["check_finite"] = self._check_finite
+        if self.files is not None:
+            in_files = StateInFiles(inner, self.files)
+            for shard in self._shards:
+                with tf.init_scope():
+                    in_files.move(belongings(inner, shard.variable))
 
     def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
         """Say whether the gradients of all ranks are finite; all say the same."""

@@ -6,18 +6,16 @@ al. 2021, https://arxiv.org/abs/2101.06840): reduced gradients are copied to the
 
 from __future__ import annotations
 
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from unidist.errors import ConfigurationError
+from unidist_zero.files import StateFiles
 
 _IN_FILE = "_unidist_in_file"
 
@@ -104,12 +102,7 @@ class FileMemory(StateMemory):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self._folder = Path(folder)
-        if not self._folder.is_dir() or not os.access(self._folder, os.W_OK | os.X_OK):
-            raise ConfigurationError(
-                f"zero:offload={folder}: optimizer state shall be kept in files, but this is no folder that can be "
-                "written to; give one, on every host (or offload=host, with an accelerator)"
-            )
+        self._files = StateFiles(folder)
 
     def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
         """See `StateMemory.making_state`."""
@@ -121,20 +114,8 @@ class FileMemory(StateMemory):
         count = shape.numel()
         if not count:
             return torch.empty_strided(shape, stride, dtype=dtype)
-        nbytes = count * dtype.itemsize
-        try:
-            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="unidist-")
-            try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # or a full disk would kill the process at some later write
-                flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
-            finally:
-                os.close(descriptor)
-                os.unlink(name)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"zero:offload={self._folder}: {nbytes} bytes of optimizer state could not be had: {exc.strerror}. "
-                "Give a folder with more room"
-            ) from exc
+        with self._files.new(count * dtype.itemsize) as (_, name):
+            flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
         made = flat.as_strided(shape, stride)
         setattr(made, _IN_FILE, True)
         return made

@@ -56,9 +56,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             Divides the data axis. Default: all of it.
         shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
             where the engine can do it, and not in elastic jobs; "true" or an error, "false" never.
-        offload: with PyTorch, where optimizer state, what the optimizer steps on and, at stage 3 where parameters are
-            gathered, the shards of parameters are: "host", beside an accelerator; or a folder, in files that are mapped
-            to memory. Default: where the parameters are.
+        offload: where optimizer state, what the optimizer steps on and, at stage 3 where parameters are
+            gathered, the shards of parameters are: "host", beside an accelerator (with PyTorch);
+            or a folder, in files that are mapped to memory. Default: where the parameters are.
         units: with PyTorch, at stage 3: paths of the modules that are gathered one by one, `*` for any name, several
             with + between them ("encoder.layers.*+decoder.layers.*"). Default: members of lists in which a class
             repeats.

@@ -15,6 +15,7 @@ tf = pytest.importorskip("tensorflow")
 import unidist.tensorflow as ud  # noqa: E402 - after TensorFlow is known to be there
 import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
 from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
+from unidist_tensorflow.memory import address_of, array_of  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero._tensorflow_adoption import (  # noqa: E402 - after TensorFlow is known to be there
     put_back,
     singles_of,
@@ -205,8 +206,45 @@ def test_variables_of_16_bits_are_updated_in_32(strategy: str) -> None:
         assert np.abs(kernel.numpy().astype("float32") - before).max() > 1e-3
 
 
-def test_options_for_models_of_pytorch_are_refused(tmp_path: Path) -> None:
-    for options in ("shared=true", f"offload={tmp_path}"):
+def is_in_file(variable: Any) -> bool:
+    """Say whether a variable's memory is that of a file that has been removed."""
+    address = address_of(array_of(tf.convert_to_tensor(variable)))
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))
+        if begin <= address < end:
+            return "/unidist-" in line
+    return False
+
+
+@pytest.mark.parametrize(
+    ("strategy", "in_graph"), [("zero=1,precision=bf16", False), ("zero=2,precision=fp16", True), ("zero=3", True)]
+)
+def test_state_in_files_is_the_same_state(tmp_path: Path, strategy: str, in_graph: bool) -> None:
+    def trained(options: str) -> tuple[Any, Any, list[Any]]:
+        keras.utils.set_random_seed(0)
+        first, _, others = strategy.partition(",")
+        model, optimizer = ud.distribute(
+            dense(), keras.optimizers.AdamW(0.1), ",".join([first + options, others]).strip(",")
+        )
+        step = tf.function(lambda: one_step(model, optimizer)) if in_graph else lambda: one_step(model, optimizer)
+        for _ in range(3):
+            step()
+        with unidist_zero.gathered(model):
+            return model, optimizer, [variable.numpy() for variable in model.variables]
+
+    _, plain, expected = trained("")
+    _, optimizer, found = trained(f":offload={tmp_path}")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    slots = [each for each in optimizer.variables if tuple(each.shape) not in ((), (1,))]
+    assert len(slots) >= 2
+    assert all(map(is_in_file, slots))
+    assert not any(is_in_file(each) for each in plain.variables if each.shape)
+    assert not list(tmp_path.iterdir()), "a file has no name any more once it is mapped"
+
+
+def test_options_for_models_of_pytorch_are_refused() -> None:
+    for options in ("shared=true", "offload=host"):
         model = dense()
         with pytest.raises(ConfigurationError, match=f"zero:{options} does not work with tensorflow"):
             ud.distribute(model, keras.optimizers.Adam(), f"zero=2:{options}")
