@@ -19,6 +19,7 @@ from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.compression import Bucket, BucketCompressor
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
+from unidist.pieces import Piece, ReadsPieces
 from unidist.timeline import Recorder
 
 if TYPE_CHECKING:
@@ -106,6 +107,21 @@ class GradientExchange(ABC):
     def hold(self, index: int) -> None:
         """Say that a gradient is in the buffer, but that more may be added to it before `finish`."""
 
+    def lends(self, index: int) -> bool:
+        """Say whether the gradient of parameter `index` may be left where it is, for `lend`."""
+        return False
+
+    def lend(self, index: int, gradient: Buffer) -> None:
+        """Say, in the place of `ready`, that this rank's gradient of parameter `index` lies here.
+
+        Nobody changes that memory before `finish`, which puts the result into the buffer as always.
+
+        Args:
+            index: of a parameter that it `lends`.
+            gradient: of the parameter's dtype and number of elements, in host memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} wants every gradient in its buffer")
+
     @abstractmethod
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """Complete the round: every buffer holds `scale` times the sum over all ranks.
@@ -142,6 +158,7 @@ class _Bucket:
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
+    lent: dict[int, Buffer] = field(default_factory=dict)  # gradients that lie elsewhere
 
 
 class AllReduceExchange(GradientExchange):
@@ -228,6 +245,17 @@ class AllReduceExchange(GradientExchange):
         if bucket.waiting == 0:
             self._post_early()
 
+    def lends(self, index: int) -> bool:
+        """See `GradientExchange.lends`: where the engine reads what lies in pieces, and nothing else is done to it."""
+        bucket = self._place[index][0]
+        plain = bucket.compression is None and self._options.predivide_factor == 1.0
+        return plain and _reads_pieces(self._communicator(bucket.layout))
+
+    def lend(self, index: int, gradient: Buffer) -> None:
+        """See `GradientExchange.lend`."""
+        self._place[index][0].lent[index] = gradient
+        self.ready(index)
+
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """See `GradientExchange.finish`."""
         factor = self.scale if scale is None else scale
@@ -298,6 +326,10 @@ class AllReduceExchange(GradientExchange):
             self._post(bucket, self.scale)
 
     def _post(self, bucket: _Bucket, scale: float) -> None:
+        if bucket.lent:
+            bucket.work = self._reduce_lent(bucket, scale)
+            self._count(bucket)
+            return
         for index in bucket.missing:
             if not self._status_bytes[index]:
                 self._framework.zero(self._place[index][1])
@@ -309,6 +341,20 @@ class AllReduceExchange(GradientExchange):
         else:
             communicator = self._communicator(bucket.layout)
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
+        self._count(bucket)
+
+    def _reduce_lent(self, bucket: _Bucket, scale: float) -> Work:
+        """Post a bucket of which some gradients lie elsewhere: those that this rank does not have count as zeros."""
+        communicator = self._communicator(bucket.layout)
+        assert isinstance(communicator, ReadsPieces), "asked for in `lends`"
+        pieces = [
+            Piece(slot.offset, bucket.lent.get(slot.parameter, self._place[slot.parameter][1]))
+            for slot in bucket.layout.slots
+            if self._status_bytes[slot.parameter]
+        ]
+        return communicator.allreduce_pieces(pieces, bucket.memory, scale=scale)
+
+    def _count(self, bucket: _Bucket) -> None:
         self._posted += 1
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
 
@@ -317,8 +363,13 @@ class AllReduceExchange(GradientExchange):
             bucket.work = None
             bucket.missing = {slot.parameter for slot in bucket.layout.slots}
             bucket.waiting = len(bucket.missing)
+            bucket.lent.clear()
         for i in range(len(self._status_bytes)):
             self._status_bytes[i] = 0
         self._posted = 0
         self._num_early = 0
         self._in_round = False
+
+
+def _reads_pieces(communicator: Communicator) -> bool:
+    return isinstance(communicator, ReadsPieces) and not communicator.pieces_obstacle()

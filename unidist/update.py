@@ -239,8 +239,18 @@ class Update:
             return self._pass_index == self.accumulation.passes - 1
         return self._passes[index] >= self.accumulation.passes - 1
 
-    def gradient_ready(self, index: int) -> None:
-        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
+    def lends(self, index: int) -> bool:
+        """Say whether the gradient of parameter `index` may stay where it is until `finish`; see `gradient_ready`."""
+        exchange, local = self._place[index]
+        return not self._passes[index] and self.is_last_pass(index) and exchange.lends(local)
+
+    def gradient_ready(self, index: int, lent: Buffer | None = None) -> None:
+        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start.
+
+        Args:
+            index: of the parameter.
+            lent: where the gradient lies instead, for one that it `lends`; nobody changes that memory before `finish`.
+        """
         last = self.is_last_pass(index)
         if self.finished and self.accumulation.passes > 1:
             raise UsageError(
@@ -252,7 +262,9 @@ class Update:
         self._begin_round()
         self.finished = False
         exchange, local = self._place[index]
-        if last or exchange.reduces_each_pass:
+        if lent is not None:
+            exchange.lend(local, lent)
+        elif last or exchange.reduces_each_pass:
             exchange.ready(local)
         else:
             exchange.hold(local)

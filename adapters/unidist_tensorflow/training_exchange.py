@@ -157,6 +157,9 @@ class FusedExchange:
                 f"the gradient of {self.variables[place].name!r} has the shape {gradient.shape}, the variable "
                 f"{view.shape}"
             )
+        if gradient.flags.c_contiguous and gradient.dtype == view.dtype and self.update.lends(index):
+            self.update.gradient_ready(index, lent=buffer_of_array(gradient.reshape(-1)))
+            return
         if self.update.has_gradient(index):
             np.add(view, gradient, out=view)
         else:

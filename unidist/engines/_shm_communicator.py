@@ -23,6 +23,7 @@ from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
 from unidist.engines._shm_messages import Mailbox
 from unidist.engines._shm_pages import SharedPages, obstacle
+from unidist.engines._shm_pieces import Table, Tables, gather_pieces
 from unidist.engines._shm_work import (
     DTYPE_CODES,
     OP_CODES,
@@ -34,13 +35,14 @@ from unidist.engines._shm_work import (
     unpack,
 )
 from unidist.errors import ConfigurationError, MismatchError, PeerLostError, StalledError, UsageError
+from unidist.pieces import Piece, ReadsPieces
 from unidist.shared_memory import SharedMemory, SharesMemory
 
 _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
+class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -69,12 +71,15 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
             tuple(host.bases[member] for member in members),
             tuple(host.capacities[member] for member in members),
             tuple(host.liveness[member] for member in members),
+            tuple(host.pids[member] for member in members),
             SMALL_BYTES,
             shared.window_bytes(self.size),
             _OVERSUBSCRIBED_SPIN_NS if crowded else _SPIN_NS,
         )
         self.timeout_ns = nanoseconds(timeout)
-        self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
+        self._pending: dict[int, tuple[Buffer | Piece, ...]] = {}  # memory that the engine still uses
+        self._tables = Tables(shared.allocate)
+        self._lent: dict[int, Table] = {}  # of operations under way
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
         self._closed = False
@@ -87,6 +92,26 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
         _check_alike(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
+
+    def pieces_obstacle(self) -> str:
+        """See `ReadsPieces.pieces_obstacle`."""
+        return self._shared.pieces_obstacle
+
+    def allreduce_pieces(
+        self, pieces: Sequence[Piece], target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
+    ) -> Work:
+        """See `ReadsPieces.allreduce_pieces`."""
+        if self.pieces_obstacle():
+            raise UsageError(f"allreduce_pieces: {self.pieces_obstacle()}; copy the pieces together")
+        if self.group.offset(target.address, target.nbytes) < 0:
+            raise UsageError("allreduce_pieces: the target must be engine memory, see Communicator.allocate")
+        _check_reduction(target.dtype, op)
+        table = self._tables.write(pieces, target)
+        if target.nbytes <= SMALL_BYTES:  # travels with the descriptor
+            gather_pieces(pieces, target)
+            self._tables.give_back(table)
+            return self._post(Opcode.ALLREDUCE, target, target, op=op, scale=scale)
+        return self._post(Opcode.ALLREDUCE, _NOTHING, target, op=op, scale=scale, pieces=pieces, table=table)
 
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         """See `Communicator.allgather`."""
@@ -233,6 +258,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
         self.group.close()
         self._mailbox.close()
         self._pending.clear()
+        self._lent.clear()
         self._shared.release(self.group, self._slot)
         del self._slot  # it would keep the engine memory for as long as something refers to this object
 
@@ -272,24 +298,30 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
         scale: float = 1.0,
         counts: tuple[int, ...] | None = None,
         counts2: tuple[int, ...] | None = None,
+        pieces: Sequence[Piece] = (),
+        table: Table | None = None,
     ) -> Work:
         self._check_usable()
         arguments = (
             opcode,
             source.address,
             target.address,
-            source.count,
-            DTYPE_CODES[source.dtype],
+            target.count if table else source.count,
+            DTYPE_CODES[target.dtype if table else source.dtype],
             OP_CODES[op],
             root,
             scale,
             counts,
             counts2,
+            table.memory.address if table else 0,
+            table.count if table else 0,
         )
         number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
-        self._pending[number] = (source, target)
+        self._pending[number] = (source, target, *pieces)
+        if table:
+            self._lent[number] = table
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:
@@ -304,6 +336,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
         if outcome == 0:
             for done in [pending for pending in self._pending if pending <= number]:
                 del self._pending[done]
+                if done in self._lent:
+                    self._tables.give_back(self._lent.pop(done))
         return outcome
 
     def raise_outcome(self, outcome: int, what: str, waited: timedelta, *, waits_for_one: bool = False) -> None:
@@ -327,6 +361,13 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
             raise StalledError(text, ranks=missing)
         if status is Status.LOST:
             text = f"{where}: rank {peer} (world rank {self.members[peer]}) died or left."
+            self.group.abort(peer, text)
+            raise PeerLostError(text, ranks=(peer,))
+        if status is Status.UNREADABLE:
+            text = (
+                f"{where}: the memory of rank {peer} (world rank {self.members[peer]}) cannot be read any more "
+                "(process_vm_readv). Was it freed, or the right to read it taken away, while the operation ran?"
+            )
             self.group.abort(peer, text)
             raise PeerLostError(text, ranks=(peer,))
         aborted = self.group.aborted()

@@ -17,6 +17,7 @@ from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
 MAX_RANKS = 512  # the counts of an all-to-all, two per rank, travel in one small payload
+_ANSWER = struct.Struct("!Qi")  # offset of the rank's slot, and a rank whose memory it cannot read
 
 
 class ShmEngine(Engine):
@@ -58,15 +59,19 @@ class ShmEngine(Engine):
         shared = SharedHost(host, settings.shm_staging_bytes)
         slot = shared.allocate_slot(topology.world_size)
         try:
-            offsets = rendezvous.allgather(struct.pack("!Q", slot.offset), timeout=timeout)
+            answers = rendezvous.allgather(_ANSWER.pack(slot.offset, host.unreadable), timeout=timeout)
         except BaseException:
             host.close()
             raise
+        offsets, unreadable = zip(*(_ANSWER.unpack(item.payload) for item in answers), strict=True)
+        for rank, other in enumerate(unreadable):
+            if other >= 0:
+                shared.pieces_obstacle = f"rank {rank} may not read the memory of rank {other} (process_vm_readv)"
         return ShmCommunicator(
             shared,
             topology.rank,
             tuple(range(topology.world_size)),
             slot,
-            [struct.unpack("!Q", item.payload)[0] for item in offsets],
+            offsets,
             timeout,
         )

@@ -2,7 +2,8 @@
  *
  * Three ways to move data, chosen alike by every rank from the descriptors of all:
  *   small    the payload travels with the descriptor; everybody computes the whole result. One wait.
- *   direct   all sources (and targets, for allreduce) lie in engine memory: each rank reads its peers' memory.
+ *   direct   all sources (and targets, for allreduce) lie in engine memory: each rank reads its peers' memory. A source
+ *            of an allreduce may be pieces of ordinary memory instead.
  *   windows  anything else: pieces are copied through the staging windows. */
 #include "group.h"
 
@@ -33,7 +34,7 @@ char *ud_window(ud_group *group, int member, uint32_t window) {
     return (char *)group->slots[member] + small_offset(group->size) + UD_RING * group->small_bytes +
            (window % 2) * group->window_bytes;
 }
-static ud_descriptor *descriptor(ud_group *group, int member, uint32_t seq) {
+ud_descriptor *ud_descriptor_of(ud_group *group, int member, uint32_t seq) {
     return &group->slots[member]->ring[seq % UD_RING];
 }
 
@@ -85,12 +86,14 @@ int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
     op->seq = seq;
     op->phase = 0;
     op->window = 0;
-    ud_descriptor *mine = descriptor(group, group->rank, seq);
+    ud_descriptor *mine = ud_descriptor_of(group, group->rank, seq);
     *mine = (ud_descriptor){.opcode = op->opcode, .dtype = op->dtype, .redop = op->redop, .root = op->root,
                             .count = op->count, .scale = op->scale};
     mine->layout = op->counts && op->opcode != UD_ALLTOALL ? hash_counts(op->counts, group->size) : 0;
     mine->source = ud_offset(group, op->source, op_bytes(op));
     mine->target = ud_offset(group, op->target, op_bytes(op));
+    mine->num_pieces = op->num_pieces;
+    mine->pieces = op->pieces ? ud_offset(group, op->pieces, op->num_pieces * sizeof(ud_piece)) : UD_NO_OFFSET;
     char *small = ud_small(group, group->rank, seq);
     if (op->opcode == UD_ALLTOALL) {
         memcpy(small, op->counts, group->size * sizeof(uint64_t));
@@ -138,7 +141,7 @@ static void fail(ud_group *group, uint32_t seq) {
     failure->number = group->completed + 1; /* only the oldest operation runs */
     size_t used = 0, room = sizeof failure->text;
     for (int m = 0; m < group->size && used + 80 < room; m++) {
-        describe(failure->text + used, room - used, m, descriptor(group, m, seq));
+        describe(failure->text + used, room - used, m, ud_descriptor_of(group, m, seq));
         used += strlen(failure->text + used);
         if (m + 1 < group->size) used += (size_t)snprintf(failure->text + used, room - used, "; ");
     }
@@ -150,7 +153,7 @@ static void fail(ud_group *group, uint32_t seq) {
 /* Every rank sees all descriptors and so comes to the same conclusion. */
 static int all_agree(ud_group *group, const ud_op *op) {
     for (int m = 1; m < group->size; m++)
-        if (!agree(descriptor(group, 0, op->seq), descriptor(group, m, op->seq))) return 0;
+        if (!agree(ud_descriptor_of(group, 0, op->seq), ud_descriptor_of(group, m, op->seq))) return 0;
     if (op->opcode == UD_ALLTOALL)
         for (int i = 0; i < group->size; i++)
             for (int j = 0; j < group->size; j++)
@@ -160,16 +163,16 @@ static int all_agree(ud_group *group, const ud_op *op) {
 
 static int all_direct(ud_group *group, const ud_op *op) {
     for (int m = 0; m < group->size; m++) {
-        const ud_descriptor *d = descriptor(group, m, op->seq);
+        const ud_descriptor *d = ud_descriptor_of(group, m, op->seq);
         if (op->opcode == UD_BROADCAST && (uint32_t)m != op->root) continue;
-        if (d->source == UD_NO_OFFSET) return 0;
+        if (d->source == UD_NO_OFFSET && d->pieces == UD_NO_OFFSET) return 0;
         if (op->opcode == UD_ALLREDUCE && d->target == UD_NO_OFFSET) return 0;
     }
     return 1;
 }
 
 static char *peer_source(ud_group *group, int member, uint32_t seq) {
-    return group->bases[member] + descriptor(group, member, seq)->source;
+    return group->bases[member] + ud_descriptor_of(group, member, seq)->source;
 }
 
 /* ---- pieces ---- */
@@ -199,11 +202,11 @@ static void run_small(ud_group *group, ud_op *op) {
     for (int m = 0; m < group->size; m++) sources[m] = ud_small(group, m, op->seq);
     switch (op->opcode) {
     case UD_ALLREDUCE:
-        ud_reduce(&op->target, 1, sources, group->size, op->count, op->dtype, op->redop, op->scale);
+        ud_reduce(&op->target, 1, sources, group->size, op->count, op->dtype, op->redop, op->scale, 0);
         break;
     case UD_REDUCESCATTER:
         for (int m = 0; m < group->size; m++) sources[m] += sum_before(op->counts, group->rank) * item;
-        ud_reduce(&op->target, 1, sources, group->size, op->counts[group->rank], op->dtype, op->redop, op->scale);
+        ud_reduce(&op->target, 1, sources, group->size, op->counts[group->rank], op->dtype, op->redop, op->scale, 0);
         break;
     case UD_ALLGATHER:
         for (int m = 0; m < group->size; m++)
@@ -223,29 +226,30 @@ static int runs_small(ud_group *group, const ud_op *op) {
 
 /* ---- direct ---- */
 
-static void run_direct(ud_group *group, ud_op *op) {
+static int run_direct(ud_group *group, ud_op *op, ud_blame *blame) {
     size_t item = ud_dtype_bytes[op->dtype];
     const char *sources[group->size];
     char *targets[group->size];
     int me = group->rank;
     if (op->opcode == UD_BROADCAST) {
         if ((int)op->root != me) move(op->target, peer_source(group, (int)op->root, op->seq), op_bytes(op));
-        return;
+        return UD_OK;
     }
     for (int m = 0; m < group->size; m++) sources[m] = peer_source(group, m, op->seq);
     switch (op->opcode) {
     case UD_ALLREDUCE: {
         uint64_t begin = share_begin(op->count, group->size, me), end = share_begin(op->count, group->size, me + 1);
-        for (int m = 0; m < group->size; m++) {
-            sources[m] += begin * item;
-            targets[m] = group->bases[m] + descriptor(group, m, op->seq)->target + begin * item;
-        }
-        ud_reduce(targets, group->size, sources, group->size, end - begin, op->dtype, op->redop, op->scale);
+        for (int m = 0; m < group->size; m++)
+            targets[m] = group->bases[m] + ud_descriptor_of(group, m, op->seq)->target + begin * item;
+        if (ud_has_pieces(group, op->seq))
+            return ud_reduce_pieces(group, op, begin, end, targets, group->size, blame);
+        for (int m = 0; m < group->size; m++) sources[m] += begin * item;
+        ud_reduce(targets, group->size, sources, group->size, end - begin, op->dtype, op->redop, op->scale, 0);
         break;
     }
     case UD_REDUCESCATTER: {
         for (int m = 0; m < group->size; m++) sources[m] += sum_before(op->counts, me) * item;
-        ud_reduce(&op->target, 1, sources, group->size, op->counts[me], op->dtype, op->redop, op->scale);
+        ud_reduce(&op->target, 1, sources, group->size, op->counts[me], op->dtype, op->redop, op->scale, 0);
         break;
     }
     case UD_ALLGATHER:
@@ -261,6 +265,7 @@ static void run_direct(ud_group *group, ud_op *op) {
                  sources[m] + sum_before(sent_counts(group, m, op->seq), me) * item, op->counts2[m] * item);
         }
     }
+    return UD_OK;
 }
 
 /* ---- windows ---- */
@@ -327,7 +332,7 @@ static void use_window(ud_group *group, ud_op *op, uint64_t index) {
         uint64_t from = share_begin(n, group->size, me), to = share_begin(n, group->size, me + 1);
         for (int m = 0; m < group->size; m++) sources[m] += from * item;
         char *result = (char *)sources[me];
-        ud_reduce(&result, 1, sources, group->size, to - from, op->dtype, op->redop, op->scale);
+        ud_reduce(&result, 1, sources, group->size, to - from, op->dtype, op->redop, op->scale, 0);
         break;
     }
     case UD_BROADCAST:
@@ -347,7 +352,7 @@ static void use_window(ud_group *group, ud_op *op, uint64_t index) {
         for (int m = 0; m < group->size; m++) sources[m] += (uint64_t)me * per_window * item;
         char *target = op->target + begin * item;
         ud_reduce(&target, 1, sources, group->size, min64(per_window, op->counts[me] - begin), op->dtype, op->redop,
-                  op->scale);
+                  op->scale, 0);
         break;
     }
     default: /* UD_ALLTOALL */
@@ -375,6 +380,7 @@ enum { FILL, USE, COLLECT };
 static int run_windows(ud_group *group, ud_op *op, int *step, int64_t deadline, ud_blame *blame) {
     ud_slot *own = group->slots[group->rank];
     uint64_t n = num_windows(group, op);
+    if (op->pieces) ud_gather_pieces(group, op);
     while (op->window < n) {
         if (*step == FILL) {
             group->window++;
@@ -417,7 +423,8 @@ static int advance(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame
         } else if (runs_small(group, op)) {
             run_small(group, op);
         } else if (all_direct(group, op)) {
-            run_direct(group, op);
+            status = run_direct(group, op, blame);
+            if (status) return status;
             ud_publish(done, op->seq);
             if (op->opcode == UD_BROADCAST && (int)op->root != group->rank) return UD_OK; /* nobody reads ours */
             op->phase = RELEASE;

@@ -22,6 +22,35 @@ const char *const ud_dtype_names[UD_NUM_DTYPES] = {
 const char *const ud_redop_names[UD_NUM_REDOPS] = {"sum", "product", "min", "max"};
 const size_t ud_dtype_bytes[UD_NUM_DTYPES] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
 
+#define STREAM_BYTES 65536 /* below this the caches serve better */
+
+/* Stores that go past the caches, where the processor has them: they do not first read what they overwrite. */
+static void stream(char *target, const char *source, size_t nbytes) {
+#if defined(__x86_64__)
+    size_t head = -(uintptr_t)target & 63; /* whole cache lines are streamed */
+    head = head < nbytes ? head : nbytes;
+    memcpy(target, source, head);
+    target += head, source += head, nbytes -= head;
+    size_t lines = nbytes / 64;
+    for (size_t i = 0; i < lines; i++, target += 64, source += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)source), b = _mm_loadu_si128((const __m128i *)source + 1);
+        __m128i c = _mm_loadu_si128((const __m128i *)source + 2), d = _mm_loadu_si128((const __m128i *)source + 3);
+        _mm_stream_si128((__m128i *)target, a), _mm_stream_si128((__m128i *)target + 1, b);
+        _mm_stream_si128((__m128i *)target + 2, c), _mm_stream_si128((__m128i *)target + 3, d);
+    }
+    _mm_sfence();
+    nbytes -= lines * 64;
+#endif
+    memcpy(target, source, nbytes);
+}
+
+static void copy(char *target, const char *source, size_t nbytes) { memcpy(target, source, nbytes); }
+
+void ud_copy(char *target, const char *source, size_t nbytes) {
+    if (nbytes >= STREAM_BYTES) stream(target, source, nbytes);
+    else memcpy(target, source, nbytes);
+}
+
 static inline float bits_to_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 static inline uint32_t float_to_bits(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
 
@@ -73,7 +102,7 @@ static inline uint16_t store_float16(float f) {
 /* One function per element type. STORED: as in memory; ACC: as accumulated. */
 #define DEFINE_REDUCE(NAME, SCALE)                                                                       \
     VECTORIZED static void NAME(char *const *targets, int num_targets, const char *const *sources,       \
-                                int num_sources, size_t count, int op, double scale) {                   \
+                                int num_sources, size_t count, int op, double scale, int past_caches) {  \
         ACC acc[BLOCK];                                                                                  \
         STORED out[BLOCK];                                                                               \
         double divisor = rint(1.0 / scale);                                                              \
@@ -93,7 +122,8 @@ static inline uint16_t store_float16(float f) {
                 for (size_t i = 0; i < n; i++) acc[i] = SCALE;                                           \
             for (size_t i = 0; i < n; i++) out[i] = (STORED)STORE(acc[i]);                               \
             for (int t = 0; t < num_targets; t++)                                                        \
-                memcpy((STORED *)targets[t] + start, out, n * sizeof(STORED));                           \
+                (past_caches ? stream : copy)((char *)((STORED *)targets[t] + start), (const char *)out,          \
+                                              n * sizeof(STORED));                                        \
         }                                                                                                \
     }
 
@@ -218,8 +248,8 @@ DEFINE_COMPLEX_PRODUCT(product_complex64, float)
 DEFINE_COMPLEX_PRODUCT(product_complex128, double)
 
 int ud_reduce(char *const *targets, int num_targets, const char *const *sources, int num_sources,
-              size_t count, int dtype, int op, double scale) {
-#define CALL(NAME, N) NAME(targets, num_targets, sources, num_sources, N, op, scale); return 0
+              size_t count, int dtype, int op, double scale, int past_caches) {
+#define CALL(NAME, N) NAME(targets, num_targets, sources, num_sources, N, op, scale, past_caches); return 0
     switch (dtype) {
     case UD_BOOL: CALL(reduce_bool, count);
     case UD_UINT8: CALL(reduce_uint8, count);
@@ -247,26 +277,4 @@ int ud_reduce(char *const *targets, int num_targets, const char *const *sources,
     default: return -1;
     }
 #undef CALL
-}
-
-#define STREAM_BYTES 65536 /* below this the caches serve better */
-
-void ud_copy(char *target, const char *source, size_t nbytes) {
-#if defined(__x86_64__)
-    if (nbytes >= STREAM_BYTES) {
-        size_t head = -(uintptr_t)target & 63; /* whole cache lines are streamed */
-        memcpy(target, source, head);
-        target += head, source += head, nbytes -= head;
-        size_t lines = nbytes / 64;
-        for (size_t i = 0; i < lines; i++, target += 64, source += 64) {
-            __m128i a = _mm_loadu_si128((const __m128i *)source), b = _mm_loadu_si128((const __m128i *)source + 1);
-            __m128i c = _mm_loadu_si128((const __m128i *)source + 2), d = _mm_loadu_si128((const __m128i *)source + 3);
-            _mm_stream_si128((__m128i *)target, a), _mm_stream_si128((__m128i *)target + 1, b);
-            _mm_stream_si128((__m128i *)target + 2, c), _mm_stream_si128((__m128i *)target + 3, d);
-        }
-        _mm_sfence();
-        nbytes -= lines * 64;
-    }
-#endif
-    memcpy(target, source, nbytes);
 }

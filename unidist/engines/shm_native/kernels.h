@@ -21,9 +21,10 @@ extern const size_t ud_dtype_bytes[UD_NUM_DTYPES];
  * Sources are combined in the order given, so that whoever computes an element gets the same bits. 16-bit
  * floats are combined in float32 and rounded once. Integers wrap around; a scale other than 1 is applied in
  * double and truncated toward zero. MIN and MAX propagate NaN. A target may be one of the sources.
+ * past_caches: targets are stored without a detour through the caches, for what this core does not read again soon.
  * Returns 0, or -1 for a combination that has no meaning (MIN or MAX of complex numbers). */
 int ud_reduce(char *const *targets, int num_targets, const char *const *sources, int num_sources,
-              size_t count, int dtype, int op, double scale);
+              size_t count, int dtype, int op, double scale, int past_caches);
 
 /* Copies without a detour through the caches, where the processor can: a store that goes past them does not first
  * read what it overwrites. For large blocks that this core does not read again soon. */

@@ -80,7 +80,7 @@ int ud_is_aborted(ud_group *group) {
     return atomic_load_explicit(&group->slots[group->rank]->aborted, memory_order_acquire) == 2;
 }
 
-static int check_abort(ud_group *group, ud_blame *blame) {
+int ud_check_abort(ud_group *group, ud_blame *blame) {
     if (!ud_is_aborted(group)) return UD_OK;
     blame->rank = (int)group->slots[group->rank]->abort_rank;
     return UD_ABORTED;
@@ -105,7 +105,7 @@ static int wait_for_member(ud_group *group, ud_counter_of counter_of, int only, 
         sched_yield();
     }
     for (;;) {
-        int status = check_abort(group, blame);
+        int status = ud_check_abort(group, blame);
         if (status) return status;
         int lost = find_lost(group, counter_of, only, value);
         if (lost >= 0) {
@@ -133,7 +133,7 @@ int ud_wait(ud_group *group, ud_counter_of counter_of, int only, uint32_t value,
         if (!ud_reached(counter_of(group, member), value)) {
             if (deadline == 0) {
                 ud_move_messages(group);
-                int status = check_abort(group, blame);
+                int status = ud_check_abort(group, blame);
                 if (status) return status;
                 int lost = find_lost(group, counter_of, only, value);
                 blame->rank = lost;
