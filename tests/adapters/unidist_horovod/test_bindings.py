@@ -162,7 +162,7 @@ def test_ranks_that_differ_raise_when_they_connect() -> None:
             os.environ |= {} if before is None else {"UNIDIST_HOROVOD_BINDING": before}
         raise AssertionError("it connected")
 
-    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
+    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
     with RankPool(2) as pool:  # these ranks load other bindings than all others
         for text in pool.run(case, (connector,), timeout=timedelta(seconds=180)):
             assert "PyTorch on rank 0 and TensorFlow on rank 1" in text

@@ -31,5 +31,5 @@ def test_what_others_do_without_a_rank_that_has_closed_is_completed(rank_pool: R
             part.close()
         connector.close(world)
 
-    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
+    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
     rank_pool(3, env=ENVIRONMENTS[binding]).run(case, (connector,), timeout=timedelta(seconds=180))

@@ -36,7 +36,7 @@ def run(rank_pool: RankPoolFactory, binding: str) -> Callable[..., list[Any]]:
     """Return `run(size, case, ...)`: `case(operations, ...)` on every rank, over new named operations."""
 
     def run(size: int, case: Callable[..., Any], *args: Any, timeout: float = 20, group: Any = None) -> list[Any]:
-        connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=20))
+        connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
         arguments = (connector, case, args, group, timedelta(seconds=timeout))
         return rank_pool(size, env=ENVIRONMENTS[binding]).run(_on_rank, arguments, timeout=timedelta(seconds=180))
 
