@@ -259,6 +259,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self._mailbox.close()
         self._pending.clear()
         self._lent.clear()
+        self._tables.clear()
         self._shared.release(self.group, self._slot)
         del self._slot  # it would keep the engine memory for as long as something refers to this object
 

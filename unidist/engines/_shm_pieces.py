@@ -71,6 +71,10 @@ class Tables:
         """Let another operation have the memory."""
         self._free.append(table.memory)
 
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self._free.clear()
+
     def _take(self, nbytes: int) -> Buffer:
         for index, memory in enumerate(self._free):
             if memory.nbytes >= nbytes:

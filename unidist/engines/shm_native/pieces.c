@@ -49,14 +49,20 @@ static int fetch(ud_group *group, int member, const ud_piece *piece, const ud_pi
     struct iovec to[VECTORS], from[VECTORS];
     int n = 0;
     while (begin < end) {
-        uint64_t stop = piece == last || piece->begin > end ? end : piece->begin;
+        ud_piece next = {end, 0, 0};
+        if (piece < last) next = *piece;
+        uint64_t stop = next.begin < end ? next.begin : end;
         if (stop > begin) { /* before the next piece, or behind all of them */
             memset(target, 0, (stop - begin) * item);
             target += (stop - begin) * item, begin = stop;
             continue;
         }
-        stop = piece->begin + piece->count < end ? piece->begin + piece->count : end;
-        char *source = (char *)(uintptr_t)piece->address + (begin - piece->begin) * item;
+        stop = next.begin + next.count < end ? next.begin + next.count : end;
+        if (stop <= begin) { /* the table of a rank that has given up meanwhile: what it says means nothing */
+            piece++;
+            continue;
+        }
+        char *source = (char *)(uintptr_t)next.address + (begin - next.begin) * item;
         size_t nbytes = (stop - begin) * item;
         if (member == group->rank) {
             memmove(target, source, nbytes); /* it may be there already */
@@ -69,7 +75,7 @@ static int fetch(ud_group *group, int member, const ud_piece *piece, const ud_pi
             }
         }
         target += nbytes, begin = stop;
-        if (begin == piece->begin + piece->count) piece++;
+        if (begin == next.begin + next.count) piece++;
     }
     return read_vectors(group, member, to, from, n, blame);
 }
