@@ -335,10 +335,11 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
                 "Every rank must call it with the same shape, dtype, reduction and root."
             )
         if outcome == 0:
-            for done in [pending for pending in self._pending if pending <= number]:
-                del self._pending[done]
-                if done in self._lent:
-                    self._tables.give_back(self._lent.pop(done))
+            for done in [pending for pending in list(self._pending) if pending <= number]:
+                self._pending.pop(done, None)  # another thread that drives may have come first
+                table = self._lent.pop(done, None)
+                if table is not None:
+                    self._tables.give_back(table)
         return outcome
 
     def raise_outcome(self, outcome: int, what: str, waited: timedelta, *, waits_for_one: bool = False) -> None:
