@@ -152,6 +152,7 @@ class SharedHost:
     def acquire(self) -> None:
         """Count one communicator more."""
         self._users += 1
+        _in_use.add(self.host.arena)
 
     def release(self, group: _shm.Group, slot: Allocation) -> None:
         """Count one communicator less."""
@@ -165,8 +166,13 @@ class SharedHost:
             for lent, _ in self._lent:
                 lent.abandon()  # it ends with the last rank's mapping of it
             self._lent.clear()
+            _in_use.discard(self.host.arena)
             self.host.close()
 
+
+# Arenas that groups look at. A group that nobody closes does so when it is collected, with everything that only it
+# refers to, and the collector finalizes that in any order: the arena must not be among it.
+_in_use: set[Arena] = set()
 
 # A forked child (a DataLoader worker) would keep the pipe open and make a dead rank look alive.
 _open_hosts: weakref.WeakSet[HostMemory] = weakref.WeakSet()

@@ -84,3 +84,25 @@ def test_shared_memory_outlives_the_runtime_and_the_rank_in_whose_memory_it_lies
         return view is None or view.bytes()[:2] == b"\0\5"
 
     assert rank_pool(2).run(share) == [True, True]
+
+
+@pytest.mark.parallel
+def test_a_group_in_a_reference_cycle_may_be_the_last_to_know_the_memory(rank_pool: RankPoolFactory) -> None:
+    def forget() -> bool:
+        """Collect a group that was not closed together with the arena: in a cycle finalizers run in any order."""
+        import gc
+
+        from unidist import context
+
+        runtime = context.init()
+        world = runtime.new_communicator("data")
+        part = world.split(range(world.size))
+        assert part is not None
+        part.barrier().wait()
+        part.itself = part  # type: ignore[attr-defined]
+        world.close()
+        context.shutdown()
+        del runtime, world, part
+        return gc.collect() > 0
+
+    assert rank_pool(2).run(forget) == [True, True]
