@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import tempfile
 
 import psutil
 
 from unidist.errors import ConfigurationError
+from unidist.unnamed_files import unnamed_file
 
 _log = logging.getLogger("unidist")
 _IN_MEMORY = frozenset(("tmpfs", "ramfs"))
@@ -41,9 +41,8 @@ class FileMemory:
             ConfigurationError: the file cannot be made as large; a full disk is found here, not while it is written to.
         """
         try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-                return mmap.mmap(file.fileno(), num_bytes)
+            with unnamed_file(self._folder, num_bytes) as (descriptor, _):
+                return mmap.mmap(descriptor, num_bytes)
         except OSError as exc:
             raise ConfigurationError(
                 f"activations=offload: no file of {num_bytes} bytes can be made in {self._folder} on rank "

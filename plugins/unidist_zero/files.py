@@ -1,17 +1,14 @@
-"""Files in a folder that have no name any more: memory that the system may write to a disk. Knows no framework.
-
-Nothing is left behind, however the process ends.
-"""
+"""Files for optimizer state that is offloaded to a folder. Knows no framework."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
+from unidist.unnamed_files import unnamed_file
 
 
 class StateFiles:
@@ -40,13 +37,8 @@ class StateFiles:
             ConfigurationError: the file system refuses; says how much was asked for.
         """
         try:
-            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="unidist-")
-            try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # or a full disk would kill the process at some later write
-                yield descriptor, name
-            finally:
-                os.close(descriptor)
-                os.unlink(name)
+            with unnamed_file(self._folder, nbytes) as file:
+                yield file
         except OSError as exc:
             raise ConfigurationError(
                 f"zero:offload={self._folder}: {nbytes} bytes of optimizer state could not be had: {exc.strerror}. "

@@ -7,10 +7,13 @@ rank counted once.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,30 @@ class ElasticJob:
         ]
         for thread in self._threads:
             thread.start()
+
+    @classmethod
+    def start(
+        cls, folder: Path, options: Sequence[str], script: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> ElasticJob:
+        """Start `unidist launch` with some options in a folder, where it writes its events.
+
+        Args:
+            folder: to start it in.
+            options: `-np` and `--min-np` among them.
+            script: the script's file, and its arguments.
+            environment: variables that are added.
+        """
+        launch = [sys.executable, "-m", "unidist_launch", "launch", *options, "--event-log", "events"]
+        process = subprocess.Popen(
+            [*launch, sys.executable, *script],
+            cwd=folder,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return cls(process, folder / "events")
 
     def _read(self, stream: Any) -> None:
         for line in stream:

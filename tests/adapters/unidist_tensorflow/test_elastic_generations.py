@@ -137,17 +137,8 @@ def undisturbed(folder: Path, strategy: str, steps_per_commit: int) -> list[floa
 
 def start(size: int, strategy: str, steps_per_commit: int, folder: Path) -> ElasticJob:
     """Start the script of this folder as an elastic job."""
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
-    script = [sys.executable, "script.py", str(size), str(steps_per_commit)]
-    process = subprocess.Popen(
-        [*command, "--strategy", strategy, "--event-log", "events", *script],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return ElasticJob(process, folder / "events")
+    options = ["-np", str(size), "--min-np", "1", "--strategy", strategy]
+    return ElasticJob.start(folder, options, ["script.py", str(size), str(steps_per_commit)])
 
 
 def soaking(*values: object, name: str) -> object:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,17 +82,9 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_ended(
 def start(size: int, strategy: str, folder: Path) -> ElasticJob:
     """Start the script of the generations' tests with a folder for checkpoints."""
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
-    options = ["--strategy", strategy, "--checkpoint-dir", "run", "--checkpoint-interval", "0.01"]
-    process = subprocess.Popen(
-        [*command, *options, "--event-log", "events", sys.executable, "script.py", str(size), strategy],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return ElasticJob(process, folder / "events")
+    options = ["-np", str(size), "--min-np", "1", "--strategy", strategy]
+    options += ["--checkpoint-dir", "run", "--checkpoint-interval", "0.01"]
+    return ElasticJob.start(folder, options, ["script.py", str(size), strategy])
 
 
 def results(job: ElasticJob) -> list[list[float]]:

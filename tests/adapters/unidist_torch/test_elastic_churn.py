@@ -75,21 +75,12 @@ say("done", repr(loss), state.step, os.getpid())
 
 def test_a_job_whose_ranks_are_killed_all_the_time(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(SIZE), "--min-np", "2"]
-    process = subprocess.Popen(
-        [*command, "--event-log", "events", sys.executable, "script.py", "-1"],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
     chance = random.Random(1)
-    with ElasticJob(process, tmp_path / "events") as job:
+    with ElasticJob.start(tmp_path, ["-np", str(SIZE), "--min-np", "2"], ["script.py", "-1"]) as job:
         first = job.pid(0, SIZE)  # never killed: it and the launcher are looked at
         job.wait_for(r"step 100 .*")
         quiet = _seconds_per_step(job)
-        watched = [psutil.Process(process.pid), psutil.Process(first)]
+        watched = [psutil.Process(job.process.pid), psutil.Process(first)]
         started, kills = time.monotonic(), 0
         begin = max(_steps(job))
         early = None

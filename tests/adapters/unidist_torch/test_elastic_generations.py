@@ -79,16 +79,8 @@ def parameters(text: str) -> list[float]:
 
 def start(size: int, strategy: str, folder: Path) -> ElasticJob:
     """Start the script of this folder as an elastic job."""
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(size), "--min-np", "1"]
-    process = subprocess.Popen(
-        [*command, "--strategy", strategy, "--event-log", "events", sys.executable, "script.py", str(size), strategy],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return ElasticJob(process, folder / "events")
+    options = ["-np", str(size), "--min-np", "1", "--strategy", strategy]
+    return ElasticJob.start(folder, options, ["script.py", str(size), strategy])
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,17 +42,8 @@ def test_behind_a_cut_link_are_copies_of_what_the_other_host_has(
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     where = ["-H", "h1:2,h2:2", "--ssh-command", hosts.ssh_command]
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "4", "--min-np", "2", *where]
-    process = subprocess.Popen(
-        [*command, "--strategy", "zero=1", "--event-log", "events", sys.executable, "script.py", "4", "zero=1"],
-        cwd=tmp_path,
-        env={**os.environ, "UNIDIST_HEARTBEAT_SEC": "2"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with ElasticJob(process, tmp_path / "events") as job:
+    options = ["-np", "4", "--min-np", "2", *where, "--strategy", "zero=1"]
+    with ElasticJob.start(tmp_path, options, ["script.py", "4", "zero=1"], {"UNIDIST_HEARTBEAT_SEC": "2"}) as job:
         job.wait_for(r"step 2 \d")  # at step 4 the script waits for four ranks
         hosts.link(lost, "down")
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,17 +168,9 @@ os.write(1, f"done {sums} {','.join(map(str, seen.sizes))}\\n".encode())
 def start(folder: Path, *, commit_every: int, strategy: str = "data", global_batch: str = "keep") -> ElasticJob:
     """Start the script on 3 ranks."""
     (folder / "script.py").write_text(SCRIPT)
-    launch = [sys.executable, "-m", "unidist_launch", "launch", "-np", "3", "--min-np", "2", "--strategy", strategy]
-    process = subprocess.Popen(
-        [*launch, "--event-log", "events", sys.executable, "script.py", "4", str(commit_every), global_batch],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return ElasticJob(process, folder / "events")
+    options = ["-np", "3", "--min-np", "2", "--strategy", strategy]
+    script = ["script.py", "4", str(commit_every), global_batch]
+    return ElasticJob.start(folder, options, script, {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(

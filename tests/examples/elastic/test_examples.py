@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,17 +19,8 @@ pytestmark = [pytest.mark.parallel, pytest.mark.soak]
 )
 def test_it_comes_to_its_end_though_a_rank_is_killed(name: str, least: float, tmp_path: Path) -> None:
     script = ROOT / "examples" / "elastic" / name
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "3", "--min-np", "2", "--event-log", "events"]
-    process = subprocess.Popen(
-        [*command, str(script), "--pace", "0.05"],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    with ElasticJob(process, tmp_path / "events") as job:
+    options, quiet = ["-np", "3", "--min-np", "2"], {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    with ElasticJob.start(tmp_path, options, [str(script), "--pace", "0.05"], quiet) as job:
         job.wait_for(r"rank 2 of 3, epoch 0, .*", seconds=240)
         (victim,) = [event["pid"] for event in job.events("process") if event["worker"] == 1]
         os.kill(victim, signal.SIGKILL)

@@ -141,17 +141,8 @@ def start(
 ) -> ElasticJob:
     """Start the script as an elastic job."""
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "unidist_launch", "launch", "-np", str(number), "--min-np", "1", *options]
-    arguments = [json.dumps(dict(sizes or {})), device, dtype]
-    process = subprocess.Popen(
-        [*command, "--strategy", strategy, "--event-log", "events", sys.executable, "script.py", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return ElasticJob(process, folder / "events")
+    given = ["-np", str(number), "--min-np", "1", *options, "--strategy", strategy]
+    return ElasticJob.start(folder, given, ["script.py", json.dumps(dict(sizes or {})), device, dtype])
 
 
 def results(job: ElasticJob) -> list[Result]:
