@@ -19,7 +19,8 @@ from typing import NamedTuple
 import click
 import pytest
 
-from unidist.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging, read_placement
+from unidist.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging
+from unidist.process_placement import read_placement
 from unidist_launch import horovodrun
 from unidist_launch.launch_command import launch
 

@@ -20,12 +20,13 @@ from unidist.announcements import Announcements
 from unidist.buffer import HOST
 from unidist.communicator import Communicator
 from unidist.control import member
-from unidist.environment import Placement, Settings, configure_logging, read_placement
+from unidist.environment import Settings, configure_logging
 from unidist.errors import NotInitializedError, UsageError
 from unidist.local_rendezvous import Interrupt, LocalRendezvous
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
 from unidist.plugins import PluginManager
+from unidist.process_placement import Placement, read_placement
 from unidist.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import MeetingPlace, Rendezvous, SingleRendezvous
 from unidist.strategy import GradientOwner, Plan, UpdateGate

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from unidist.elastic_plan import check_engine
-from unidist.environment import Placement
 from unidist.errors import ConfigurationError
+from unidist.process_placement import Placement
 from unidist.registry import EngineSpec, Registry
 from unidist.rendezvous import MeetingPlace, Rendezvous
 from unidist.topology import Topology

@@ -1,4 +1,4 @@
-"""The only module that reads the process environment.
+"""The environment variables that users set, and the choices that they make by them.
 
 Precedence everywhere: argument of the call > UNIDIST_* > HOROVOD_* > default. The variables and their defaults are
 the tables `VARIABLES` and `HOROVOD_VARIABLES`; docs/environment.md and docs/horovod.md are checked against them.
@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from unidist.control.worker_place import WorkerPlace
 from unidist.durable_options import AUTO, DurableOptions, interval_of
+from unidist.environment_values import first_set, integer, non_negative, real, seconds
 from unidist.errors import ConfigurationError
-from unidist.launch_contracts import CONTRACTS, Contract
-from unidist.rendezvous import MeetingPlace
-from unidist.topology import Topology
 
 VARIABLES: dict[str, str] = {
     "UNIDIST_RANK": "rank of this process; set by the launcher with the five below",
@@ -138,59 +135,38 @@ class Settings:
         """
         env = os.environ if environ is None else environ
         default = cls()
-        capacity = _number(env, "UNIDIST_SHM_CAPACITY_BYTES", 0)
-        fusion = _first(env, "UNIDIST_FUSION_THRESHOLD_BYTES", "HOROVOD_FUSION_THRESHOLD")
-        start_timeout = _first(env, "UNIDIST_START_TIMEOUT_SEC", "HOROVOD_START_TIMEOUT")
-        mark_cycles = _first(env, "UNIDIST_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES")
-        autotune_log = _first(env, "UNIDIST_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG")
+        capacity = non_negative(env, "UNIDIST_SHM_CAPACITY_BYTES", 0)
+        fusion = first_set(env, "UNIDIST_FUSION_THRESHOLD_BYTES", "HOROVOD_FUSION_THRESHOLD")
+        start_timeout = first_set(env, "UNIDIST_START_TIMEOUT_SEC", "HOROVOD_START_TIMEOUT")
+        mark_cycles = first_set(env, "UNIDIST_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES")
+        autotune_log = first_set(env, "UNIDIST_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG")
         stall_check, stall_shutdown = _stall_times(env, default)
         return cls(
             engine=env.get("UNIDIST_ENGINE") or "auto",
             strategy=env.get("UNIDIST_STRATEGY", ""),
             allreduce_algorithm=env.get("UNIDIST_ALLREDUCE_ALGORITHM") or None,
-            hierarchical=_integer(env, "UNIDIST_HIERARCHICAL", 1) > 0,
-            timeout=_seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
-            start_timeout=_seconds(env, start_timeout, default.start_timeout),
-            heartbeat=_seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),
-            elastic_timeout=_elastic_timeout(env),
+            hierarchical=integer(env, "UNIDIST_HIERARCHICAL", 1) > 0,
+            timeout=seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
+            start_timeout=seconds(env, start_timeout, default.start_timeout),
+            heartbeat=seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),
+            elastic_timeout=elastic_timeout(env),
             stall_check=stall_check,
             stall_shutdown=stall_shutdown,
             timeline=_timeline(env),
-            timeline_mark_cycles=_integer(env, mark_cycles, 0) > 0,
+            timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
             disabled_plugins=tuple(name for name in env.get("UNIDIST_DISABLE_PLUGINS", "").split(",") if name),
-            fusion_threshold_bytes=_number(env, fusion, default.fusion_threshold_bytes),
+            fusion_threshold_bytes=non_negative(env, fusion, default.fusion_threshold_bytes),
             cycle_time=timedelta(
-                milliseconds=_real(env, _first(env, "UNIDIST_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), 1.0)
+                milliseconds=real(env, first_set(env, "UNIDIST_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), 1.0)
             ),
             cache_capacity=_cache_capacity(env, default.cache_capacity),
-            autotune=_integer(env, _first(env, "UNIDIST_AUTOTUNE", "HOROVOD_AUTOTUNE"), 0) > 0,
+            autotune=integer(env, first_set(env, "UNIDIST_AUTOTUNE", "HOROVOD_AUTOTUNE"), 0) > 0,
             autotune_log=Path(env[autotune_log]) if env.get(autotune_log) else None,
             horovod_binding=env.get("UNIDIST_HOROVOD_BINDING") or default.horovod_binding,
             shm_capacity_bytes=capacity or None,
-            shm_staging_bytes=_number(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
+            shm_staging_bytes=non_negative(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
             durable=_durable(env),
         )
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where this process stands, and who said so.
-
-    Args:
-        topology: the place.
-        source: the launcher whose variables were read ("unidist", "torchrun", ..., "none").
-        job_key: a string that is equal on all ranks of the job and differs between jobs on one host.
-        secret: the job's secret; empty under launchers that have none.
-        meeting_place: where the ranks of a job on several hosts meet; None if the launcher gives none.
-        worker: what this process is in an elastic job, whose coordinator says its place; None in any other.
-    """
-
-    topology: Topology
-    source: str = "none"
-    job_key: str = ""
-    secret: bytes = b""
-    meeting_place: MeetingPlace | None = None
-    worker: WorkerPlace | None = None
 
 
 @contextmanager
@@ -208,98 +184,6 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
-    """Return this process's place from the first launcher whose variables are set; else that of a single process.
-
-    Raises:
-        ConfigurationError: the variables are incomplete or contradict each other.
-    """
-    env = os.environ if environ is None else environ
-    for contract in CONTRACTS:
-        # Slurm sets its variables for every process of an allocation; only a step of several tasks is a job of ours.
-        if contract.marker in env and (contract.source != "srun" or _integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
-            return _read_contract(env, contract)
-    return Placement(Topology())
-
-
-def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
-    where = f"set by {contract.source}"
-    rank = _required(env, contract.rank, where)
-    world_size = _required(env, contract.world_size, where)
-    local_size = _local_size(env, contract, world_size)
-    local_rank = _integer(env, contract.local_rank, rank if local_size == world_size else rank % local_size)
-    default_nodes = -(-world_size // local_size)
-    topology = Topology(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=_integer(env, contract.node_rank, rank // local_size),
-        num_nodes=_integer(env, contract.num_nodes, default_nodes),
-    )
-    key = "/".join(f"{name}={env[name]}" for name in contract.job_key if name in env)
-    if contract.source == "unidist":
-        key = key.partition("/")[0]  # what follows tells apart the parts of a job on one host, which meet
-    # Without a name for the job, its processes on this host still share their parent.
-    place = _meeting_place(env) if contract.source == "unidist" else None
-    key, secret = key or f"parent={os.getppid()}", _read_secret(env)
-    worker = None
-    if place is not None and env.get("UNIDIST_WORKER"):
-        number = _integer(env, "UNIDIST_WORKER", 0)
-        worker = WorkerPlace(
-            number,
-            place.server,
-            place.host_address,
-            key,
-            secret,
-            timeout=_elastic_timeout(env),
-            orphan_timeout=_seconds(env, "UNIDIST_ORPHAN_TIMEOUT_SEC", timedelta(0), zero_allowed=True),
-        )
-    return Placement(topology, contract.source, key, secret, place, worker)
-
-
-def _meeting_place(env: Mapping[str, str]) -> MeetingPlace | None:
-    text = env.get("UNIDIST_CONTROL_ADDRESS", "")
-    if not text:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not env.get("UNIDIST_HOST_ADDRESS"):
-        raise ConfigurationError(
-            f"UNIDIST_CONTROL_ADDRESS={text!r} is not HOST:PORT, or UNIDIST_HOST_ADDRESS is not set; "
-            "`unidist launch` sets both, do not change them."
-        )
-    generation = _integer(env, "UNIDIST_GENERATION", 0)
-    return MeetingPlace((host.strip("[]"), int(port)), env["UNIDIST_HOST_ADDRESS"], generation)
-
-
-def _local_size(env: Mapping[str, str], contract: Contract, world_size: int) -> int:
-    if contract.source == "srun":  # "2(x3),1": tasks of each node; only the first number matters when all are alike
-        first = env.get(contract.local_size, str(world_size)).split("(")[0].split(",")[0]
-        size = _integer({contract.local_size: first}, contract.local_size, world_size)
-    else:
-        size = _integer(env, contract.local_size, world_size)
-    if size < 1:
-        raise ConfigurationError(f"{contract.local_size}={size}: a host has at least 1 process")
-    return size
-
-
-def _read_secret(env: Mapping[str, str]) -> bytes:
-    """Read the job's secret from the inherited descriptor, or, when a wrapper closed it, from the launcher's."""
-    number = env.get("UNIDIST_SECRET_FD")
-    if number is None:
-        return b""
-    for path in (f"/proc/self/fd/{number}", f"/proc/{env.get('UNIDIST_LAUNCHER_PID', '')}/fd/{number}"):
-        try:
-            if os.readlink(path).startswith("/memfd:unidist-secret"):
-                return Path(path).read_bytes()
-        except OSError:
-            continue
-    raise ConfigurationError(
-        f"UNIDIST_SECRET_FD={number} is not open in this process nor in the launcher. "
-        "Something between `unidist launch` and this script replaced its descriptors; start the script directly."
-    )
-
-
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     """Set the level of the `unidist` loggers from UNIDIST_LOG_LEVEL.
 
@@ -307,7 +191,7 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     the time if UNIDIST_LOG_TIMESTAMP asks for it.
     """
     env = os.environ if environ is None else environ
-    name = _first(env, "UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL")
+    name = first_set(env, "UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL")
     text = env.get(name, "")
     timestamp = _log_timestamp(env)
     if not text and not timestamp:
@@ -325,19 +209,19 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
 
 def _log_timestamp(env: Mapping[str, str]) -> bool:
     if env.get("UNIDIST_LOG_TIMESTAMP"):
-        return _integer(env, "UNIDIST_LOG_TIMESTAMP", 0) > 0
-    return bool(env.get("HOROVOD_LOG_HIDE_TIME")) and _integer(env, "HOROVOD_LOG_HIDE_TIME", 1) == 0
+        return integer(env, "UNIDIST_LOG_TIMESTAMP", 0) > 0
+    return bool(env.get("HOROVOD_LOG_HIDE_TIME")) and integer(env, "HOROVOD_LOG_HIDE_TIME", 1) == 0
 
 
 def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, timedelta]:
     """Return the ages at which a waiting operation is reported and at which it ends the job; zero: never."""
-    check = _first(env, "UNIDIST_STALL_CHECK_SEC", "HOROVOD_STALL_CHECK_TIME_SECONDS")
-    shutdown = _first(env, "UNIDIST_STALL_SHUTDOWN_SEC", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    check = first_set(env, "UNIDIST_STALL_CHECK_SEC", "HOROVOD_STALL_CHECK_TIME_SECONDS")
+    shutdown = first_set(env, "UNIDIST_STALL_SHUTDOWN_SEC", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     times = (
-        _seconds(env, check, default.stall_check, zero_allowed=True),
-        _seconds(env, shutdown, default.stall_shutdown, zero_allowed=True),
+        seconds(env, check, default.stall_check, zero_allowed=True),
+        seconds(env, shutdown, default.stall_shutdown, zero_allowed=True),
     )
-    if _integer(env, "HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
+    if integer(env, "HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
         # It switches off Horovod's times, not ours: a variable of ours wins over any of Horovod's.
         none = timedelta(0)
         return (times[0] if env.get("UNIDIST_STALL_CHECK_SEC") else none), (
@@ -346,16 +230,17 @@ def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, 
     return times
 
 
-def _elastic_timeout(env: Mapping[str, str]) -> timedelta:
-    name = _first(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT")
-    return _seconds(env, name, Settings.elastic_timeout)
+def elastic_timeout(env: Mapping[str, str]) -> timedelta:
+    """Return the longest wait of a process for a world that takes it in."""
+    name = first_set(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT")
+    return seconds(env, name, Settings.elastic_timeout)
 
 
 def _durable(env: Mapping[str, str]) -> DurableOptions | None:
     if not env.get("UNIDIST_CHECKPOINT_DIR"):
         return None
     interval = interval_of(env.get("UNIDIST_CHECKPOINT_INTERVAL_SEC") or AUTO)
-    keep = _integer(env, "UNIDIST_CHECKPOINT_KEEP", DurableOptions.keep)
+    keep = integer(env, "UNIDIST_CHECKPOINT_KEEP", DurableOptions.keep)
     return DurableOptions(Path(os.path.abspath(env["UNIDIST_CHECKPOINT_DIR"])), interval, keep)
 
 
@@ -365,54 +250,8 @@ def _timeline(env: Mapping[str, str]) -> Path | None:
 
 
 def _cache_capacity(env: Mapping[str, str], default: int) -> int:
-    name = _first(env, "UNIDIST_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY")
-    capacity = _number(env, name, default)
+    name = first_set(env, "UNIDIST_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY")
+    capacity = non_negative(env, name, default)
     if capacity > MAX_CACHE_CAPACITY:
         raise ConfigurationError(f"{name}={capacity} is more than {MAX_CACHE_CAPACITY}, the largest that is possible")
     return capacity
-
-
-def _first(env: Mapping[str, str], *names: str) -> str:
-    """Return the first of `names` that is set; the first of all if none is."""
-    return next((name for name in names if env.get(name)), names[0])
-
-
-def _required(env: Mapping[str, str], name: str, where: str) -> int:
-    if name not in env:
-        raise ConfigurationError(f"{name} is not set, though other variables are {where}. Set all of them or none.")
-    return _integer(env, name, 0)
-
-
-def _integer(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name) if name else None
-    if text is None or text == "":
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(f"{name}={text!r} is not a whole number") from None
-
-
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    value = _integer(env, name, default)
-    if value < 0:
-        raise ConfigurationError(f"{name}={value} is negative; give 0 or more")
-    return value
-
-
-def _real(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        raise ConfigurationError(f"{name}={text!r} is not a number") from None
-    if not 0 <= value < float("inf"):
-        raise ConfigurationError(f"{name}={text!r}; give 0 or more")
-    return value
-
-
-def _seconds(env: Mapping[str, str], name: str, default: timedelta, *, zero_allowed: bool = False) -> timedelta:
-    value = _real(env, name, default.total_seconds())
-    if value == 0 and not zero_allowed:
-        raise ConfigurationError(f"{name}=0: a wait needs a time limit above 0 seconds")
-    return timedelta(seconds=value)

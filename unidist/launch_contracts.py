@@ -1,4 +1,4 @@
-"""How the launchers tell a process its place: the names of their variables. Read by `unidist.environment` alone."""
+"""How the launchers tell a process its place: the names of their variables. Read by `process_placement` alone."""
 
 from __future__ import annotations
 

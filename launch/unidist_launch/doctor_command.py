@@ -16,9 +16,10 @@ import click
 
 from unidist._version import __version__
 from unidist.engine import Availability
-from unidist.environment import HOROVOD_VARIABLES, Settings, read_placement
+from unidist.environment import HOROVOD_VARIABLES, Settings
 from unidist.errors import ConfigurationError, UnidistError
 from unidist.plugins import PluginManager
+from unidist.process_placement import read_placement
 from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec
 from unidist_launch import machine
 

@@ -12,8 +12,8 @@ from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
 from unidist.engine_choice import check_same, choose, meeting_place
 from unidist.engines.single import SingleCommunicator
-from unidist.environment import Placement
 from unidist.errors import ConfigurationError
+from unidist.process_placement import Placement
 from unidist.registry import EngineSpec, Registry
 from unidist.rendezvous import Contribution, MeetingPlace, Rendezvous
 from unidist.topology import Topology

@@ -117,7 +117,7 @@ def test_less_than_one_process_is_refused() -> None:
 def test_ranks_share_a_sealed_secret_that_no_list_of_processes_shows() -> None:
     code = """
         import json, os, pathlib
-        from unidist.environment import read_placement
+        from unidist.process_placement import read_placement
         secret = read_placement().secret
         fd = int(os.environ["UNIDIST_SECRET_FD"])
         try:
@@ -139,7 +139,7 @@ def test_ranks_share_a_sealed_secret_that_no_list_of_processes_shows() -> None:
 
 
 def test_secret_is_found_through_the_launcher_when_a_wrapper_closed_the_descriptor() -> None:
-    code = "from unidist.environment import read_placement; print(len(read_placement().secret))"
+    code = "from unidist.process_placement import read_placement; print(len(read_placement().secret))"
     wrapper = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], close_fds=True, check=True)"
     with LocalProcesses(1) as job:
         rank = job.start((sys.executable, "-c", wrapper, code), stdout=subprocess.PIPE)

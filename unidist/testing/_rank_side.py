@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from unidist.communicator import Communicator
-from unidist.environment import Placement, read_placement
 from unidist.errors import UsageError
 from unidist.local_rendezvous import LocalRendezvous
 from unidist.plugins import PluginManager
+from unidist.process_placement import Placement, read_placement
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.testing.leaks import Resources, leaked_since
 
