@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from unidist.accumulation import Accumulation
 from unidist.checkpoint.state import PlacesParameters
 from unidist.context import Context, gradient_owner, update_gate
 from unidist.errors import ConfigurationError, UsageError
@@ -12,7 +13,7 @@ from unidist.framework import Framework
 from unidist.gradient_rules import rules_of
 from unidist.precision import precision_of
 from unidist.strategy import ChoosesPrecision, Plan, RunsSteps, ShardsUpdates
-from unidist.update import Accumulation, Update
+from unidist.update import Update
 
 
 def planned_update(

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from unidist.accumulation import Accumulation
 from unidist.context import Context
 from unidist.errors import UsageError
-from unidist.update import Accumulation
 from unidist_torch.grad_scaler import scaled_step
 from unidist_torch.gradient_compression import TensorCompressor
 from unidist_torch.optimizer import check_plain, rewrap

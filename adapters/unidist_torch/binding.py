@@ -126,7 +126,7 @@ class Binding:
         if not self._update.begin_step():
             return None
         self._check_order()
-        if not (self.skip or self._update.finished):
+        if not (self.skip or self._update.window.finished):
             self._finish()
         loss = self._inner_step(grad_scaler)
         self._applied()
@@ -134,9 +134,9 @@ class Binding:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """See `DistributedOptimizerMixin.zero_grad`."""
-        if self._update.window_open:
+        if self._update.window.is_open:
             return
-        if self._update.in_round:
+        if self._update.window.in_round:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._finish()
         self._plain.zero_grad(self._optimizer, set_to_none or not self._shows)
@@ -147,7 +147,7 @@ class Binding:
     def synchronize(self) -> None:
         """See `DistributedOptimizerMixin.synchronize`."""
         if self._update.completes_window:
-            if not self._update.finished:
+            if not self._update.window.finished:
                 self._finish()
             self._synchronized = True
 
@@ -155,7 +155,7 @@ class Binding:
         """See `clipping.clip_grad_norm_`."""
         if not self._update.completes_window:
             return 0.0
-        if not self._update.finished:
+        if not self._update.window.finished:
             self._finish()
         norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self._parameters))
         if self._sparse.as_dense:
@@ -178,7 +178,7 @@ class Binding:
 
     def settle(self) -> None:
         """Complete the exchange that is under way, if there is one."""
-        if self._update.in_round and self._update.completes_window:
+        if self._update.window.in_round and self._update.completes_window:
             self._finish()
         self._synchronized = False
 
@@ -213,7 +213,7 @@ class Binding:
         return self._inner.kept_state(placements)
 
     def _check_order(self) -> None:
-        if self.skip and self._update.in_round:
+        if self.skip and self._update.window.in_round:
             raise UsageError(
                 "step() inside skip_synchronize(), but synchronize() was not called since backward(): the gradients "
                 "are not reduced. Call optimizer.synchronize() before, or step() without skip_synchronize()."
@@ -278,7 +278,7 @@ class Binding:
         self._callback_queued = False
         self._sparse.clear()
         if self._update.overflowed:
-            self._update.skipped()
+            self._update.reset_window()
         else:
             self._update.applied()
 
@@ -356,7 +356,7 @@ class Binding:
             else:
                 place.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = self._shown(index, parameter) if update.is_last_pass(index) else None
+        parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
         update.gradient_ready(index)
 
     def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -384,7 +384,7 @@ class Binding:
 
     def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         self._sparse.add(index, gradient)
-        if not self._update.is_last_pass(index) or self._update.accumulation.passes > 1:
+        if not self._update.window.is_last_pass(index) or self._update.accumulation.passes > 1:
             parameter.grad = None
         self._update.pass_without_buffer(index)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unidist import context
+from unidist.accumulation import Accumulation
 from unidist.checkpoint.state import placements_of
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes, exchange_options
@@ -15,7 +16,6 @@ from unidist.precision import prepared_model
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
-from unidist.update import Accumulation
 from unidist_torch.adasum_optimizer import bind_adasum
 from unidist_torch.compression import Compression
 from unidist_torch.deferred import prepare_deferred, refuse_deferred

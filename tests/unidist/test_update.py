@@ -6,52 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fake_exchange import FakeExchange
 
+from unidist.accumulation import Accumulation
 from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import PeerLostError, UsageError
 from unidist.exchange_options import ExchangeOptions
 from unidist.gradient_rules import GradientRules
-from unidist.gradients import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients import ReducedGradients
 from unidist.loss_scaling import LossScaler
 from unidist.precision import LossScaling
-from unidist.update import Accumulation, Update
-
-
-class FakeExchange(GradientExchange):
-    """Writes down what it is told."""
-
-    def __init__(self, parameters: Sequence[ParameterInfo]) -> None:
-        self.parameters = tuple(parameters)
-        self.calls: list[Any] = []
-        self.error: Exception | None = None
-        self._buffers = [Buffer.allocate(item.count, item.dtype) for item in parameters]
-
-    def buffer(self, index: int) -> Buffer:
-        return self._buffers[index]
-
-    def ready(self, index: int, source: Buffer | None = None) -> None:
-        self.calls.append(("ready", index))
-
-    def hold(self, index: int) -> None:
-        self.calls.append(("hold", index))
-
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
-        if self.error is not None:
-            raise self.error
-        self.calls.append(("finish", scale, notice))
-        return RoundResult((True,) * len(self.parameters), notice)
-
-    def reduced(self) -> ReducedGradients:
-        return ReducedGradients(tuple(self._buffers))
-
-    @property
-    def in_round(self) -> bool:
-        return bool(self.calls)
-
-    def close(self) -> None:
-        self.calls.append("close")
+from unidist.update import Update
 
 
 class FakeContext:
@@ -115,15 +82,15 @@ def test_the_scale_makes_the_mean_that_was_asked_for(accumulation: Accumulation,
 
 def test_a_plain_pass_is_exchanged_as_it_comes_and_applied() -> None:
     update, (exchange,), context = make()
-    assert not update.in_round
+    assert not update.window.in_round
     for index in (1, 0):
         update.gradient_ready(index)
-    assert update.in_round
+    assert update.window.in_round
     assert update.begin_step()
     assert update.finish() == ([True, True], 0)
     update.applied()
     assert exchange.calls == [("ready", 1), ("ready", 0), ("finish", None, 0)]
-    assert (context.steps, update.step, update.in_round) == ([1], 1, False)
+    assert (context.steps, update.step, update.window.in_round) == ([1], 1, False)
 
 
 def test_a_stepwise_window_is_held_until_its_last_pass() -> None:
@@ -131,11 +98,11 @@ def test_a_stepwise_window_is_held_until_its_last_pass() -> None:
     for expected in (False, False, True):
         update.gradient_ready(0)
         assert update.begin_step() is expected
-        assert update.window_open
+        assert update.window.is_open
     assert exchange.calls == [("hold", 0), ("hold", 0), ("ready", 0)]
     update.finish()
     update.applied()
-    assert not update.window_open
+    assert not update.window.is_open
     assert context.steps == [1]
     update.gradient_ready(0)
     assert exchange.calls[-1] == ("hold", 0)
@@ -248,11 +215,6 @@ def test_close_closes_every_exchange_once() -> None:
     update.close()
     update.close()
     assert exchange.calls == ["close"]
-
-
-def test_less_than_one_pass_is_refused() -> None:
-    with pytest.raises(UsageError, match="0 backward passes"):
-        Accumulation(0)
 
 
 class FiniteFramework:

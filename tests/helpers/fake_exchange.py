@@ -1,0 +1,45 @@
+"""An exchange of gradients with nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unidist.buckets import ParameterInfo
+from unidist.buffer import Buffer
+from unidist.gradients import GradientExchange, ReducedGradients, RoundResult
+
+
+class FakeExchange(GradientExchange):
+    """Writes down what it is told."""
+
+    def __init__(self, parameters: Sequence[ParameterInfo]) -> None:
+        self.parameters = tuple(parameters)
+        self.calls: list[Any] = []
+        self.error: Exception | None = None
+        self._buffers = [Buffer.allocate(item.count, item.dtype) for item in parameters]
+
+    def buffer(self, index: int) -> Buffer:
+        return self._buffers[index]
+
+    def ready(self, index: int, source: Buffer | None = None) -> None:
+        self.calls.append(("ready", index))
+
+    def hold(self, index: int) -> None:
+        self.calls.append(("hold", index))
+
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("finish", scale, notice))
+        return RoundResult((True,) * len(self.parameters), notice)
+
+    def reduced(self) -> ReducedGradients:
+        return ReducedGradients(tuple(self._buffers))
+
+    @property
+    def in_round(self) -> bool:
+        return bool(self.calls)
+
+    def close(self) -> None:
+        self.calls.append("close")

@@ -1,0 +1,111 @@
+"""Which backward passes make one update: pure counting, without gradients.
+
+Two ways to accumulate, told apart by who counts. *Stepwise* (`--strategy accumulate=N`): the script calls `step`
+after every pass and all but every N-th call do nothing. *Horovod's* (`backward_passes_per_step=N`): the script calls
+`step` after N passes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unidist.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How backward passes become updates.
+
+    Args:
+        passes: backward passes per update, at least 1.
+        average: the update uses the mean over the passes, else their sum.
+        stepwise: the script calls `step` after every pass, else once per update.
+    """
+
+    passes: int = 1
+    average: bool = True
+    stepwise: bool = True
+
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise UsageError(f"{self.passes} backward passes per update: give at least 1")
+
+
+class Window:
+    """The backward passes of one update, as far as they have come.
+
+    A *round* begins with its first gradient and ends with the exchange; a window of several passes is one round.
+
+    Args:
+        accumulation: how passes become updates.
+
+    Attributes:
+        in_round: gradients were computed whose exchange is not complete.
+        finished: the exchange of the window is complete.
+    """
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        self.accumulation = accumulation
+        self.in_round = False
+        self.finished = False
+        self._passes: list[int] = []  # of each parameter
+        self._num_steps = 0  # calls of `step` in this window, stepwise only
+
+    def add_parameters(self, count: int) -> None:
+        """Count the passes of so many parameters more, numbered on from the earlier ones."""
+        self._passes += [0] * count
+
+    @property
+    def is_open(self) -> bool:
+        """True in the middle of a stepwise window."""
+        return self._num_steps > 0
+
+    @property
+    def completes(self) -> bool:
+        """True when the next `step` updates the parameters."""
+        return not self.accumulation.stepwise or self._num_steps >= self.accumulation.passes - 1
+
+    @property
+    def num_passes(self) -> int:
+        """The passes that there were: the most of any parameter, or the steps."""
+        return max(self._num_steps, max(self._passes, default=0))
+
+    def has_passes(self, index: int) -> bool:
+        """Say whether parameter `index` had a gradient in this window."""
+        return self._passes[index] > 0
+
+    def is_last_pass(self, index: int) -> bool:
+        """Say whether the pass that is computing the gradient of parameter `index` is the last of its window."""
+        if self.accumulation.stepwise:
+            return self._num_steps == self.accumulation.passes - 1
+        return self._passes[index] >= self.accumulation.passes - 1
+
+    def count_pass(self, index: int) -> None:
+        """Note that a pass has computed the gradient of parameter `index`."""
+        self._passes[index] += 1
+
+    def count_step(self) -> bool:
+        """Note a call of `step`; returns whether it shall update the parameters."""
+        if not self.accumulation.stepwise or self.accumulation.passes == 1:
+            return True
+        self._num_steps += 1
+        return self._num_steps >= self.accumulation.passes
+
+    def finish_round(self) -> None:
+        """Note that the exchange is complete."""
+        self.in_round = False
+        self.finished = True
+        if self.accumulation.passes == 1:
+            self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
+
+    def reset(self) -> None:
+        """Forget the passes: the next window begins. Gradients that were not exchanged are still in their round."""
+        self._passes = [0] * len(self._passes)
+        self._num_steps = 0
+        self.finished = False
+
+    def change(self, accumulation: Accumulation) -> None:
+        """Count the passes of the next updates in another way; between two rounds."""
+        assert not self.in_round, "passes are counted anew between two updates"
+        self.accumulation = accumulation
+        self.reset()
