@@ -105,7 +105,7 @@ class LocalProcesses:
             "UNIDIST_LAUNCHER_PID": str(os.getpid()),
         }
         try:
-            self._watchdog = self._start_watchdog()
+            self._watchdog = start_watchdog(self.job_id)
         except OSError:
             os.close(self._secret_fd)
             raise
@@ -194,26 +194,28 @@ class LocalProcesses:
     ) -> None:
         self.close()
 
-    def _start_watchdog(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", process_sweep.__file__, str(os.getpid()), self.job_id]
-        # Without an outer job's id: when that job is swept, this watchdog must live on to end its own ranks.
-        env = {name: value for name, value in os.environ.items() if name != process_sweep.JOB_ID_VARIABLE}
-        null = subprocess.DEVNULL
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=null,
-            stderr=null,
-            bufsize=0,
-            cwd="/",
-            env=env,
-            start_new_session=True,
-        )
-
     def _tell_watchdog(self, text: str) -> None:
         assert self._watchdog.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was killed; `close` then sweeps by itself
             self._watchdog.stdin.write(text.encode())
+
+
+def start_watchdog(job_id: str) -> subprocess.Popen[bytes]:
+    """Start the program that kills what carries `job_id` when its standard input ends, or this process does."""
+    command = [sys.executable, "-I", "-S", process_sweep.__file__, str(os.getpid()), job_id]
+    # Without an outer job's id: when that job is swept, this watchdog must live on to end its own processes.
+    env = {name: value for name, value in os.environ.items() if name != process_sweep.JOB_ID_VARIABLE}
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=null,
+        stderr=null,
+        bufsize=0,
+        cwd="/",
+        env=env,
+        start_new_session=True,
+    )
 
 
 def rank_variables(place: Topology) -> dict[str, str]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,8 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from unidist import process_sweep
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host
+from unidist.local_processes import start_watchdog
 
 POLL_SEC = 1.0
 """From the end of one run of the script to the start of the next."""
@@ -47,7 +51,7 @@ def parse(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
 
 
 class Discovery:
-    """Asks a script for hosts, without ever waiting for it.
+    """Asks a script for hosts, without ever waiting for it. What the script starts ends with this process.
 
     Args:
         script: the command, as a shell would read it; a file of this name goes first.
@@ -58,14 +62,14 @@ class Discovery:
     """
 
     def __init__(self, script: str, slots_per_host: int | None) -> None:
-        self._command: Sequence[str] = [str(Path(script).absolute())] if Path(script).is_file() else shlex.split(script)
-        if Path(script).is_file() and not os.access(script, os.X_OK):
-            raise ConfigurationError(f"--host-discovery-script {script!r} is not executable: `chmod +x {script}`")
+        self._command = _command(script)
         self._slots_per_host = slots_per_host
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._next = 0.0
         self._deadline = 0.0
+        self._mark = secrets.token_hex(8)
+        self._watchdog = start_watchdog(self._mark)
 
     def poll(self) -> tuple[Host, ...] | None:
         """Return the hosts if the script has just ended with an answer, else None. Never waits.
@@ -80,7 +84,7 @@ class Discovery:
             return None
         if self._process.poll() is None:
             if now > self._deadline:
-                self.close()
+                self._end_script()
                 self._next = now + POLL_SEC
                 raise ConfigurationError(f"{self._command[0]} did not end within {_SCRIPT_SEC:g} seconds")
             return None
@@ -96,10 +100,16 @@ class Discovery:
         return parse(text, self._slots_per_host)
 
     def close(self) -> None:
-        """End the script if it runs. Idempotent."""
+        """End the script if it runs, and what it has left. Idempotent."""
+        self._end_script()
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.close()
+        self._watchdog.wait()
+
+    def _end_script(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            if process_sweep.kill_processes(self._mark, {}):
+                self._process.wait()
             self._process = None
         if self._output is not None:
             self._output.close()
@@ -109,9 +119,30 @@ class Discovery:
         self._deadline = now + _SCRIPT_SEC
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                env={**os.environ, process_sweep.JOB_ID_VARIABLE: self._mark},
+                start_new_session=True,
             )
         except OSError as exc:
             self._output.close()
             self._next = now + POLL_SEC
             raise ConfigurationError(f"{self._command[0]} cannot be started: {exc}") from exc
+
+
+def _command(script: str) -> Sequence[str]:
+    if Path(script).is_file():
+        if not os.access(script, os.X_OK):
+            raise ConfigurationError(f"--host-discovery-script {script!r} is not executable: `chmod +x {script}`")
+        return [str(Path(script).absolute())]
+    try:
+        words = shlex.split(script)
+    except ValueError as exc:
+        raise ConfigurationError(f"--host-discovery-script {script!r} cannot be read: {exc}") from exc
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigurationError(
+            f"--host-discovery-script {script!r}: there is no program {words[0] if words else ''!r}; name a file that "
+            "is there, or a command of the PATH"
+        )
+    return words

@@ -51,7 +51,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--slots-per-host",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Slots of this host, and of hosts that the script names without (default: -np).",
+        help="Slots of hosts that the script names without; or of this host, if it is the only one (default: -np).",
     ),
     _option(
         "--elastic-timeout",
@@ -183,6 +183,12 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
     script = options["host_discovery_script"]
     if script is not None and hosts:
         raise ConfigurationError("--host-discovery-script says which hosts there are; leave -H and --hostfile out.")
+    slots = options["slots_per_host"]
+    if slots is not None and hosts:
+        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise ConfigurationError(f"the hosts are {listed}, with their slots; leave --slots-per-host out.")
+    if slots is not None and script is None and slots < num_proc:
+        raise ConfigurationError(f"-np {num_proc} needs {num_proc} slots, but --slots-per-host gives {slots}.")
     min_num = options["min_np"] or 1
     max_num = options["max_np"] or num_proc
     if not min_num <= num_proc <= max_num:
@@ -197,7 +203,7 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         min_num=min_num,
         max_num=max_num,
         discovery_script=script,
-        slots_per_host=options["slots_per_host"],
+        slots_per_host=slots,
         reset_limit=options["reset_limit"],
         timeout=settings.elastic_timeout if timeout is None else timedelta(seconds=timeout),
         cooldown=cooldown,
@@ -208,6 +214,15 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         orphan_timeout=_orphan_timeout(options),
         durable=_durable(options),
     )
+
+
+def never_reached(limits: ElasticLimits, num_proc: int, hosts: tuple[Host, ...]) -> str:
+    """Return a warning if there will never be slots for as many ranks as the limits allow, else ""."""
+    slots = sum(host.slots for host in hosts) or limits.slots_per_host or num_proc
+    if limits.discovery_script is not None or limits.max_num <= slots:
+        return ""
+    more = "name more hosts" if hosts else f"give --slots-per-host {limits.max_num}, -H or --host-discovery-script"
+    return f"--max-np is {limits.max_num}, but there are {slots} slots, so there will be no more ranks; {more}."
 
 
 def _durable(options: Mapping[str, Any]) -> DurableOptions | None:

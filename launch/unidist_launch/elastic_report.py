@@ -19,7 +19,9 @@ def tell(output: Output, event: str, fields: dict[str, Any]) -> None:
 def line(event: str, fields: dict[str, Any]) -> str:
     """Return the line of an event; "" if it has none."""
     if event == "generation" and fields["generation"] > 0:
-        return f"generation {fields['generation']}: {fields['world_size']} ranks go on from commit {fields['progress']}"
+        size = fields["world_size"]
+        ranks = "1 rank goes on" if size == 1 else f"{size} ranks go on"
+        return f"generation {fields['generation']}: {ranks} from commit {fields['progress']}"
     if event == "lost":
         return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
     if event == "hung":

@@ -75,7 +75,8 @@ class ElasticRun:
             parts.log.publish("job", command=list(parts.job.command), num_proc=parts.job.num_proc)
         while not self._is_over():
             self._supply.discover()
-            self._supply.fill()
+            if not self._is_taken_back:
+                self._supply.fill()
             self._resumption.keep()
             self._turn()
             self._watch()
@@ -173,8 +174,8 @@ class ElasticRun:
             parts.log.publish("host_terminating", host=host.name)
             for worker in parts.workers.of_host(index):
                 parts.retire(worker.number)
-            terminating = {each.name for each in parts.hosts.by_name.values() if each.is_terminating}
-            self._is_taken_back = self._is_lent and terminating.issuperset(parts.slots.hosts)
+            # Those without an agent are as little the job's any more: what takes them back has nobody there to tell.
+            self._is_taken_back = self._is_lent and not any(each.is_up for each in parts.hosts.by_name.values())
 
     def _lose_host(self, index: int, reason: str) -> None:
         parts = self._parts

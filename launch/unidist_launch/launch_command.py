@@ -64,6 +64,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     hosts = host_list.used(given, num_proc) if given else ()
     is_elastic = elastic_options.is_elastic(options)
     elastic = elastic_options.limits(options, num_proc, given, settings) if is_elastic else None
+    if elastic is not None and (warning := elastic_options.never_reached(elastic, num_proc, given)):
+        click.echo(f"unidist: warning: {warning}", err=True)
     if is_elastic and not isinstance(launcher, RunsElasticJobs):
         raise ConfigurationError(
             f"launcher {launcher_name!r} keeps the ranks that it started; leave --launcher out, or the options of "

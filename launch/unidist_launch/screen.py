@@ -69,7 +69,11 @@ class Screen:
             from rich.cells import set_cell_size
 
             clean = _ESCAPES.sub("", text)
-            columns = (os.get_terminal_size(Stream.STDERR).columns or 80) - 1
+            try:
+                columns = (os.get_terminal_size(Stream.STDERR).columns or 80) - 1
+            except OSError as exc:  # it has been closed
+                self.failures[Stream.STDERR] = exc
+                return
             self._write(Stream.STDERR, set_cell_size(clean, columns).rstrip().encode(errors="replace"))
         self._live = text
 

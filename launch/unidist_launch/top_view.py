@@ -47,12 +47,13 @@ def _head(fields: dict[str, Any]) -> Text:
     elapsed = int(fields["elapsed_sec"])
     clock = f"{elapsed // 3600}:{elapsed // 60 % 60:02}:{elapsed % 60:02}"
     updates = f", {fields['updates_per_sec']:.3g} updates/s" if fields["updates_per_sec"] else ""
+    generation = "-" if fields["generation"] < 0 else fields["generation"]
     return Text.assemble(
         ("unidist ", "bold"),
         _plain(" ".join(fields["command"])[:_MAX_COMMAND]),
         f"\n{clock}  ",
         (fields["state"], _STYLES.get(fields["state"], "yellow")),
-        f"  generation {fields['generation']}  {fields['world_size']} ranks  commit {fields['commits']}  ",
+        f"  generation {generation}  {fields['world_size']} ranks  commit {fields['commits']}  ",
         f"{fields['commits_per_sec']:.3g} commits/s{updates}  {fields['num_changes']} changes",
     )
 

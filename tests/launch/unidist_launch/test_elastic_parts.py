@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from unidist import process_sweep
 from unidist.environment import Settings
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host
@@ -137,6 +139,28 @@ def test_a_script_is_asked_without_waiting_and_its_failure_told(tmp_path: Path) 
     discovery.close()
 
 
+@pytest.mark.parametrize("script", ["./no-such-script.sh", "no-such-program --of me", "", "'"])
+def test_a_script_that_is_not_there_is_an_error_of_the_command(script: str) -> None:
+    with pytest.raises(ConfigurationError, match="--host-discovery-script"):
+        Discovery(script, None)
+
+
+def test_a_script_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    discovery = Discovery(f"sh -c 'sleep 100 & setsid sleep 100 & echo $$ > {pids}; sleep 100'", None)
+    deadline = time.monotonic() + 30
+    discovery.poll()
+    while not (pids.exists() and len(_of(discovery)) == 4) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert len(_of(discovery)) == 4
+    discovery.close()
+    assert _of(discovery) == []
+
+
+def _of(discovery: Discovery) -> list[int]:
+    return process_sweep.find_processes(discovery._mark, {})
+
+
 def test_slots_go_on_with_the_workers_and_failures_that_were_kept() -> None:
     slots = Slots()
     slots.offer([Host("h1", 2), Host("h2", 1)])
@@ -185,6 +209,8 @@ def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:
         ({"min_np": 1, "orphan_timeout": 5.0}, (), "give --state-dir too"),
         ({"min_np": 1, "checkpoint_interval": "3"}, (), "--checkpoint-interval is for checkpoints"),
         ({"min_np": 1, "keep_last": 3}, (), "--keep-last is for checkpoints"),
+        ({"min_np": 1, "slots_per_host": 4}, (Host("h", 2),), "leave --slots-per-host out"),
+        ({"min_np": 1, "slots_per_host": 1}, (), "-np 2 needs 2 slots, but --slots-per-host gives 1"),
         ({"checkpoint_dir": Path("x"), "checkpoint_interval": "soon"}, (), "'soon': give a number of seconds"),
         ({"checkpoint_dir": Path("x"), "checkpoint_interval": "0"}, (), "give more than 0"),
     ],
@@ -197,6 +223,23 @@ def test_contradictions_are_refused(changed: dict[str, object], hosts: tuple[Hos
 def test_limits_default_to_the_number_of_ranks_and_the_environments_timeout() -> None:
     found = elastic_options.limits({**NONE, "min_np": 1}, 2, (), Settings.read({"HOROVOD_ELASTIC_TIMEOUT": "7"}))
     assert (found.min_num, found.max_num, found.timeout.total_seconds()) == (1, 2, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "hosts", "message"),
+    [
+        ({"max_np": 4}, (), "--max-np is 4, but there are 2 slots.*--slots-per-host 4"),
+        ({"max_np": 4}, (Host("a", 2), Host("b", 1)), "there are 3 slots.*name more hosts"),
+        ({"max_np": 4, "slots_per_host": 4}, (), "^$"),
+        ({"max_np": 4}, (Host("a", 4),), "^$"),
+        ({"max_np": 4, "host_discovery_script": "x"}, (), "^$"),
+    ],
+)
+def test_ranks_for_which_there_will_never_be_slots_are_warned_of(
+    changed: dict[str, object], hosts: tuple[Host, ...], message: str
+) -> None:
+    limits = elastic_options.limits({**NONE, **changed}, 2, hosts, Settings())
+    assert re.search(message, elastic_options.never_reached(limits, 2, hosts))
 
 
 def test_events_are_lines_of_json_and_listeners_hear_them(tmp_path: Path) -> None:
@@ -215,3 +258,4 @@ def test_only_what_is_out_of_the_ordinary_is_told() -> None:
     assert line("joined", {"worker": 1}) == ""
     assert line("generation", {"generation": 0, "world_size": 2, "progress": 0}) == ""
     assert "2 ranks go on from commit 7" in line("generation", {"generation": 1, "world_size": 2, "progress": 7})
+    assert "1 rank goes on from commit 7" in line("generation", {"generation": 1, "world_size": 1, "progress": 7})

@@ -192,6 +192,19 @@ def test_nothing_outlives_the_launcher(start: Start, command: Command, number: s
         assert command.wait_until(lambda: not command.alive(), 5)
 
 
+def test_a_discovery_script_does_not_outlive_a_launcher_that_is_killed(start: Start, command: Command) -> None:
+    discover = command.folder / "discover.sh"
+    discover.write_text("#!/bin/sh\nif [ -e asked ]; then touch again; sleep 1000; fi\n"
+                        "touch asked\necho localhost:1\n")  # fmt: skip
+    discover.chmod(0o755)
+    with start("-np", "1", "--min-np", "1", "--host-discovery-script", str(discover), steps=100000) as job:
+        job.wait_for(r"step 5 .*")
+        assert command.wait_until((command.folder / "again").exists, 30)
+        job.process.kill()
+        job.end(seconds=30)
+        assert command.wait_until(lambda: not command.alive(), 5)
+
+
 def test_a_bad_command_is_an_error_and_no_storm(start: Start, command: Command) -> None:
     done = command.run("launch", "-np", "2", "--min-np", "1", "no-such-program-at-all")
     assert done.returncode == 2

@@ -33,13 +33,13 @@ def cluster(hosts: SshHosts) -> Iterator[SlurmCluster]:
         yield made
 
 
-def start(cluster: SlurmCluster, command: Command, *options: str) -> ElasticJob:
-    """Start a job of a rank on each of three nodes, from outside of them, as from a login node."""
+def start(cluster: SlurmCluster, command: Command, *options: str, num_proc: int = 3) -> ElasticJob:
+    """Start a job of a rank on each of three nodes, or fewer, from outside of them, as from a login node."""
     events = command.folder / "events.jsonl"
     name = command.script(script(setup="import unidist_torch.gloo"))  # so that nobody waits for a latecomer
     # Without --no-kill Slurm ends the whole job when a node fails.
     salloc = ("salloc", "--quiet", "--no-kill", "--nodes", "3", "--ntasks-per-node", "1")
-    launch = (sys.executable, "-m", "unidist_launch", "launch", "-np", "3", "--min-np", "1", *options)
+    launch = (sys.executable, "-m", "unidist_launch", "launch", "-np", str(num_proc), "--min-np", "1", *options)
     words = [*salloc, *launch, "--event-log", str(events), sys.executable, name, "1000000", "0.05"]
     env = {**cluster.env, "UNIDIST_HEARTBEAT_SEC": "3"}
     return ElasticJob(command.start_words(words, env=env), events)
@@ -79,6 +79,18 @@ def test_an_allocation_that_comes_to_its_end_loses_no_step(cluster: SlurmCluster
         assert job.end() == 0, job.lines
     (steps,) = job.steps()
     assert job.totals() == {total(steps)}
+
+
+def test_nobody_waits_for_a_spare_node_of_an_allocation_that_is_taken_back(
+    cluster: SlurmCluster, command: Command
+) -> None:
+    with start(cluster, command, num_proc=2) as job:
+        job.wait_for(r"step 5 .*")
+        assert len(job.events("host_joined")) == 2
+        (number,) = cluster.jobs()
+        cluster.run("scancel", "--signal=TERM", number)
+        assert job.end(seconds=60) == 128 + signal.SIGTERM, job.lines
+        assert len(job.events("host_joined")) == 2
 
 
 def sizes(job: ElasticJob) -> list[int]:

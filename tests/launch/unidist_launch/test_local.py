@@ -297,6 +297,34 @@ def test_a_terminal_shows_colours_progress_in_place_and_a_status_line(command: C
     assert shown.rstrip().endswith("\x1b[K")  # and the status line is gone at the end
 
 
+def test_a_terminal_that_is_closed_ends_the_job_with_its_grace_period(command: Command) -> None:
+    script = command.script(
+        """
+        def leave(*_):
+            time.sleep(0.6)  # the live line falls due
+            open("left", "w").close()
+            sys.exit()
+
+        signal.signal(signal.SIGHUP, leave)
+        while True:
+            print("on", flush=True)
+            time.sleep(0.01)
+        """
+    )
+    words = [sys.executable, "-m", "unidist_launch", "launch", "-np", "1", script]
+    pid, ours = pty.fork()
+    if pid == 0:
+        os.chdir(command.folder)
+        os.execve(sys.executable, words, {**os.environ, "TEST_MARK": command.mark})
+    shown = b""
+    while b"lines/s" not in shown or b"on\r\n" not in shown:  # the live line is there, and the rank's handler
+        shown += os.read(ours, 65536)
+    os.close(ours)
+    assert command.wait_until(lambda: not command.alive(), 30)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    assert (command.folder / "left").exists()
+
+
 def _waiting_bytes(process: subprocess.Popen[str]) -> int:
     """Return how much output the launcher has written that nobody has read."""
     assert process.stdout is not None
