@@ -80,9 +80,20 @@ class Window:
             return self._num_steps == self.accumulation.passes - 1
         return self._passes[index] >= self.accumulation.passes - 1
 
-    def count_pass(self, index: int) -> None:
-        """Note that a pass has computed the gradient of parameter `index`."""
+    def count_pass(self, index: int, name: str) -> None:
+        """Note that a pass has computed the gradient of parameter `index`, which is called `name`.
+
+        Raises:
+            UsageError: all passes of the window are complete, and exchanged.
+        """
+        if self.finished and self.accumulation.passes > 1:
+            raise UsageError(
+                f"a second backward pass before step() reached {name!r}, but the window of {self.accumulation.passes} "
+                "passes is complete. accumulate=N counts one backward pass per step(); add the losses up before "
+                "backward()."
+            )
         self._passes[index] += 1
+        self.finished = False
 
     def count_step(self) -> bool:
         """Note a call of `step`; returns whether it shall update the parameters."""

@@ -200,18 +200,10 @@ class Update:
             index: of the parameter.
             lent: where the gradient lies instead, for one that it `lends`; nobody changes that memory before `finish`.
         """
-        window = self.window
-        last = window.is_last_pass(index)
+        last = self.window.is_last_pass(index)
         exchange, local = self._series.place(index)
-        if window.finished and window.accumulation.passes > 1:
-            raise UsageError(
-                f"a second backward pass before step() reached {exchange.parameters[local].name!r}, but the window of "
-                f"{self.accumulation.passes} passes is complete. accumulate=N counts one backward pass per step(); "
-                "add the losses up before backward()."
-            )
-        window.count_pass(index)
+        self.window.count_pass(index, exchange.parameters[local].name)
         self._begin_round()
-        window.finished = False
         if lent is not None:
             exchange.lend(local, lent)
         elif last or exchange.reduces_each_pass:
@@ -227,7 +219,8 @@ class Update:
 
     def pass_without_buffer(self, index: int) -> None:
         """Note a pass whose gradient the binding exchanges itself (a sparse one)."""
-        self.window.count_pass(index)
+        exchange, local = self._series.place(index)
+        self.window.count_pass(index, exchange.parameters[local].name)
         self._begin_round()
 
     def _begin_round(self) -> None:

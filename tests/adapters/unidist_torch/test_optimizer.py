@@ -308,6 +308,24 @@ def test_sparse_embeddings_with_two_backward_passes_before_one_step(pool: Pool) 
     check(pool(2).run(twice), alone(plain_sgd, Embedder, both))
 
 
+def test_a_sparse_gradient_of_a_backward_pass_after_synchronize_is_exchanged(pool: Pool) -> None:
+    def on_rank() -> list[list[float]]:
+        with runtime():
+            words = nn.Embedding(2, 1, sparse=True).double()
+            nn.init.zeros_(words.weight)
+            optimizer = ud.DistributedOptimizer(torch.optim.SGD(words.parameters(), lr=1.0))
+            for _ in range(2):  # the ranks agree on sparse gradients in the first update
+                optimizer.zero_grad()
+                for word in (0, 1):
+                    (words(torch.tensor([word])) * (ud.rank() + 1)).sum().backward()
+                    if word == 0:
+                        optimizer.synchronize()
+                optimizer.step()
+            return words.weight.tolist()
+
+    assert pool(2).run(on_rank) == [[[-3.0], [-3.0]]] * 2
+
+
 def test_clipping_after_synchronize_equals_one_process(pool: Pool) -> None:
     def clip(model: nn.Module, optimizer: Any = None) -> None:
         if optimizer is not None:
