@@ -1,63 +1,26 @@
-"""Trainings in Keras under ZeRO that run on the ranks of a pool, many in one call, each beside one process."""
+"""The trainings of `_zero_cases` in Keras."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from _zero_cases import BATCH, OVERFLOWS, KerasCase, Parameters, Traffic, by_operation, record
 from keras import ops
 
 import unidist.tensorflow as ud
 import unidist_zero
 from unidist import context
-from unidist.environment import set_variables
-from unidist.testing._training import largest_error
-from unidist.testing.recording import Record, RecordingCommunicator
 from unidist_tensorflow.checkpoint_names import stable_paths
 from unidist_tensorflow.conformance import computing_in_float64
 
-BATCH = 12
-Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One training.
-
-    Args:
-        strategy: the strategy line.
-        optimizer: name of `OPTIMIZERS`.
-        mode: "eager", "function" or "fit".
-        options: more arguments of the optimizer.
-        passes: calls of a step that make an update.
-        steps: updates.
-        scaled: put the optimizer into a LossScaleOptimizer.
-        excluded: names that are left out of weight decay.
-        constrained: the head's rows are kept at unit norm.
-        layered: train a model of layers, else one with variables of its own.
-        noisy: with dropout and batch normalization, which only one rank has like one process.
-        deferred: the layered model is built without values, with another seed on each rank.
-    """
-
-    strategy: str = "zero=2"
-    optimizer: str = "adamw"
-    mode: str = "eager"
-    options: dict[str, Any] = field(default_factory=dict)
-    passes: int = 1
-    steps: int = 5
-    scaled: bool = False
-    excluded: tuple[str, ...] = ()
-    constrained: bool = False
-    layered: bool = False
-    noisy: bool = False
-    deferred: bool = False
-
+Batches = Sequence[tuple[Any, ...]]
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd": lambda **options: keras.optimizers.SGD(_rate(), momentum=0.9, **options),
@@ -155,7 +118,36 @@ def layered(*, noisy: bool, seed: int = 3) -> Any:
     return keras.Model(features, keras.layers.Dense(3, name="head")(x))
 
 
-def make(case: Case) -> tuple[Any, Any]:
+def surroundings() -> AbstractContextManager[object]:
+    """See `Backend.surroundings`."""
+    return computing_in_float64()
+
+
+def train_alone(case: KerasCase, *, rank: int = 0, size: int = 1) -> Parameters:
+    """See `Backend.train_alone`. The batches of a window are one batch."""
+    whole = data(case)
+    windows = [whole[start : start + case.passes] for start in range(0, len(whole), case.passes)]
+    batches = [tuple(np.concatenate(parts) for parts in zip(*window, strict=True)) for window in windows]
+    model, optimizer = make(case)
+    step_through(replace(case, mode="eager"), model, optimizer, share(batches, rank, size))  # the quickest way
+    if case.mode == "fit":
+        optimizer.finalize_variable_values(model.trainable_variables)
+    return values(model)
+
+
+def train(case: KerasCase) -> Parameters:
+    """See `Backend.train`."""
+    model, optimizer = ud.distribute(*make(case))
+    if case.loads:
+        assert ud.load(case.loads, model, optimizer).extra == {"next": case.first}
+    step_through(case, model, optimizer, share(data(case)[case.first * case.passes :], ud.rank(), ud.size()))
+    check_share(case, model, optimizer)
+    if case.saves:
+        ud.save(case.saves, model, optimizer, extra={"next": case.steps})
+    return values(model)
+
+
+def make(case: KerasCase) -> tuple[Any, Any]:
     """Return model and optimizer, not distributed."""
     model: Any
     if case.deferred:
@@ -165,7 +157,7 @@ def make(case: Case) -> tuple[Any, Any]:
         model = layered(noisy=case.noisy) if case.layered else Model(constrained=case.constrained)
     if not case.layered:
         model.build((None, 7))
-    optimizer: Any = OPTIMIZERS[case.optimizer](**case.options)
+    optimizer: Any = OPTIMIZERS[case.optimizer](**dict(case.options))
     if case.excluded:
         optimizer.exclude_from_weight_decay(var_names=list(case.excluded))
     if case.scaled:
@@ -173,36 +165,44 @@ def make(case: Case) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def data(num_batches: int) -> list[tuple[Any, Any]]:
-    """Return the first batches of all ranks together."""
+def data(case: KerasCase) -> Batches:
+    """Return the batches of all ranks together, one for each pass."""
     generator = np.random.default_rng(7)
-    return [(generator.standard_normal((BATCH, 7)), generator.integers(0, 3, BATCH)) for _ in range(num_batches)]
+    num_batches = case.steps * case.passes
+    batches = [(generator.standard_normal((BATCH, 7)), generator.integers(0, 3, BATCH)) for _ in range(num_batches)]
+    if case.scaled:
+        batches[OVERFLOWS * case.passes][0][0] = math.inf
+    return batches
 
 
-def train(case: Case, model: Any, optimizer: Any, batches: Sequence[tuple[Any, Any]]) -> Parameters:
-    """Train on these batches, in the way of the case; returns the variables."""
-    step_through(case, model, optimizer, batches)
-    return values(model)
+def share(batches: Batches, rank: int, size: int) -> Batches:
+    """Return one rank's share of each batch."""
+    return [tuple(np.split(part, size)[rank] for part in batch) for batch in batches]
 
 
-def step_through(case: Case, model: Any, optimizer: Any, batches: Sequence[tuple[Any, Any]]) -> None:
-    """Train on these batches."""
+def step_through(case: KerasCase, model: Any, optimizer: Any, batches: Batches) -> None:
+    """Train on these batches, in the way of the case. Without a strategy it is this function that clips."""
     if case.mode == "fit":
         model.compile(optimizer, _loss, jit_compile=False)
         features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         model.fit(features, labels, batch_size=len(batches[0][0]), shuffle=False, verbose=0)
-    else:
-        scale = optimizer.scale_loss if case.scaled else lambda loss: loss
+        return
+    scale = optimizer.scale_loss if case.scaled else lambda loss: loss
+    limit = None if case.strategy else case.max_norm
 
-        def step(features: Any, labels: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = scale(_loss(labels, model(features, training=True)))
-            variables = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    def step(features: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = scale(_loss(labels, model(features, training=True)))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        if limit is not None:
+            norm = tf.sqrt(sum(tf.reduce_sum(tf.square(each)) for each in gradients if each is not None))
+            gradients = [None if each is None else each * tf.minimum(1.0, limit / (norm + 1e-6)) for each in gradients]
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-        run = tf.function(step) if case.mode == "function" else step
-        for features, labels in batches:
-            run(tf.constant(features), tf.constant(labels))
+    run = tf.function(step) if case.mode == "function" else step
+    for features, labels in batches:
+        run(tf.constant(features), tf.constant(labels))
 
 
 def values(model: Any) -> Parameters:
@@ -211,113 +211,30 @@ def values(model: Any) -> Parameters:
         return {path: np.array(variable.numpy()) for path, variable in stable_paths(model.weights).items()}
 
 
-def alone(case: Case) -> Parameters:
-    """Return what one process comes to, on the batches of a window concatenated."""
-    whole = data(case.steps * case.passes)
-    windows = [whole[start : start + case.passes] for start in range(0, len(whole), case.passes)]
-    batches = [tuple(np.concatenate(parts) for parts in zip(*window, strict=True)) for window in windows]
-    model, optimizer = make(case)
-    found = train(replace(case, mode="eager"), model, optimizer, batches)  # the quickest way
-    if case.mode == "fit":
-        optimizer.finalize_variable_values(model.trainable_variables)
-        found = values(model)
-    return found
-
-
-def share(batches: Sequence[tuple[Any, Any]], rank: int, size: int) -> list[tuple[Any, Any]]:
-    """Return one rank's share of each batch."""
-    each = BATCH // size
-    return [tuple(part[rank * each : (rank + 1) * each] for part in batch) for batch in batches]
-
-
-def run_cases(cases: Sequence[Case], *, exchanged: bool = True) -> list[dict[str, float]]:
-    """Return for each case the largest error of each variable, beside one process.
-
-    Args:
-        cases: what to train, one after the other.
-        exchanged: False: each rank trains on its own share, without an exchange.
-    """
-    return [_beside_one_process(case, exchanged) for case in cases]
-
-
-def _beside_one_process(case: Case, exchanged: bool) -> dict[str, float]:
-    with computing_in_float64():
-        expected = alone(replace(case, deferred=False))
-        with _running(case):
-            model, optimizer = make(case)
-            if exchanged:
-                model, optimizer = ud.distribute(model, optimizer)
-            found = train(case, model, optimizer, share(data(case.steps * case.passes), ud.rank(), ud.size()))
-            if exchanged:
-                _check_share(case, model, optimizer)
-    return {name: largest_error(found[name], value) for name, value in expected.items()}
-
-
-def _check_share(case: Case, model: Any, optimizer: Any) -> None:
+def check_share(case: KerasCase, model: Any, optimizer: Any) -> None:
     """Raise unless this rank keeps about its share of the optimizer's state, and at stage 3 of the variables."""
     if case.strategy.startswith("zero") and "whole" not in case.strategy and case.optimizer in ("sgd", "adamw"):
         count = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
         kept = sum(int(np.prod(each.shape)) for each in optimizer.variables)
-        slots = {"sgd": 1, "adamw": 2}[case.optimizer] + bool(case.options.get("use_ema"))
+        slots = {"sgd": 1, "adamw": 2}[case.optimizer] + bool(dict(case.options).get("use_ema"))
         assert kept <= slots * (count / ud.size() + 60) + 10, f"{kept} elements of state for {count} elements"
         if "zero=3" in case.strategy and ud.size() > 1:
             held = sum(int(np.prod(each.value.shape)) for each in model.trainable_variables)
             assert held <= count / ud.size() + 60, f"{held} of {count} elements of the variables are here"
 
 
-@contextmanager
-def _running(case: Case) -> Iterator[None]:
-    with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": "auto"}):
-        ud.init()
-        try:
-            yield
-        finally:
-            ud.shutdown()
-            gc.collect()
-
-
-def go_on(jobs: Sequence[tuple[Case, int, str, str]]) -> list[dict[str, float]]:
-    """Train a part of each case, from one checkpoint to another; return the errors beside one process.
-
-    Args:
-        jobs: the case, whose steps are counted to the end of this part; its first step; the checkpoints.
-    """
-    errors = []
-    with computing_in_float64():
-        for case, first, loads, saves in jobs:
-            expected = alone(case)
-            with _running(case):
-                model, optimizer = ud.distribute(*make(case))
-                if loads:
-                    for variable in [] if "zero=3" in case.strategy else model.trainable_variables:
-                        variable.assign(variable + 1.0)  # so that it is seen if nothing is loaded
-                    assert ud.load(loads, model, optimizer).extra == {"next": first}
-                batches = data(case.steps * case.passes)[first:]
-                found = train(case, model, optimizer, share(batches, ud.rank(), ud.size()))
-                ud.save(saves, model, optimizer, extra={"next": case.steps})
-            errors.append({name: largest_error(found[name], value) for name, value in expected.items()})
-    return errors
-
-
-def record_step(case: Case) -> tuple[dict[str, int], int, int]:
-    """Return what the second step communicates, and the elements of one rank's share and of all.
-
-    Returns:
-        Bytes by operation, as `Record` counts them; elements of a shard, and of all shards, padding included.
-    """
-    records: list[Record] = []
-    with computing_in_float64(), _running(case):
-        runtime = context.current()
-        new = runtime.new_communicator
-        runtime.new_communicator = lambda *a, **k: RecordingCommunicator(new(*a, **k), records)  # type: ignore[method-assign]  # this run only
-        model, optimizer = ud.distribute(*make(case))
-        first, second = share(data(2), ud.rank(), ud.size())
-        step_through(case, model, optimizer, [first])
-        records.clear()
-        step_through(case, model, optimizer, [second])
-        found: dict[str, int] = {}
-        for record in records:
-            found[record.operation] = found.get(record.operation, 0) + record.nbytes
-        carried = model.__dict__.get("_unidist")
-        partition = (optimizer._unidist._update.exchanges[0] if carried is None else carried).partition
-        return found, sum(cut.counts[ud.rank()] for cut in partition.buckets), sum(c.count for c in partition.buckets)
+def record_step(case: KerasCase) -> Traffic:
+    """See `Backend.record_step`."""
+    records = record(context.current())
+    model, optimizer = make(case)
+    nbytes = sum(8 * int(np.prod(each.shape)) for each in model.trainable_variables)
+    model, optimizer = ud.distribute(model, optimizer)
+    first, second = share(data(case), ud.rank(), ud.size())
+    step_through(case, model, optimizer, [first])
+    records.clear()
+    step_through(case, model, optimizer, [second])
+    carried = model.__dict__.get("_unidist")
+    partition = (optimizer._unidist._update.exchanges[0] if carried is None else carried).partition
+    own = sum(cut.counts[ud.rank()] * cut.dtype.itemsize for cut in partition.buckets)
+    whole = sum(cut.count * cut.dtype.itemsize for cut in partition.buckets)
+    return Traffic(by_operation(records), own, whole, nbytes)

@@ -1,13 +1,16 @@
-"""Trainings in PyTorch under ZeRO that run on the ranks of a pool, many in one call, each beside one process."""
+"""The trainings of `_zero_cases` in PyTorch, and what else of ZeRO in PyTorch ranks can look at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from _zero_cases import BATCH, OVERFLOWS, Parameters, TorchCase, Traffic, by_operation, record
 from offload_torch import host_as_accelerator
 from torch.utils.checkpoint import checkpoint
 
@@ -16,50 +19,7 @@ from unidist import context
 from unidist.environment import set_variables
 from unidist.hierarchical import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
-from unidist.testing._training import largest_error
-from unidist.testing.recording import Record, RecordingCommunicator
 from unidist_torch import conformance
-
-BATCH = 12
-Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One training.
-
-    Args:
-        strategy: the strategy line.
-        optimizer: name of `OPTIMIZERS`.
-        passes: calls of a step that make an update.
-        steps: updates.
-        first: number of the first of them.
-        loads: folder of a checkpoint to begin with.
-        saves: folder for one at the end.
-        deep: a network of blocks that share, are used again, and are computed again.
-        contiguous: leave out the tensor in another memory order.
-        max_norm: what the line's clip_norm says.
-        engine: carries the gradients.
-        calls_closure: step with a closure.
-        hosts: the ranks make believe that they are on so many.
-        unfreezes: a parameter is trained from the third update on, in a group that is added then.
-    """
-
-    strategy: str = "zero=2"
-    optimizer: str = "adamw"
-    passes: int = 1
-    steps: int = 10
-    first: int = 0
-    loads: str = ""
-    saves: str = ""
-    contiguous: bool = False
-    deep: bool = False
-    max_norm: float | None = None
-    engine: str = "shm"
-    calls_closure: bool = False
-    hosts: int = 1
-    unfreezes: bool = False
-
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
@@ -85,9 +45,6 @@ class Model(conformance.Model):
         logits = self(inputs) * self.gain + kernel
         loss = torch.nn.functional.cross_entropy(logits, targets)
         return loss + self.narrow_loss(inputs) if self.narrow.requires_grad else loss
-
-
-WATCHED = {"inner", "head", "gain", "stem.weight", "blocks.1.narrow.weight"}
 
 
 class Block(torch.nn.Module):
@@ -135,92 +92,119 @@ class DeepModel(torch.nn.Module):
         return self.head(hidden) * self.gain + torch.tanh(self.image).mean(dim=(1, 2, 3))
 
 
-def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Parameters:
-    """Train on a rank's share of every batch; returns the parameters by name."""
+def surroundings() -> AbstractContextManager[object]:
+    """See `Backend.surroundings`."""
+    return host_as_accelerator()
+
+
+def train_alone(case: TorchCase, *, rank: int = 0, size: int = 1) -> Parameters:
+    """See `Backend.train_alone`."""
+    model, trained = make(case)
+    optimizer: Any = with_groups(case, trained)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(case.steps):
+        if case.unfreezes and step == 2:
+            unfreeze(model, optimizer)
+        optimizer.zero_grad()
+        for inputs, targets in shares(case, step, rank, size):
+            (model.loss(inputs, targets) / case.passes).backward()
+        if case.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, case.max_norm)
+        if not (case.scaled and step == OVERFLOWS):
+            optimizer.step()
+        schedule.step()
+    return parameters_of(model)
+
+
+def train(case: TorchCase) -> Parameters:
+    """See `Backend.train`."""
+    if case.hosts > 1:
+        make_believe(case.hosts)
+    model, trained = make(case)
+    model, optimizer = ud.distribute(model, with_groups(case, trained))
+    if case.loads:
+        assert ud.load(case.loads, model, optimizer).extra == {"next": case.first}
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(case.first, case.steps):
+        if case.unfreezes and step == 2:
+            unfreeze(model, optimizer)
+        for share in shares(case, step, ud.rank(), ud.size()):
+
+            def closure(share: Any = share) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = model.loss(*share)
+                loss.backward()
+                return loss
+
+            if case.calls_closure:
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            assert torch.isfinite(model(torch.ones(2, 6, dtype=torch.float64))).all(), "evaluation between two updates"
+    if case.saves:
+        ud.save(case.saves, model, optimizer, extra={"next": case.steps})
+    return parameters_of(model)
+
+
+def make(case: TorchCase) -> tuple[Any, list[torch.nn.Parameter]]:
+    """Return the model, not distributed, and what of it is trained."""
     torch.manual_seed(0)
-    model: Any = DeepModel() if case.deep else Model()
+    model: Any = DeepModel() if case.layered else Model()
     if case.max_norm is not None:
         model.narrow.requires_grad = False  # PyTorch would take the norm of all in float32
     if case.contiguous:
         model.image.data = model.image.data.contiguous()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer: Any = OPTIMIZERS[case.optimizer]([{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}])
-    if distributed:
-        model, optimizer = ud.distribute(model, optimizer)
-    if case.loads:
-        ud.load(case.loads, model, optimizer)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(case.first, case.first + case.steps):
-        if case.unfreezes and step == 2:
-            model.frozen.requires_grad = True
-            optimizer.add_param_group({"params": [model.frozen], "lr": 0.03})
-        for turn in range(case.passes):
-            rng = np.random.default_rng((7, step, turn))
-            inputs, targets = rng.standard_normal((BATCH, 6)), rng.integers(0, 3, BATCH)
-            each = BATCH // size
-            mine = slice(rank * each, (rank + 1) * each)
-            share = torch.from_numpy(inputs[mine]), torch.from_numpy(targets[mine])
+    return model, [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-            def closure(share: Any = share) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss: torch.Tensor = model.loss(*share) * (1 if distributed else 1 / case.passes)
-                loss.backward()
-                return loss
 
-            if distributed and case.calls_closure:
-                optimizer.step(closure)
-                continue
-            if distributed or case.passes == 1:
-                closure()
-            else:
-                (model.loss(*share) / case.passes).backward()
-            if distributed:
-                optimizer.step()
-        if not distributed:
-            if case.max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trained, case.max_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-        schedule.step()
-        with torch.no_grad():
-            assert torch.isfinite(model(share[0])).all(), "evaluation between two updates"
-    if case.saves:
-        ud.save(case.saves, model, optimizer)
+def with_groups(case: TorchCase, trained: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer, of two groups."""
+    return OPTIMIZERS[case.optimizer]([{"params": trained[:2]}, {"params": trained[2:], "lr": 0.02}])
+
+
+def unfreeze(model: Any, optimizer: Any) -> None:
+    """Train one parameter more from here on."""
+    model.frozen.requires_grad = True
+    optimizer.add_param_group({"params": [model.frozen], "lr": 0.03})
+
+
+def shares(case: TorchCase, step: int, rank: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield a rank's share of the batch of each pass of an update."""
+    for turn in range(case.passes):
+        rng = np.random.default_rng((7, step, turn))
+        inputs, targets = rng.standard_normal((BATCH, 6)), rng.integers(0, 3, BATCH)
+        if case.scaled and (step, turn) == (OVERFLOWS, 0):
+            inputs[0] = math.inf
+        each = BATCH // size
+        mine = slice(rank * each, (rank + 1) * each)
+        yield torch.from_numpy(inputs[mine]), torch.from_numpy(targets[mine])
+
+
+def parameters_of(model: Any) -> Parameters:
+    """Return copies of the parameters, by name."""
     names = dict(model.named_parameters())
     return {name: np.array(value.detach().numpy()) for name, value in model.state_dict().items() if name in names}
 
 
-def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
-    """Train each case on the ranks and in one process; returns the largest difference of each parameter.
-
-    Every rank calls it; the outcome is of the rank's own parameters. Under "alone" is the smallest difference of
-    trained parameters when the exchange is left out.
-    """
-    references: dict[Case, Parameters] = {}
-    found = []
-    for case in cases:
-        steps = case.first + case.steps  # all of them in one go
-        key = replace(
-            case, strategy="", engine="", hosts=1, calls_closure=False, loads="", saves="", first=0, steps=steps
-        )
-        if key not in references:
-            references[key] = train(key, distributed=False)
-        expected = references[key]
-        with set_variables({"UNIDIST_STRATEGY": case.strategy, "UNIDIST_ENGINE": case.engine}), host_as_accelerator():
-            ud.init()
-            try:
-                rank, size = ud.rank(), ud.size()
-                if case.hosts > 1:
-                    make_believe(case.hosts)
-                outcome = train(case, distributed=True, rank=rank, size=size)
-            finally:
-                ud.shutdown()
-        errors = {name: largest_error(outcome[name], value) for name, value in expected.items()}
-        if size > 1 and not found:
-            apart = train(key, distributed=False, rank=rank, size=size)
-            errors["alone"] = min(largest_error(apart[name], expected[name]) for name in (WATCHED & expected.keys()))
-        found.append(errors)
-    return found
+def record_step(case: TorchCase) -> Traffic:
+    """See `Backend.record_step`."""
+    records = record(context.current())
+    model, trained = make(case)
+    nbytes = sum(parameter.nbytes for parameter in trained)
+    model, optimizer = ud.distribute(model, with_groups(case, trained))
+    for step in range(2):
+        records.clear()
+        for inputs, targets in shares(case, step, ud.rank(), ud.size()):
+            optimizer.zero_grad()
+            model.loss(inputs, targets).backward()
+            optimizer.step()
+    partition = optimizer._unidist._inner._shares[0].exchange.partition
+    own = sum(cut.counts[ud.rank()] * cut.dtype.itemsize for cut in partition.buckets)
+    whole = sum(cut.count * cut.dtype.itemsize for cut in partition.buckets)
+    return Traffic(by_operation(records), own, whole, nbytes)
 
 
 def make_believe(num_hosts: int) -> None:
@@ -232,18 +216,6 @@ def make_believe(num_hosts: int) -> None:
     inner = world.split(layout.hosts[layout.host_of(world.rank)])
     assert inner is not None
     runtime._worlds["host"] = runtime._keep(HierarchicalCommunicator(world, inner, layout))
-
-
-def record(runtime: context.Context) -> list[Record]:
-    """Let every communicator that strategies ask for from now on write down what it is used for."""
-    records: list[Record] = []
-    make = runtime.new_communicator
-
-    def recording(axis: str, *, memory: str = "host") -> RecordingCommunicator:
-        return RecordingCommunicator(make(axis, memory=memory), records)
-
-    runtime.new_communicator = recording  # type: ignore[method-assign]  # this run only
-    return records
 
 
 @dataclass(frozen=True)
@@ -291,9 +263,7 @@ def _footprint(stage: int) -> Footprint:
     step = optimizer._unidist._inner
     exchange = step._shares[0].exchange
     units = model._unidist.units.units if stage == 3 else []
-    moved = {"reducescatter": 0, "allgather": 0, "other": 0}
-    for item in records:
-        moved[item.operation if item.operation in moved else "other"] += item.nbytes
+    moved = by_operation(records)
     return Footprint(
         total=total,
         parameters=sum(bucket.shard.nbytes for unit in units for bucket in unit.buckets)
@@ -305,9 +275,9 @@ def _footprint(stage: int) -> Footprint:
         optimizer=sum(value.nbytes for run in step._runs() for value in step._inner.state(run).values() if value.dim()),
         gathered=model._unidist.units.nbytes_held if stage == 3 else 0,
         most_gathered=most,
-        scattered=moved["reducescatter"],
-        sent_parameters=moved["allgather"],
-        other=moved["other"],
+        scattered=moved.pop("reducescatter"),
+        sent_parameters=moved.pop("allgather"),
+        other=sum(moved.values()),
     )
 
 

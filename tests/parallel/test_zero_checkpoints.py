@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,49 +11,81 @@ from part_pools import PartPools
 
 from unidist.testing.fixtures import RankPoolFactory
 
-pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _torch_zero import Case, errors_of
+from _zero_cases import Case, KerasCase, TorchCase, errors_of
 
 pytestmark = pytest.mark.parallel
 
-# Each job goes on with what the one before it has saved.
-JOBS = [
-    (4, "zero=1:bucket_mb=0.0002", "zero=2", "zero=3:shared=false"),
-    (2, "zero=2:shared=false", "zero=1:whole=true", "zero=3:whole=true:shared=false"),
-    (3, "zero=1", "zero=1", "zero=1"),
-    (1, "", "zero=2", "zero=3"),
-    (2, "zero=1:whole=true", "", "zero=3"),
-    (4, "zero=2:shard=2", "zero=2", "zero=3:shard=2"),
-]
-OPTIMIZERS = ("adamw", "adafactor", "nadam")  # the last in a network of blocks
+LONG = timedelta(seconds=600)
 
 
 @pytest.fixture(scope="module")
-def rank_pools(torch_pools: PartPools) -> PartPools:
-    """The ranks of this module, which `leak_check` asks too."""
-    return torch_pools
+def framework(request: pytest.FixtureRequest) -> str:
+    """The framework of a test."""
+    name: str = request.param
+    pytest.importorskip(name, reason=f"the training is in {name}")
+    return name
 
 
-def test_training_goes_on_at_another_number_of_ranks(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
-    for number, (size, *strategies) in enumerate(JOBS):
-        cases = [
-            Case(
-                strategy,
-                optimizer,
-                first=3 * number,
-                steps=3,
-                loads=str(tmp_path / f"{optimizer}-{number - 1}") if number else "",
-                saves=str(tmp_path / f"{optimizer}-{number}"),
-                contiguous=True,
-                deep=optimizer == OPTIMIZERS[-1],
-            )
-            for strategy, optimizer in zip(strategies, OPTIMIZERS, strict=True)
-        ]
-        for errors in rank_pool(size).run(errors_of, (cases,)):
-            for case, found in zip(cases, errors, strict=True):
-                found.pop("alone", None)
-                for name, error in found.items():
+@pytest.fixture(scope="module")
+def rank_pools(framework: str, torch_pools: PartPools, tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of a test, which `leak_check` asks too."""
+    return torch_pools if framework == "torch" else tensorflow_pools
+
+
+EMA = (("use_ema", True), ("ema_momentum", 0.9))
+
+# Each job, on so many ranks, goes on with what the one before it has saved, of several trainings.
+TORCH_JOBS: list[tuple[int, list[Case]]] = [
+    (
+        size,
+        [
+            TorchCase(one, "adamw", contiguous=True, steps=3),
+            TorchCase(two, "adafactor", contiguous=True, steps=3),
+            TorchCase(three, "nadam", contiguous=True, steps=3, layered=True),
+        ],
+    )
+    for size, one, two, three in [
+        (4, "zero=1:bucket_mb=0.0002", "zero=2", "zero=3:shared=false"),
+        (2, "zero=2:shared=false", "zero=1:whole=true", "zero=3:whole=true:shared=false"),
+        (3, "zero=1", "zero=1", "zero=1"),
+        (1, "data", "zero=2", "zero=3"),
+        (2, "zero=1:whole=true", "data", "zero=3"),
+        (4, "zero=2:shard=2", "zero=2", "zero=3:shard=2"),
+    ]
+]
+# The last one goes on in a step that is traced.
+KERAS_JOBS: list[tuple[int, list[Case]]] = [
+    (
+        size,
+        [
+            KerasCase(one, "adamw", steps=2, layered=True, mode=mode, options=EMA),
+            KerasCase(two, "adafactor", steps=2, layered=True, mode=mode),
+        ],
+    )
+    for size, mode, one, two in [
+        (3, "eager", "zero=3", "zero=2"),
+        (1, "eager", "zero=1", "data"),
+        (2, "eager", "data", "zero=3"),
+        (2, "function", "zero=2:bucket_mb=0.0002", "zero=1:bucket_mb=0.0002"),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("framework", "jobs"),
+    [("torch", TORCH_JOBS), ("tensorflow", KERAS_JOBS)],
+    indirect=["framework"],
+    ids=["torch", "keras"],
+)
+def test_training_goes_on_at_another_number_of_ranks(
+    framework: str, jobs: list[tuple[int, list[Case]]], rank_pool: RankPoolFactory, tmp_path: Path
+) -> None:
+    for number, (size, trainings) in enumerate(jobs):
+        cases = [case.part(number, tmp_path) for case in trainings]
+        for found in rank_pool(size).run(errors_of, (cases,), timeout=LONG):
+            for case, errors in zip(cases, found, strict=True):
+                for name, error in errors.items():
                     limit = 1e-5 if name == "narrow" else 1e-12
                     assert error <= limit, f"{case}: {name} differs by {error:.2e} from uninterrupted training"
