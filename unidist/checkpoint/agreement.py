@@ -28,7 +28,9 @@ class DiskError(CheckpointError):
     """The file system refused; `on_error="warn"` is about these."""
 
 
-def agree(communicator: Communicator, value: Any, error: Exception | None, what: str) -> list[Any]:
+def agree(
+    communicator: Communicator, value: Any, error: Exception | None, what: str, *, if_disk: str = ""
+) -> list[Any]:
     """Return the values of all ranks, or raise on every rank if one has an error. Collective.
 
     Args:
@@ -36,6 +38,7 @@ def agree(communicator: Communicator, value: Any, error: Exception | None, what:
         value: this rank's; anything that can be pickled.
         error: of this rank.
         what: what was being done, for messages ("the checkpoint /data/c cannot be saved").
+        if_disk: what can be done about it if it is the file system that refuses; the same on every rank.
 
     Raises:
         CheckpointError: another rank has an error, or this rank's was no error of unidist's.
@@ -50,15 +53,18 @@ def agree(communicator: Communicator, value: Any, error: Exception | None, what:
         return [each for each, _ in everyone]
     if isinstance(error, UnidistError):
         raise error
-    raise _of_all(failed, communicator, what) from error
+    raise _of_all(failed, communicator, what, if_disk) from error
 
 
-def _of_all(failed: Sequence[tuple[int, Failure]], communicator: Communicator, what: str) -> CheckpointError:
+def _of_all(
+    failed: Sequence[tuple[int, Failure]], communicator: Communicator, what: str, if_disk: str
+) -> CheckpointError:
     # All name the same rank: one whose disk is full is named before one that merely noticed the consequences.
     rank, failure = min(failed, key=lambda item: (not item[1].of_disk, item[0]))
     kind = DiskError if all(each.of_disk for _, each in failed) else CheckpointError
     place = f" on rank {communicator.members[rank]}" if communicator.size > 1 else ""
-    return kind(f"{what}{place}: {failure.text}")
+    advice = f". {if_disk}" if failure.of_disk and if_disk else ""
+    return kind(f"{what}{place}: {failure.text}{advice}")
 
 
 def _describe(error: Exception) -> Failure:

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from unidist.checkpoint import index
-from unidist.checkpoint.shard import sync
+from unidist.checkpoint.shard import advice, sync
 from unidist.errors import CheckpointError, UsageError
 
 _STEP = re.compile(r"step-(\d+)")
@@ -126,7 +126,9 @@ def find(path: Path) -> Path:
             return series[-1][1]
         raise CheckpointError(_nothing_at(path))
     except PermissionError as exc:
-        raise CheckpointError(f"the checkpoint {path} may not be read: {exc.strerror} ({exc.filename})") from exc
+        raise CheckpointError(
+            f"the checkpoint {path} may not be read: {exc.strerror} ({exc.filename}). {advice(exc)}"
+        ) from exc
 
 
 def _nothing_at(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from unidist.buffer import DType
 from unidist.checkpoint.parts import Box, Part
 from unidist.checkpoint.pieces import TensorInfo
+from unidist.checkpoint.shard import advice
 from unidist.errors import CheckpointError, UsageError
 
 NAME = "index.json"
@@ -147,7 +148,7 @@ class Index:
         try:
             return cls.from_json(path.read_bytes(), path)
         except OSError as exc:
-            raise CheckpointError(f"the index {path} cannot be read: {exc.strerror}") from exc
+            raise CheckpointError(f"the index {path} cannot be read: {exc.strerror}. {advice(exc)}") from exc
 
 
 def _canonical(content: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ from unidist.errors import UnidistError, UsageError
 
 _log = logging.getLogger("unidist")
 
+_REFUSED = "Make room, see to the permissions, or save elsewhere; an earlier checkpoint at this place is still whole"
+
 States = Callable[[], Mapping[str, KeepsState]]
 """Makes the sections of a checkpoint, on this rank. It may raise."""
 
@@ -137,7 +139,7 @@ class Saver:
             except Exception as exc:  # of whatever kind: the others must hear of it
                 error = exc
         try:
-            gathered = agree(self.communicator, (options, offer), error, what)
+            gathered = agree(self.communicator, (options, offer), error, what, if_disk=_REFUSED)
             for rank, (theirs, _) in enumerate(gathered):
                 if theirs != gathered[0][0]:
                     raise UsageError(
@@ -199,14 +201,14 @@ class _Finish:
                     written = write(_visible(directory.writing(path)), name, self._pieces)
                 except Exception as exc:  # of whatever kind: the others must hear of it
                     error = exc
-            gathered: list[Written] = agree(communicator, written, error, self._what)
+            gathered: list[Written] = agree(communicator, written, error, self._what, if_disk=_REFUSED)
             error = None
             if communicator.rank == 0:
                 try:
                     self._complete(gathered)
                 except Exception as exc:
                     error = exc
-            agree(communicator, None, error, self._what)
+            agree(communicator, None, error, self._what, if_disk=_REFUSED)
         except UnidistError:
             if communicator.rank == 0:
                 directory.abandon(path)

@@ -104,7 +104,7 @@ class Shard:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise CheckpointError(f"the shard {path} cannot be opened: {exc.strerror}. {_advice(exc)}") from exc
+            raise CheckpointError(f"the shard {path} cannot be opened: {exc.strerror}. {advice(exc)}") from exc
         try:
             self.entries, self.metadata = self._header()
         except BaseException:
@@ -185,7 +185,8 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path))
 
 
-def _advice(error: OSError) -> str:
+def advice(error: OSError) -> str:
+    """Return what can be done where a file of a checkpoint cannot be opened."""
     if isinstance(error, PermissionError):
         return "Ask its owner for permission to read it."
     return "Copy the whole checkpoint, with all its shards."
