@@ -152,9 +152,22 @@ class Membership:
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
 
     @property
+    def _may_be_done(self) -> bool:
+        """There is a worker that has left the world in good order, and whose process has not ended yet."""
+        return any(worker.phase is Phase.DETACHED for worker in self.workers.values())
+
+    @property
     def somebody_stays(self) -> bool:
         """There is a worker that is not to leave, though it may not have come yet."""
         return any(not (each.is_leaving or each.phase is Phase.DETACHED) for each in self.workers.values())
+
+    @property
+    def hands_over(self) -> bool:
+        """Those that wait and stay have no state, and those that have it are to leave: these go along once more."""
+        staying = [worker for worker in self.waiting if not worker.is_leaving]
+        if self.is_finishing or not self.has_begun or not staying:
+            return False
+        return all(worker.progress == NO_STATE for worker in [*staying, *self.members])
 
     def can_form(self, *, after_loss: bool = False) -> bool:
         """Say whether the next world can begin: every member of the last one has come back, and there are enough.
@@ -164,7 +177,10 @@ class Membership:
         """
         if self.members:
             return False
-        number = len(self._chosen(after_loss))
+        chosen = self._chosen(after_loss)
+        number = len(chosen)
+        if self.has_begun and self._may_be_done and all(worker.progress == NO_STATE for worker in chosen):
+            return False  # they would begin again what others have just come to the end of
         if not self.has_begun and not self.accepts_fewer:
             return number >= self._num_first
         return number >= self.min_num
@@ -217,6 +233,11 @@ class Membership:
 
     def _chosen(self, after_loss: bool) -> list[Worker]:
         """Return who would be in the next world: those that were in the last one go first."""
+        if self.hands_over:
+            givers = [worker for worker in self.waiting if worker.is_leaving and worker.progress > NO_STATE]
+            staying = sorted((worker for worker in self.waiting if not worker.is_leaving), key=_by_seniority)
+            # One that stays is always among them, if need be beyond the most: else this would go on for ever.
+            return [*givers, *staying[: max(1, self._max_num - len(givers))]]
         candidates = [worker for worker in self.waiting if not worker.is_leaving]
         if after_loss and candidates:  # else nobody would be there to take over what those have that leave
             candidates = [each for each in self.waiting if not each.is_leaving or each.progress > NO_STATE]

@@ -124,6 +124,23 @@ def test_a_member_that_is_to_leave_changes_the_world() -> None:
     assert made.wants_change(0.0)
 
 
+def test_where_all_are_to_leave_they_give_what_they_have_to_newcomers_first() -> None:
+    made = membership(0, 1, most=2)
+    made.form(0)
+    for number in (0, 1):
+        made.leave(number)
+        come(made, number, progress=7)
+    assert not made.can_form()
+    come(made, 2)
+    come(made, 3)
+    world = made.form(1)
+    assert (ranks(world), world.progress, world.needs_sync) == ({0: 0, 1: 1, 2: 2}, 7, True)
+    for number in (0, 1, 2):
+        come(made, number, progress=8)
+    world = made.form(2)
+    assert (ranks(world), world.progress, world.dismissed) == ({0: 2, 1: 3}, 8, (0, 1))
+
+
 def test_after_a_loss_one_that_is_to_leave_goes_along_once_more() -> None:
     made = membership(0, 1, 2)
     made.form(0)
@@ -153,6 +170,19 @@ def test_those_that_are_to_leave_form_no_world_by_themselves() -> None:
     assert not made.can_form(after_loss=True)
     come(made, 2)
     assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 2}
+
+
+def test_newcomers_do_not_begin_again_what_others_have_just_come_to_the_end_of() -> None:
+    made = membership(0, 1)
+    made.form(0)
+    come(made, 2)
+    made.detach(0)
+    made.detach(1)  # their processes may take a while to end
+    assert not made.can_form()
+    made.remove(0)
+    assert not made.can_form()
+    made.remove(1)
+    assert made.can_form()  # neither had come to the end, or nobody would be taken in any more
 
 
 def test_near_the_end_nobody_is_taken_in_and_few_are_enough() -> None:
