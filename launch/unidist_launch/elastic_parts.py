@@ -148,6 +148,14 @@ class ElasticParts:
         """Send a signal to one worker."""
         self.tell({"type": "signal", "number": number, "workers": [worker]}, host)
 
+    def label(self, seat: int, host: str) -> None:
+        """Take the output of a worker of this host under the label of a seat.
+
+        There may be more seats than ranks: workers that are to leave have theirs while others take their place.
+        """
+        self.host_names[seat] = host
+        self.output.make_room(seat + 1)
+
     def retire(self, number: int) -> None:
         """Have a worker leave at the next commit of the world."""
         worker = self.workers.get(number)

@@ -68,6 +68,7 @@ class Resumption:
             if worker is None and number >= self._first_new:  # started at the last moment
                 parts.workers.take_over([StartedWorker(number, seat, host.index)], number + 1)
                 parts.slots.take(host.name, number, instead_of=ended)
+                parts.label(seat, host.name)
                 worker = parts.workers.get(number)
             if worker is None:
                 continue  # its end was dealt with
@@ -97,6 +98,7 @@ class Resumption:
                 int(each["seat"]),
                 int(each["host"]),
                 int(each["pid"]),
+                is_ready=bool(each["has_joined"]),
                 joined=now if each["has_joined"] else None,
                 is_leaving=bool(each["is_leaving"]),
                 has_left=bool(each["has_left"]),
@@ -111,7 +113,7 @@ class Resumption:
         for worker in workers:
             host = parts.hosts.by_index(worker.host)
             if host is not None:
-                parts.host_names[worker.seat] = host.name
+                parts.label(worker.seat, host.name)
 
 
 def kept_parts(parts: ElasticParts) -> Kept:

@@ -75,6 +75,7 @@ class ElasticRun:
             parts.log.publish("job", command=list(parts.job.command), num_proc=parts.job.num_proc)
         while not self._is_over():
             self._supply.discover()
+            self._supply.vacate()
             if not self._is_taken_back:
                 self._supply.fill()
             self._resumption.keep()
@@ -202,6 +203,8 @@ class ElasticRun:
             self._deadline = None
         elif kind == "state_lost":
             self._ends.give_up(str(fields["reason"]))
+        elif kind == "joined" and worker is not None:
+            worker.is_ready = True
         elif kind == "leaving" and worker is not None:
             worker.is_leaving = True
         elif kind == "left" and worker is not None:

@@ -21,6 +21,7 @@ class Supply:
     def __init__(self, parts: ElasticParts) -> None:
         self._parts = parts
         self._error = ""
+        self._withdrawn: set[int] = set()
 
     def discover(self) -> None:
         """Ask which hosts there are, where a script says so."""
@@ -38,12 +39,30 @@ class Supply:
             return
         self._error = ""
         before = {name: parts.slots.num_on(name) for name in parts.slots.hosts}
-        leaving = parts.slots.offer(hosts)
+        self._withdrawn = set(parts.slots.offer(hosts))
         after = {host.name: host.slots for host in hosts}
         if before != after:
             parts.log.publish("hosts", hosts=after)
-        for number in leaving:
-            parts.retire(number)
+        if before != after and self._withdrawn and not self._has_successor():
+            parts.output.message("unidist: none of these hosts has a rank yet; the others go on until one has come")
+
+    def vacate(self) -> None:
+        """Have workers leave whose slots are withdrawn; those that hold all there is of the state wait for a successor.
+
+        Whoever takes a host away for good ends what runs there: a list without any of the hosts may be a mistake.
+        """
+        parts = self._parts
+        has_successor = parts.generation < 0 or not self._withdrawn or self._has_successor()
+        for number in self._withdrawn:
+            worker = parts.workers.get(number)
+            if worker is not None and (has_successor or worker.joined is None):
+                parts.retire(number)
+
+    def _has_successor(self) -> bool:
+        return any(
+            worker.is_ready and not worker.is_leaving and worker.number not in self._withdrawn
+            for worker in self._parts.workers
+        )
 
     def fill(self) -> None:
         """Start agents and workers where there is room.
@@ -70,7 +89,7 @@ class Supply:
         parts, index = self._parts, host.index
         worker = parts.workers.add(index)
         number, seat = worker.number, worker.seat
-        parts.host_names[seat] = host.name
+        parts.label(seat, host.name)
         parts.server.call(lambda: parts.coordinator.expect_worker(number, index))
         assert host.facts is not None
         is_first = parts.generation < 0 and seat < parts.job.num_proc

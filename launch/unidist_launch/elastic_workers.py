@@ -17,6 +17,7 @@ class StartedWorker:
         seat: label of its output; free again when it has ended.
         host: index of the agent that has it.
         pid: its process, when the agent has told.
+        is_ready: it waits to come into a world, or has been in one.
         joined: when it first came into a world.
         is_leaving: it was asked to go, or has said that it goes.
         has_left: it was let go.
@@ -28,6 +29,7 @@ class StartedWorker:
     seat: int
     host: int
     pid: int = 0
+    is_ready: bool = False
     joined: float | None = None
     is_leaving: bool = False
     has_left: bool = False

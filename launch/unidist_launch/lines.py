@@ -107,6 +107,13 @@ class Folder:
         self._pending: Counter[tuple[Stream, bytes]] = Counter()
         self._count = 0
 
+    def make_room(self, num_ranks: int) -> None:
+        """Take lines of so many ranks from now on, if that is more."""
+        for rank in range(len(self._queues), num_ranks):
+            self._queues.append(deque())
+            for stream in Stream:
+                self._open[stream].add(rank)
+
     def add(self, rank: int, stream: Stream, lines: Iterable[bytes], now: float) -> None:
         """Take the next lines of a rank."""
         for line in lines:

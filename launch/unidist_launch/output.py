@@ -61,10 +61,30 @@ class Output:
         if quiet:
             for rank in range(1, num_ranks):
                 self._folder.close(rank, Stream.STDOUT)
-        self._files = {} if output_dir is None else _open_files(output_dir, num_ranks, "ab" if append else "wb")
+        self._files = {} if output_dir is None else _open_files(output_dir, range(num_ranks), "ab" if append else "wb")
+        self._output_dir = output_dir
         self._listeners: list[Callable[[int, Stream, list[bytes]], None]] = []
         self.failures = self._screen.failures
         """Our own streams that can no longer be written to, and why."""
+
+    def make_room(self, num_ranks: int) -> None:
+        """Take the output of so many ranks from now on, if that is more than before.
+
+        Raises:
+            ConfigurationError: their files cannot be made.
+        """
+        new = range(self._num_ranks, num_ranks)
+        if not new:
+            return
+        if self._output_dir is not None:
+            self._files |= _open_files(self._output_dir, new, "ab")
+        self._folder.make_room(num_ranks)
+        self._splitters |= {(rank, stream): LineSplitter() for rank in new for stream in Stream}
+        self._tails += [deque(maxlen=_TAIL_LINES) for _ in new]
+        if self._quiet:
+            for rank in new:
+                self._folder.close(rank, Stream.STDOUT)
+        self._num_ranks = num_ranks
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
         """Take what a rank printed; empty bytes: nothing more will come on this stream."""
@@ -184,11 +204,11 @@ class Output:
             self.message(f"unidist: cannot write {file.name}: {exc}; the rest of it is on the screen only")
 
 
-def _open_files(folder: Path, num_ranks: int, mode: str) -> dict[tuple[int, Stream], FileIO]:
-    digits = len(str(num_ranks - 1))
+def _open_files(folder: Path, ranks: range, mode: str) -> dict[tuple[int, Stream], FileIO]:
+    digits = len(str(ranks[-1]))
     files: dict[tuple[int, Stream], FileIO] = {}
     try:
-        for rank in range(num_ranks):
+        for rank in ranks:
             place = folder / f"rank.{rank:0{digits}d}"
             place.mkdir(parents=True, exist_ok=True)
             for stream in Stream:

@@ -250,7 +250,8 @@ class ElasticCoordinator(Coordinator):
         membership = self.membership
         for worker in membership.waiting:
             came_too_late = membership.is_finishing and worker.progress == NO_STATE and membership.has_begun
-            waits_to_give = self._was_lost and membership.somebody_stays and worker.progress > NO_STATE
+            may_give = membership.hands_over or (self._was_lost and membership.somebody_stays)
+            waits_to_give = may_give and worker.progress > NO_STATE
             if came_too_late or (worker.is_leaving and not membership.members and not waits_to_give):
                 yield from self._dismiss(worker.number)
         if membership.can_form(after_loss=self._was_lost):

@@ -187,6 +187,22 @@ def test_the_last_one_waits_for_a_successor_if_one_is_to_come() -> None:
     assert [desk.last(worker)["place"][:2] for worker in (0, 2)] == [[0, 2], [1, 2]]
 
 
+def test_one_that_waits_already_gets_the_state_of_those_that_all_leave() -> None:
+    desk = Desk(first=2, most=2)
+    desk.come(0, 1, 2)
+    for worker in (0, 1):
+        desk.say(worker, "leaving")
+    for worker in (0, 1):
+        desk.ready(worker, progress=8, generation=0)
+    assert [desk.last(worker)["place"][:2] for worker in (0, 1, 2)] == [[0, 3], [1, 3], [2, 3]]
+    assert desk.last(2)["progress"] == 8
+    generation = desk.coordinator.generation
+    for worker in (0, 2, 1):
+        desk.ready(worker, progress=9, generation=generation)
+    assert [desk.last(worker)["type"] for worker in (0, 1)] == ["dismissed", "dismissed"]
+    assert desk.last(2)["place"][:2] == [0, 1]
+
+
 def test_members_are_told_who_leaves_also_when_others_follow() -> None:
     desk = Desk(first=3)
     desk.come(0, 1, 2)
