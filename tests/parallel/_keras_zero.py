@@ -140,6 +140,8 @@ def train(case: KerasCase) -> Parameters:
     model, optimizer = ud.distribute(*make(case))
     if case.loads:
         assert ud.load(case.loads, model, optimizer).extra == {"next": case.first}
+    if case.saves_early:
+        ud.save(case.saves_early, model, optimizer, extra={"next": case.first})
     step_through(case, model, optimizer, share(data(case)[case.first * case.passes :], ud.rank(), ud.size()))
     check_share(case, model, optimizer)
     if case.saves:

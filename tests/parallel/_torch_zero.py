@@ -124,6 +124,8 @@ def train(case: TorchCase) -> Parameters:
     model, optimizer = ud.distribute(model, with_groups(case, trained))
     if case.loads:
         assert ud.load(case.loads, model, optimizer).extra == {"next": case.first}
+    if case.saves_early:
+        ud.save(case.saves_early, model, optimizer, extra={"next": case.first})
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in range(case.first, case.steps):
         if case.unfreezes and step == 2:

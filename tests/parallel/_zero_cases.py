@@ -40,6 +40,7 @@ class Case:
         first: number of the first update, where the training goes on.
         loads: folder of a checkpoint to begin with.
         saves: folder for one at the end.
+        saves_early: folder for one before the first update.
     """
 
     framework: ClassVar[str]
@@ -55,6 +56,7 @@ class Case:
     first: int = 0
     loads: str = ""
     saves: str = ""
+    saves_early: str = ""
 
     def line(self) -> str:
         """Return the whole strategy line."""
@@ -76,7 +78,7 @@ class Case:
 
     def alone(self) -> Self:
         """Return the training of one process that it is compared with: all of it, in one go."""
-        return replace(self, strategy="", engine="", first=0, loads="", saves="")
+        return replace(self, strategy="", engine="", first=0, loads="", saves="", saves_early="")
 
 
 @dataclass(frozen=True)

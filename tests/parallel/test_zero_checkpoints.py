@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from part_pools import PartPools
 
+from unidist.runner import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
@@ -84,8 +86,34 @@ def test_training_goes_on_at_another_number_of_ranks(
 ) -> None:
     for number, (size, trainings) in enumerate(jobs):
         cases = [case.part(number, tmp_path) for case in trainings]
-        for found in rank_pool(size).run(errors_of, (cases,), timeout=LONG):
-            for case, errors in zip(cases, found, strict=True):
-                for name, error in errors.items():
-                    limit = 1e-5 if name == "narrow" else 1e-12
-                    assert error <= limit, f"{case}: {name} differs by {error:.2e} from uninterrupted training"
+        train_and_compare(rank_pool(size), cases)
+
+
+def train_and_compare(pool: RankPool, cases: list[Case]) -> None:
+    """Train, and fail unless every rank comes to the parameters of one process that was never interrupted."""
+    for found in pool.run(errors_of, (cases,), timeout=LONG):
+        for case, errors in zip(cases, found, strict=True):
+            for name, error in errors.items():
+                limit = 1e-5 if name == "narrow" else 1e-12
+                assert error <= limit, f"{case}: {name} differs by {error:.2e} from uninterrupted training"
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [("torch", TorchCase), ("tensorflow", KerasCase)],
+    indirect=["framework"],
+    ids=["torch", "keras"],
+)
+def test_a_save_before_the_first_update_changes_nothing_and_loads(
+    framework: str, kind: type[Case], rank_pool: RankPoolFactory, tmp_path: Path
+) -> None:
+    plain = [
+        kind("zero=1", "adamw", steps=2),
+        kind("zero=2:bucket_mb=0.0002", "adafactor", steps=2),
+        kind("zero=3", "adamw", steps=2, layered=True),
+    ]
+    folders = [str(tmp_path / str(number)) for number in range(len(plain))]
+    train_and_compare(
+        rank_pool(2), [replace(case, saves_early=path) for case, path in zip(plain, folders, strict=True)]
+    )
+    train_and_compare(rank_pool(3), [replace(case, loads=path) for case, path in zip(plain, folders, strict=True)])
