@@ -97,7 +97,7 @@ class SampleOrder:
             global_batch: samples that all ranks take together in a step.
         """
         epoch, length = position.epoch, self.length(global_batch)
-        order = shuffled(self.count, seed=self.seed, epoch=epoch) if self.shuffle else list(range(self.count))
+        order = shuffled(self.count, seed=self.seed, epoch=epoch) if self.shuffle else range(self.count)
         for start in range(position.processed, length, global_batch):
             stop = min(start + global_batch, length)
             yield Deal(

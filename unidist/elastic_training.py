@@ -186,11 +186,34 @@ class StepTraining:
         try:
             self._take_step(deal, train)
         except (HostsUpdatedInterrupt, PeerLostError) as exc:
-            reason = self._generations.reason_of(exc)
+            reason = self.reason_of(exc)
         if reason is not None:  # after the exception is forgotten: its frames hold on to the old generation
-            self._generations.go_on(reason)
-            self._settle(self._generations)
+            self.go_on(reason)
         return self.progress.loss
+
+    def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
+        """Return what was lost, for `go_on`; raise the error again in a job whose ranks do not change."""
+        if self._generations is None:
+            raise exc
+        return self._generations.reason_of(exc)
+
+    def go_on(self, reason: str) -> None:
+        """Come into another generation, with the state of the last commit; after a loss outside of `step`.
+
+        Args:
+            reason: see `Generations.go_on`, which see for what it raises, too.
+        """
+        assert self._generations is not None, "reason_of has raised"
+        self._generations.go_on(reason)
+        self._settle(self._generations)
+
+    def skip_to(self, epoch: int) -> None:
+        """Leave out what comes before an epoch. Every rank alike; committed with the next step."""
+        self._state.progress = replace(self.progress, position=Position(epoch))
+
+    def finish(self) -> None:
+        """Training has come to an end, for now: make a checkpoint, where there are any. Collective."""
+        self._state.finish()
 
     def _take_step(self, deal: Deal, train: Callable[[Deal], float]) -> None:
         policy, before = self._policy, self.progress

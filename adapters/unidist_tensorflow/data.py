@@ -5,9 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from unidist import context
+from unidist.dealing import SampleOrder
 from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.sharding import Tail, check_tail
+from unidist_tensorflow.elastic_data import DealtData
 
 
 def shard(
@@ -17,13 +19,18 @@ def shard(
     seed: int = 0,
     tail: Tail = "pad",
     buffer_size: int | None = None,
+    batch_size: int | None = None,
 ) -> tf.data.Dataset:
-    """Return this rank's share of a dataset of single samples; batch it afterwards.
+    """Return this rank's share of a dataset of single samples, in batches where `batch_size` says so; else batch it.
 
     Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
     Every epoch (every iteration over the result) the samples are dealt out anew; ranks iterate equally often.
 
-        dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y))).batch(32)
+        dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=32)
+
+    In an elastic job, samples in batches can be dealt out anew when ranks come and go, and `fit` of a distributed model
+    does so: each sample counts once in an epoch, and those that do not divide make a smaller last batch
+    (`tail="drop"`: are left out). How many batches there are then follows the ranks, so the dataset has no length.
 
     Args:
         dataset: the same samples in the same order on every rank.
@@ -33,6 +40,7 @@ def shard(
             are equal; "drop" leaves the last ones of the epoch out; "join" deals them out, so that the first ranks
             have one sample more: the others then call `ud.join()` (or `fit` with `steps_per_epoch`).
         buffer_size: samples that are held in memory for shuffling; default: all, which mixes best.
+        batch_size: samples of a batch of this rank.
 
     Raises:
         UsageError: an unknown tail, or a dataset of unknown length where that matters.
@@ -48,6 +56,16 @@ def shard(
             f"the length of this dataset is not known, which shard(tail={tail!r}, shuffle={shuffle}) needs. Say it "
             "with dataset.apply(tf.data.experimental.assert_cardinality(n)), or use tail='join' and a buffer_size"
         )
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size={batch_size}: give at least 1")
+    if batch_size is not None and runtime.membership is not None:
+        if count < 0:
+            raise UsageError(
+                "the length of this dataset is not known, and an elastic job deals its samples out anew by their "
+                "number: say it with dataset.apply(tf.data.experimental.assert_cardinality(n))"
+            )
+        order = SampleOrder(count, seed, shuffle, drop_last=tail == "drop")
+        return DealtData(dataset, order, batch_size, buffer_size or max(count, 1)).dataset
     dealt = dataset
     if shuffle and count != 0:
         dealt = dealt.shuffle(buffer_size or count, seed=seed, reshuffle_each_iteration=True)
@@ -55,4 +73,5 @@ def shard(
         dealt = dealt.concatenate(dataset.repeat().take(-count % size))
     elif tail == "drop":
         dealt = dealt.take(count - count % size)
-    return dealt.shard(size, rank)
+    dealt = dealt.shard(size, rank)
+    return dealt if batch_size is None else dealt.batch(batch_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -13,13 +14,16 @@ from unidist.checkpoint.job import Subjects
 from unidist.checkpoint.state import CARRIED, KeepsState, kept_state
 from unidist.durable_parts import DurableParts, parts_of
 from unidist.elastic import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
+from unidist.elastic_training import Policy
 from unidist.errors import PeerLostError
 from unidist_tensorflow.checkpoint_states import KerasStates
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.graph import take_failure
 from unidist_tensorflow.inner_step import keeps_share
 
-__all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState", "TensorFlowState", "run",
+]  # fmt: skip
 
 Result = TypeVar("Result")
 
@@ -33,16 +37,23 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(func)
     def recognising(state: State, *args: Any, **kwargs: Any) -> Result:
-        take_failure()
-        try:
+        with recognising_losses():
             return func(state, *args, **kwargs)
-        except tf.errors.OpError as exc:
-            failure = take_failure()
-            if isinstance(failure, PeerLostError) and not isinstance(exc, PeerLostError):
-                raise failure from exc
-            raise
 
     return elastic.run(recognising)
+
+
+@contextmanager
+def recognising_losses() -> Iterator[None]:
+    """Raise PeerLostError where a graph has lost a peer, and TensorFlow passes on no more than a text."""
+    take_failure()
+    try:
+        yield
+    except tf.errors.OpError as exc:
+        failure = take_failure()
+        if isinstance(failure, PeerLostError) and not isinstance(exc, PeerLostError):
+            raise failure from exc
+        raise
 
 
 class _Variables(Handler):

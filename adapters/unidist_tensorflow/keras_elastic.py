@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from unidist.elastic import State
+from unidist.elastic_training import Policy
 from unidist_tensorflow.elastic import TensorFlowKerasState, run
 from unidist_tensorflow.keras_api import api
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+__all__ = ["CommitStateCallback", "KerasState", "Policy", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 class KerasState(TensorFlowKerasState):

@@ -7,7 +7,8 @@ that TensorFlow, which reuses the memory of tensors that nobody else waits for, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -59,6 +60,9 @@ class Binding:
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._of_model: Callable[[], Sequence[Any]] | None = None
         self._started = False
+        self._weight: tf.Tensor | None = None
+        self._has_weighed = False
+        self._passes_vary = False
         self.inner = self._make_inner()
 
     def _make_inner(self) -> InnerStep:
@@ -162,6 +166,43 @@ class Binding:
             self._apply_eagerly(variables, gradients)
         else:
             self._apply_in_graph(variables, gradients)
+
+    def takes_pieces(self) -> None:
+        """Let the number of passes of an update change from one to the next; before anything is traced."""
+        self._passes_vary = True
+
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`."""
+        if self._exchange is None:
+            self._update.take_steps(steps)
+        else:
+            self._exchange.take_steps(steps)
+
+    @contextmanager
+    def weighing(self, weight: tf.Tensor) -> Iterator[None]:
+        """Let losses that are scaled within count so much more or less.
+
+        Raises:
+            UsageError: the loss was not scaled.
+        """
+        self._weight = weight
+        self._has_weighed = False
+        try:
+            yield
+        finally:
+            self._weight = None
+        if not self._has_weighed:
+            raise UsageError(
+                "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
+                "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
+            )
+
+    def weighed(self, loss: Any) -> Any:
+        """Return the loss with the weight that `weighing` gives it."""
+        if self._weight is None:
+            return loss
+        self._has_weighed = True
+        return loss * tf.cast(self._weight, loss.dtype)
 
     def flush(self) -> bool:
         """See `DistributedOptimizerMixin.flush`."""
@@ -315,7 +356,7 @@ class Binding:
         entries = self._entries(variables, gradients)
         taken = self.inner.taken(exchange, entries)
         complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken)
-        if self._update.accumulation.passes == 1 and self._update.scaler is None:
+        if self._update.accumulation.passes == 1 and self._update.scaler is None and not self._passes_vary:
             self._step_in_graph(exchange, entries, outputs)
         else:
             tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from unidist import context
 from unidist.checkpoint.state import placements_of
+from unidist.elastic_training import Policy, check_step_plan
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes
 from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update, step_strategy
@@ -22,6 +23,7 @@ from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.deferred import check_deferred
 from unidist_tensorflow.divided_model import check_optimizer, prepare_to_divide
+from unidist_tensorflow.elastic_fit import ElasticFit
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
@@ -36,7 +38,9 @@ from unidist_tensorflow.training_legacy import bind_legacy, check_legacy
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
 
 
-def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None) -> tuple[Any, Any]:
+def distribute(
+    model: Any, optimizer: Any = None, strategy: StrategyLike = None, *, elastic: bool | Policy | None = None
+) -> tuple[Any, Any]:
     """Spread training over all ranks, for `model.fit` and for loops of one's own.
 
         model, optimizer = ud.distribute(model, keras.optimizers.Adam())
@@ -56,6 +60,10 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
             policy mixed_float16 it is put into a LossScaleOptimizer, as `compile` does.
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
+        elastic: what `fit` does in a job whose ranks come and go (`unidist launch --min-np`): True, or a
+            `ud.elastic.Policy`: each step is a transaction, and data of `ud.shard(dataset, batch_size=...)` is dealt
+            out anew, see docs/elastic.md; False: nothing; default: True where the data is such, and no
+            `ud.elastic.run` leads the training. In other jobs it changes nothing.
 
     Returns:
         The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
@@ -66,6 +74,8 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
         UsageError: no optimizer, one that is distributed already, or a model compiled with jit_compile=True.
     """
     plan = context.current().plan_for(strategy)
+    if elastic:
+        check_step_plan(plan)
     chosen = _chosen_optimizer(model, optimizer)
     model, bound = spread(model, chosen, plan)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
@@ -73,6 +83,8 @@ def distribute(model: Any, optimizer: Any = None, strategy: StrategyLike = None)
     runs = step_strategy(plan)
     if runs is None:
         _prepare_fit(model, bound)
+        if context.current().membership is not None:
+            ElasticFit(model, bound, plan, elastic, lambda inputs: built_alike(model, bound, inputs))
     else:
         runs.runner_for(TensorFlowFramework())(model, None, bound).prepare_fit()
     return model, bound
@@ -255,7 +267,9 @@ def _build_model(model: Any, inputs: Any) -> None:
 
     Those that a call in a function makes have no values before the function's first run.
     """
-    if not all(isinstance(each, tf.Tensor) for each in tf.nest.flatten(inputs)):  # ragged, sparse: no symbol for them
+    if not all(
+        isinstance(each, tf.Tensor | tf.TensorSpec) for each in tf.nest.flatten(inputs)
+    ):  # ragged, sparse: no symbol for them
         model(inputs, training=False)
         return
     with tf.init_scope():

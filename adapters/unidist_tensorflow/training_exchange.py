@@ -134,6 +134,11 @@ class FusedExchange:
             self._announcements[0].announce()
         return self._complete(None)
 
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`; in an elastic job collective when the world is another one, as `run` is."""
+        self._follow()
+        self.update.take_steps(steps)
+
     def flush(self) -> Result | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
         self._follow()

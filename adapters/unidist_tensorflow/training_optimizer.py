@@ -90,6 +90,7 @@ class DistributedOptimizerMixin(BoundMixin):
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss as gradients are to be taken of it: `fit` calls it, and loops of one's own shall."""
+        loss = self._unidist.weighed(loss)
         scaled = self._unidist.scale_loss(loss)
         return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer
 

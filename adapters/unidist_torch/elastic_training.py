@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import random
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from unidist import context, objects
+from unidist import context
 from unidist.dealing import Deal
-from unidist.elastic import Handler
+from unidist.elastic_handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic_training import Progress
 from unidist.errors import UsageError
 from unidist.mean_loss import MeanLoss
@@ -37,45 +34,23 @@ class TrainingState(TorchState):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, others: Mapping[str, Any]
     ) -> None:
         super().__init__(model, optimizer, progress=progress)
-        self._handlers.update({f"state.{name}": _StatefulHandler(value) for name, value in others.items()})
-        self._handlers["generators"] = _GeneratorsHandler(None)
+        self._handlers.update({f"state.{name}": StatefulHandler(value) for name, value in others.items()})
+        self._handlers["generators"] = _TorchGeneratorsHandler(None)
 
 
-class _StatefulHandler(Handler):
-    """An object with `state_dict` and `load_state_dict`."""
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
-        operations = context.current().negotiator
-        self.value.load_state_dict(
-            objects.broadcast_object(operations, self.value.state_dict(), root=0, name="elastic.stateful")
-        )
-
-
-class _GeneratorsHandler(Handler):
-    """The random generators of this process: a step that is taken again draws the same; each rank has its own."""
+class _TorchGeneratorsHandler(GeneratorsHandler):
+    """PyTorch's random generators, too."""
 
     def save(self) -> None:
-        self._python, self._torch = random.getstate(), torch.get_rng_state()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state()
+        super().save()
+        self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
-        random.setstate(self._python)
+        super().restore()
         torch.set_rng_state(self._torch)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
-
-    def sync(self) -> None:
-        """Leave them as they are."""
 
 
 class PiecewiseStep:

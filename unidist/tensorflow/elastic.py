@@ -5,6 +5,7 @@ from unidist.errors import PeerLostError as HorovodInternalError
 from unidist_tensorflow.elastic import (
     HostsUpdatedInterrupt,
     ObjectState,
+    Policy,
     State,
     TensorFlowKerasState,
     TensorFlowState,
@@ -13,7 +14,7 @@ from unidist_tensorflow.elastic import (
 from unidist_tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
 
 __all__ = [
-    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState",
+    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState",
     "TensorFlowState", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "init", "rank", "run",
     "shutdown",
 ]  # fmt: skip

@@ -4,11 +4,12 @@ from unidist_tensorflow.elastic import TensorFlowKerasState, run
 from unidist_tensorflow.keras_elastic import (
     CommitStateCallback,
     KerasState,
+    Policy,
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
 
 __all__ = [
-    "CommitStateCallback", "KerasState", "TensorFlowKerasState", "UpdateBatchStateCallback",
+    "CommitStateCallback", "KerasState", "Policy", "TensorFlowKerasState", "UpdateBatchStateCallback",
     "UpdateEpochStateCallback", "run",
 ]  # fmt: skip
