@@ -1,34 +1,24 @@
-"""The state of one bound torch optimizer: its parameters, their places in the buckets, and the order of an update.
-
-Gradients are written to engine memory by post-accumulate hooks, and `p.grad` becomes a view of it.
-"""
+"""The state of one bound torch optimizer: what its methods do, and the order of an update."""
 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unidist import autotune
-from unidist.buckets import ParameterInfo
-from unidist.buffer import HOST
 from unidist.carried import carry
 from unidist.checkpoint.pieces import Placement
 from unidist.checkpoint.state import KeepsState
 from unidist.errors import UsageError
-from unidist.parameter_agreement import Description, check_alike, sparse_anywhere, trained_anywhere
 from unidist.update import Update
-from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.announcing import Announcing
 from unidist_torch.framework import TorchFramework
 from unidist_torch.inner_step import InnerStep, WholeStep
-from unidist_torch.memory import buffer_of, dtype_of, memory_kind
-from unidist_torch.parameters import describe
-from unidist_torch.places import Place, place_of
-from unidist_torch.shared_gradient import SharedGradient, shared_gradient
+from unidist_torch.memory import buffer_of
+from unidist_torch.parameter_gradients import ParameterGradients
 from unidist_torch.sparse import SparseGradients
 
 if TYPE_CHECKING:
@@ -45,8 +35,8 @@ class Binding:
         names: paths of parameters, where known.
 
     Attributes:
+        gradients: of its parameters, in the present context.
         skip: `step` shall not exchange.
-        changed: this rank trains something that was not agreed on.
         warns: `step` after `synchronize` without `skip_synchronize` warns, as Horovod does.
     """
 
@@ -58,7 +48,6 @@ class Binding:
         names: Mapping[str, torch.Tensor] | None,
     ) -> None:
         self.skip = False
-        self.changed = False
         self.warns = False
         self._synchronized = False
         self._optimizer = optimizer
@@ -71,10 +60,6 @@ class Binding:
     def _begin(self) -> None:
         """Make what belongs to the present context. Collective."""
         optimizer, plain, update = self._optimizer, self._plain, self._update
-        self._parameters: list[torch.Tensor] = []
-        self._places: list[Place] = []
-        self._index: dict[int, int] = {}
-        self._hooks: list[Any] = []
         self._callback_queued = False
         self._tuner: autotune.Tuner | None = None
         sharding = update.sharding
@@ -82,23 +67,26 @@ class Binding:
             self._inner: InnerStep = WholeStep(optimizer, plain, update)
         else:
             self._inner = sharding.half_for(TorchFramework())(optimizer, plain, update)
-        self._shows = not self._inner.shares
         options = update.options  # after the inner step was made, which may have changed them
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
+        self.gradients = ParameterGradients(
+            optimizer,
+            self._names,
+            update=update,
+            inner=self._inner,
+            sparse=self._sparse,
+            before_gradient=self._finish_after_backward,
+        )
         self._announcing = Announcing(
             update, self._take_part, self._take_part_in_flush, self._take_part_in_loss, update.end_pass
         )
-        self._agree()
+        self.gradients.agree()
         self._tuner = autotune.tuner_for(update)
 
     def move_to(self, context: Context) -> None:
         """See `Carried.move_to`: parameters and the optimizer's state stay where they are, gradients are forgotten."""
-        for hook in self._hooks:
-            if hook is not None:
-                hook.remove()
-        for parameter in self._parameters:
-            parameter.grad = None
-        self.changed = self._synchronized = False
+        self.gradients.close()
+        self._synchronized = False
         self._update.move_to(context)
         self._begin()
 
@@ -139,7 +127,7 @@ class Binding:
         if self._update.window.in_round:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._finish()
-        self._plain.zero_grad(self._optimizer, set_to_none or not self._shows)
+        self._plain.zero_grad(self._optimizer, set_to_none or self._inner.shares)
         self._callback_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()
@@ -157,12 +145,8 @@ class Binding:
             return 0.0
         if not self._update.window.finished:
             self._finish()
-        norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self._parameters))
-        if self._sparse.as_dense:
-            for index, parameter in enumerate(self._parameters):
-                if self._sparse.agreed(index) and parameter.grad is not None:
-                    parameter.grad = self._shown(index, parameter)
-            self._sparse.make_sparse(self._parameters)
+        norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self.gradients.parameters))
+        self.gradients.show_anew()
         return norm
 
     def flush(self) -> bool:
@@ -297,71 +281,16 @@ class Binding:
 
     def _take_part_in(self, scale: float | None) -> None:
         """Exchange without gradients, except for those of a window that `join` has cut short."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.gradients.forget()
         self._complete(scale=scale)
         if self._update.overflowed:
             self._inner.skip()
         else:
             self._inner.take_part()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.gradients.forget()
         self._update.reset_window()
 
-    # Gradients
-
-    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        owner = weakref.ref(self)  # Python's collector does not see through a parameter's hooks
-
-        def hook(parameter: torch.Tensor) -> None:
-            binding = owner()
-            if binding is not None:
-                binding._take(index, parameter)
-
-        return hook
-
-    def gradient_computed(self, parameter: torch.Tensor) -> None:
-        """Take a gradient that did not come from autograd's own accumulation, see `step_runner.gradient_computed`."""
-        index = self._index.get(id(parameter))
-        if index is None:
-            self.changed = True  # it is agreed on when the round is complete, which finds the gradient
-        else:
-            self._take(index, parameter)
-
-    def gradient_memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """See `step_runner.gradient_memory`."""
-        index = self._index.get(id(parameter))
-        return None if index is None or self._update.has_gradient(index) else self._places[index].view
-
-    def _take(self, index: int, parameter: torch.Tensor) -> None:
-        """A gradient has been computed: bring it into its place, and say so."""
-        gradient = parameter.grad
-        assert gradient is not None
-        update = self._update
-        if update.in_backward:
-            self._finish_after_backward()
-        if gradient.layout is not torch.strided:
-            if not self._sparse.agreed(index):
-                self.changed = True
-            if not self._sparse.as_dense:
-                if self._inner.shares:
-                    self._refuse_sparse(index)
-                self._take_sparse(index, parameter, gradient)
-                return
-            gradient = self._sparse.densify(index, gradient)
-        place = self._places[index]
-        if not place.holds(gradient):
-            if update.has_gradient(index):
-                place.add(gradient)
-            else:
-                place.copy(gradient)
-        # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
-        update.gradient_ready(index)
-
-    def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return what the script sees as a gradient."""
-        return self._places[index].view if self._shows else shared_gradient(parameter)
+    # The exchange
 
     def _finish_after_backward(self) -> None:
         """Complete the exchange when this backward pass ends, if it is the last of its window."""
@@ -375,36 +304,24 @@ class Binding:
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
-    def _refuse_sparse(self, index: int) -> None:
-        raise UsageError(
-            f"the gradient of {self._update.parameters[index].name!r} is sparse, and strategies that share out updates "
-            "take dense ones. Make the embedding with sparse=False, or bind the optimizer with "
-            "DistributedOptimizer(sparse_as_dense=True)"
-        )
-
-    def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        self._sparse.add(index, gradient)
-        if not self._update.window.is_last_pass(index) or self._update.accumulation.passes > 1:
-            parameter.grad = None
-        self._update.pass_without_buffer(index)
-
     def _finish(self) -> None:
         """Complete the exchange and give every parameter its reduced gradient. Collective."""
         self._announcing.update()
         self._complete(scale=None)
 
     def _complete(self, *, scale: float | None) -> None:
-        self._watch()
+        gradients = self.gradients
+        gradients.watch()
         notice = self._finish_from(0, scale)
         if notice:  # on some rank something is trained that was not agreed on
-            self.changed = False
-            known = len(self._parameters)
-            self._agree()
-            if len(self._parameters) > known:
+            gradients.changed = False
+            known = len(gradients.parameters)
+            gradients.agree()
+            if len(gradients.parameters) > known:
                 self._finish_from(known, scale)
-        self._sparse.exchange(self._parameters, scale=self._update.whole_scale(scale))
-        self._update.conclude(self._sparse.reduced(self._parameters))
-        self._sparse.make_sparse(self._parameters)
+        self._sparse.exchange(gradients.parameters, scale=self._update.whole_scale(scale))
+        self._update.conclude(self._sparse.reduced(gradients.parameters))
+        self._sparse.make_sparse(gradients.parameters)
         if self._tuner is not None and self._tuner.due():
             self._retune(self._tuner)
 
@@ -413,15 +330,15 @@ class Binding:
         is_first = self._update.communicator.rank == 0
         choice: autotune.Choice = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
         if autotune.apply(choice, self._update):
-            self._place_gradients(0)
+            self.gradients.find_places(0)
         tuner.restart()
         if choice.final:
             self._tuner = None
 
     def _finish_from(self, first: int, scale: float | None) -> int:
         """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
-        self._take_stray(first)
-        present, notice = self._update.finish(notice=int(self.changed), scale=scale, first_parameter=first)
+        self.gradients.take_stray(first)
+        present, notice = self._update.finish(notice=int(self.gradients.changed), scale=scale, first_parameter=first)
         dense = self._sparse.as_dense
         self._inner.take(
             first,
@@ -431,85 +348,3 @@ class Binding:
             ],
         )
         return notice
-
-    def _take_stray(self, first: int) -> None:
-        """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
-        for index in range(first, len(self._parameters)):
-            gradient = self._parameters[index].grad
-            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, SharedGradient):
-                continue
-            if gradient.layout is not torch.strided:
-                if not self._sparse.as_dense:
-                    continue
-                gradient = gradient.to_dense()
-            if not self._places[index].holds(gradient):
-                self._places[index].copy(gradient)
-            self._update.hold(index)
-            if not self._shows:
-                self._parameters[index].grad = None  # its share will be elsewhere
-
-    # Which parameters
-
-    def _agree(self) -> None:
-        """Agree with the other ranks on the parameters; those that are new get a place and a hook. Collective."""
-        self._inner.before_agreement()
-        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        described = tuple(
-            describe(parameter, position, self._names, sparse=self._sparse.pending(self._index.get(id(parameter), -1)))
-            for position, parameter in enumerate(listed)
-        )
-        choices = f"{self._update.options}, {'mean' if self._update.average else 'sum'} over the ranks"
-        everyone: list[Description] = self._sparse.gather(Description(choices, described))
-        check_alike(everyone, self._sparse.members, self._update.context.topology.rank)
-        groups = self._update.options.group_numbers(
-            [position for position in range(len(listed)) if trained_anywhere(everyone, position)]
-        )
-        sparse = sparse_anywhere(everyone)
-        new = []
-        for position, parameter in enumerate(listed):
-            known = self._index.get(id(parameter))
-            if known is None:
-                if trained_anywhere(everyone, position):
-                    new.append((position, parameter))
-            elif position in sparse:
-                self._sparse.agree(known)
-        infos = [
-            ParameterInfo(
-                described[position].name,
-                tuple(parameter.shape),
-                dtype_of(parameter),
-                memory_kind(parameter),
-                groups.get(position),
-            )
-            for position, parameter in new
-        ]
-        first = len(self._parameters)
-        self._update.add_parameters(infos)
-        if any(info.memory == HOST for info in infos):
-            keep_freed_memory()
-        for index, (_, parameter) in enumerate(new, start=first):
-            self._parameters.append(parameter)
-            self._index[id(parameter)] = index
-        self._place_gradients(first)
-        self._watch()
-
-    def _place_gradients(self, first: int) -> None:
-        """Find the places for the gradients of the parameters from number `first` on."""
-        del self._places[first:]
-        for index in range(first, len(self._parameters)):
-            self._places.append(place_of(self._update, index, self._parameters[index]))
-        self._inner.parameters_changed(self._parameters, first, [place.view for place in self._places])
-
-    def _watch(self) -> None:
-        """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.
-
-        What is trained may change while training goes on: layers are unfrozen, groups are added.
-        """
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in self._index:
-                    self.changed = True
-        self._hooks += [None] * (len(self._parameters) - len(self._hooks))
-        for index, parameter in enumerate(self._parameters):
-            if self._hooks[index] is None and parameter.requires_grad:
-                self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._make_hook(index))

@@ -101,7 +101,7 @@ class DistributedOptimizerMixin:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""
         super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
-        self._unidist.changed = True
+        self._unidist.gradients.changed = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as the plain optimizer: what binds it to this process stays here."""

@@ -92,7 +92,7 @@ class WholeStepRunner(StepRunner):
 
 def gradient_computed(optimizer: Any, parameter: torch.Tensor) -> None:
     """Let the bound optimizer take `parameter.grad`, as if autograd had just computed it in a backward pass."""
-    optimizer._unidist.gradient_computed(parameter)
+    optimizer._unidist.gradients.take_computed(parameter)
 
 
 def gradient_memory(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -103,7 +103,7 @@ def gradient_memory(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | N
     Returns:
         Memory of the parameter's shape, with no defined values.
     """
-    memory: torch.Tensor | None = optimizer._unidist.gradient_memory(parameter)
+    memory: torch.Tensor | None = optimizer._unidist.gradients.memory(parameter)
     return memory
 
 
