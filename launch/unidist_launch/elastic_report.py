@@ -38,7 +38,7 @@ def line(event: str, fields: dict[str, Any]) -> str:
     if event == "asked":
         whom = f"worker {fields['worker']}" if fields["rank"] is None else f"rank {fields['rank']}"
         return f"{whom}: {_ACTIONS[fields['action']]}, as {fields['client']} has asked for on the status page"
-    if event == "short":
+    if event == "short" and fields["waiting"] < fields["needed"]:  # else they wait for processes that are ending
         return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
     if event == "slot_given_up":
         return f"slot {fields['slot']} of host {fields['host']} is given up: {fields['failures']} failures in a row"
@@ -52,7 +52,7 @@ def line(event: str, fields: dict[str, Any]) -> str:
     if event == "checkpoint_loaded":
         why = f"; {fields['reason']}" if fields["reason"] else ""
         return f"the ranks go on from the checkpoint of commit {fields['commit']}, {fields['path']}{why}"
-    if event == "left":
+    if event == "left" and fields["rank"] is not None:
         return f"rank {fields['rank']} has left after commit {fields['progress']}, as it was asked to"
     return ""
 

@@ -256,6 +256,9 @@ def test_events_are_lines_of_json_and_listeners_hear_them(tmp_path: Path) -> Non
 
 def test_only_what_is_out_of_the_ordinary_is_told() -> None:
     assert line("joined", {"worker": 1}) == ""
+    assert line("left", {"worker": 2, "rank": None, "progress": -1}) == ""
+    assert line("short", {"waiting": 1, "needed": 1}) == ""
+    assert line("short", {"waiting": 1, "needed": 2})
     assert line("generation", {"generation": 0, "world_size": 2, "progress": 0}) == ""
     assert "2 ranks go on from commit 7" in line("generation", {"generation": 1, "world_size": 2, "progress": 7})
     assert "1 rank goes on from commit 7" in line("generation", {"generation": 1, "world_size": 1, "progress": 7})
