@@ -10,6 +10,7 @@ from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.sharding import Tail, check_tail
 from unidist_tensorflow.elastic_data import DealtData
+from unidist_tensorflow.shuffling import reshuffled
 
 
 def shard(
@@ -68,7 +69,7 @@ def shard(
         return DealtData(dataset, order, batch_size, buffer_size or max(count, 1)).dataset
     dealt = dataset
     if shuffle and count != 0:
-        dealt = dealt.shuffle(buffer_size or count, seed=seed, reshuffle_each_iteration=True)
+        dealt = reshuffled(dealt, buffer_size=buffer_size or count, seed=seed)
     if tail == "pad" and count % size:
         dealt = dealt.concatenate(dataset.repeat().take(-count % size))
     elif tail == "drop":

@@ -20,6 +20,7 @@ from unidist.dealing import Deal, Position, SampleOrder
 from unidist.elastic_training import DealsAnew, Progress
 from unidist.mesh import DATA_AXIS
 from unidist_tensorflow.memory import Array
+from unidist_tensorflow.shuffling import shuffle_alike
 
 _FEED = "_unidist_feed"
 
@@ -106,14 +107,13 @@ class DealtData(DealsAnew):
         return np.array(found, np.int64)
 
     def _epoch(self, _: tf.Tensor) -> tf.data.Dataset:
-        tf.compat.v1.get_default_graph().seed = None  # so the order does not depend on the seed of the script
         place = tf.numpy_function(self._place, [], tf.int64)
         place.set_shape([5])
         # tf.data's optimizer crashes where skip takes what is not the first result of its node.
         epoch, processed, rank, size, whole = (tf.identity(number) for number in tf.unstack(place))
         dealt, length = self._samples, tf.constant(self.order.count, tf.int64)
         if self.order.shuffle:
-            dealt = dealt.shuffle(self._buffer_size, seed=self.order.seed + epoch, reshuffle_each_iteration=False)
+            dealt = shuffle_alike(dealt, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
         if self.order.drop_last:
             length -= length % whole
 
