@@ -19,7 +19,7 @@ class TrainStep:
     """Forward, backward, exchange and update in one call, which is the same with every strategy.
 
         step = ud.TrainStep(model, keras.optimizers.Adam(), keras.losses.MeanSquaredError())
-        for x, y in ud.shard(dataset).batch(32):
+        for x, y in ud.shard(dataset, batch_size=32):
             loss = step(x, y)
 
     For loops of one's own; `model.fit` needs `distribute` only. Gives all ranks rank 0's weights. Collective, and so is

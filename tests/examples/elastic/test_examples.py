@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.parallel, pytest.mark.soak]
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("torch_digits.py", 0.85), ("train_step.py", 0.85), ("keras_fit.py", 0.85)]
+    ("name", "least"),
+    [("torch_digits.py", 0.85), ("train_step.py", 0.85), ("keras_fit.py", 0.85), ("keras_flag.py", 0.85)],
 )
 def test_it_comes_to_its_end_though_a_rank_is_killed(name: str, least: float, tmp_path: Path) -> None:
     script = ROOT / "examples" / "elastic" / name
