@@ -8,28 +8,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import mpi_ops
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
-from unidist_horovod.binding import Binding, OperationFailed, Pending
+from unidist_horovod.binding import OperationFailed, Pending
 from unidist_horovod.carriers import array_of
+from unidist_horovod.common_binding import CommonBinding, reductions
 from unidist_horovod.graphs import GraphCache, OperationGraph, node_name
 from unidist_horovod.waiters import Waiters
 
 Array = npt.NDArray[Any]
 
-_OPS = {
-    ReduceOp.SUM: mpi_ops.Sum,
-    ReduceOp.PRODUCT: mpi_ops.Product,
-    ReduceOp.MIN: mpi_ops.Min,
-    ReduceOp.MAX: mpi_ops.Max,
-}
+_OPS = reductions(mpi_ops)
 _PAUSE_SEC = 5e-4
 _lib: Any = mpi_ops.MPI_LIB
-_basics: Any = mpi_ops._basics
 
 
 class _TensorFlowPending(Pending):
@@ -100,56 +94,24 @@ class _TensorFlowPending(Pending):
         return tuple(self._outputs[1].tolist())
 
 
-class TensorFlowBinding(Binding):
+class TensorFlowBinding(CommonBinding):
     """The operations of `horovod.tensorflow` on memory; each one under way has a thread that waits for it.
 
     An operation's result is copied once, from memory of TensorFlow's to the target. Horovod takes factors in single
     precision here; what is missing in double precision is multiplied afterwards.
     """
 
+    mpi_ops = mpi_ops
     num_names = 64
 
     def __init__(self) -> None:
         self._graphs = GraphCache()
         self._waiters = Waiters("unidist-horovod-wait")
 
-    def start(self) -> None:
-        """See `Binding.start`."""
-        mpi_ops.init()
-
-    def stop(self) -> None:
-        """See `Binding.stop`."""
-        if self.is_running():
-            _basics.shutdown()
-
     def release(self) -> None:
         """See `Binding.release`."""
         self._waiters.stop()
         self._graphs.clear()
-
-    def is_running(self) -> bool:
-        """See `Binding.is_running`."""
-        return bool(mpi_ops.is_initialized())
-
-    def place(self) -> tuple[int, int]:
-        """See `Binding.place`."""
-        return mpi_ops.rank(), mpi_ops.size()
-
-    def process_sets(self) -> dict[tuple[int, ...], int]:
-        """See `Binding.process_sets`."""
-        try:
-            found = _basics._get_process_set_ids_and_ranks()
-        except (ValueError, RuntimeError) as exc:
-            raise OperationFailed(str(exc)) from None
-        return {tuple(ranks): number for number, ranks in found.items()}
-
-    def add_process_set(self, ranks: Sequence[int]) -> int:
-        """See `Binding.add_process_set`."""
-        try:
-            made: int = mpi_ops.add_process_set(ProcessSet(list(ranks))).process_set_id
-        except ValueError as exc:
-            raise OperationFailed(str(exc)) from None
-        return made
 
     def allreduce(
         self,

@@ -8,12 +8,12 @@ from math import prod
 from typing import Any
 
 import torch
-from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
-from unidist_horovod.binding import Binding, OperationFailed, Pending
+from unidist_horovod.binding import OperationFailed, Pending
+from unidist_horovod.common_binding import CommonBinding, reductions
 
 _DTYPES = {
     DType.UINT8: (torch.uint8, "torch_ByteTensor"),
@@ -26,14 +26,8 @@ _DTYPES = {
     DType.FLOAT64: (torch.float64, "torch_DoubleTensor"),
 }
 _UNIDIST_DTYPES = {theirs: ours for ours, (theirs, _) in _DTYPES.items()}
-_OPS = {
-    ReduceOp.SUM: mpi_ops.Sum,
-    ReduceOp.PRODUCT: mpi_ops.Product,
-    ReduceOp.MIN: mpi_ops.Min,
-    ReduceOp.MAX: mpi_ops.Max,
-}
+_OPS = reductions(mpi_ops)
 _lib: Any = mpi_ops.mpi_lib
-_basics: Any = mpi_ops._basics
 
 # Horovod's threads must never hold the last reference to a tensor over foreign memory: to free it they need the
 # interpreter's lock, and while Horovod stops they hold a lock that a Python thread may be waiting for with that one.
@@ -71,44 +65,18 @@ class _TorchPending(Pending):
         return tuple(self._received.tolist())
 
 
-class TorchBinding(Binding):
+class TorchBinding(CommonBinding):
     """`horovod.torch`, below its Python functions: those wait without a time limit."""
 
-    def start(self) -> None:
-        """See `Binding.start`."""
-        mpi_ops.init()
+    mpi_ops = mpi_ops
 
     def stop(self) -> None:
         """See `Binding.stop`."""
         if not self.is_running():
             return
-        _basics.shutdown()
+        super().stop()
         _lib.horovod_torch_reset()
         _in_use.clear()
-
-    def is_running(self) -> bool:
-        """See `Binding.is_running`."""
-        return bool(mpi_ops.is_initialized())
-
-    def place(self) -> tuple[int, int]:
-        """See `Binding.place`."""
-        return mpi_ops.rank(), mpi_ops.size()
-
-    def process_sets(self) -> dict[tuple[int, ...], int]:
-        """See `Binding.process_sets`."""
-        try:
-            found = _basics._get_process_set_ids_and_ranks()
-        except (ValueError, RuntimeError) as exc:
-            raise OperationFailed(str(exc)) from None
-        return {tuple(ranks): number for number, ranks in found.items()}
-
-    def add_process_set(self, ranks: Sequence[int]) -> int:
-        """See `Binding.add_process_set`."""
-        try:
-            made: int = mpi_ops.add_process_set(ProcessSet(list(ranks))).process_set_id
-        except ValueError as exc:
-            raise OperationFailed(str(exc)) from None
-        return made
 
     def allreduce(
         self,
