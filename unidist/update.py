@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from unidist.loss_scaling import LossScaler
     from unidist.strategy import ShardsUpdates, Strategy
 
-__all__ = ["Accumulation", "Update"]
-
 
 class Update:
     """The framework-free half of a distributed optimizer.

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from unidist import context
+from unidist.accumulation import Accumulation
 from unidist.checkpoint.state import placements_of
 from unidist.elastic_training import Policy, check_step_plan
 from unidist.errors import UsageError
@@ -19,7 +20,6 @@ from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
 from unidist.strategy import Plan
 from unidist.strategy_spec import StrategyLike
-from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.deferred import check_deferred
 from unidist_tensorflow.divided_model import check_optimizer, prepare_to_divide

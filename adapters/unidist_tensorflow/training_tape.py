@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from unidist import context
+from unidist.accumulation import Accumulation
 from unidist.buckets import ParameterInfo
 from unidist.errors import UsageError
 from unidist.exchange_options import ExchangeOptions
@@ -17,7 +18,6 @@ from unidist.planned_update import check_leaves_model, planned_update
 from unidist.process_sets import ProcessSet, global_process_set
 from unidist.reductions import Op
 from unidist.strategy import ActsOnGradients
-from unidist.update import Accumulation
 from unidist_tensorflow.compression import Compression
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.inner_step import as_gradient
