@@ -57,6 +57,7 @@ class ElasticFit:
         self._feed: DealtData | None = None
         self._step: PiecewiseTrainStep | None = None
         self._function: Any = None  # Keras' own train function, of steps in pieces
+        self._compiled: tuple[Any, ...] = ()  # what it was made for
         self._batches: Any = None
         self._epochs_before = 0  # of earlier calls of `fit`
         model.fit = self.fit
@@ -142,8 +143,10 @@ class ElasticFit:
         """Let Keras' `fit` take its steps in pieces; `model.train_function` is anybody's."""
         model = self.model
         plain_step, plain_function, plain_make = model.train_step, model.train_function, model.make_train_function
-        if self._function is None:
+        compiled = (model.optimizer, model._compile_loss, model._compile_metrics)  # others after each compile
+        if self._function is None or any(a is not b for a, b in zip(compiled, self._compiled, strict=True)):
             assert self._step is not None, "set by _begin"
+            self._compiled = compiled
             model.train_step = self._step
             plain_make(force=True)
             model.train_step = plain_step
@@ -172,7 +175,10 @@ class ElasticFit:
         model, first = self.model, self._epochs_before
         initial, epochs = given["initial_epoch"], given["epochs"]
         end = self._epochs_before = first + max(epochs - initial, 0)
-        given |= {"callbacks": [*_listed(given["callbacks"]), _StopTogether()], "shuffle": False}  # the data is
+        given |= {
+            "callbacks": [*_listed(given["callbacks"]), _StopTogether()],
+            "shuffle": False,
+        }  # which `shard` has done
         seen: dict[int, dict[str, Any]] = {}
         is_lost = True
         while is_lost and (begun := _first_epoch(training.progress.position, first)) < end:

@@ -267,3 +267,54 @@ def test_what_is_left_of_an_epoch_is_dealt_out_to_those_who_are_there(pool: Pool
     assert (orders[1, 0] == list(range(count))) is not shuffle
     assert orders[1, 8] == orders[1, 0][8:]
     assert (orders[0, 0] != orders[1, 0]) is shuffle
+
+
+ERRORS = (
+    'import os, sys\nos.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"\n'
+    + NETWORK
+    + """
+import tensorflow as tf
+import unidist.keras as ud
+
+def tell(call):
+    try:
+        call()
+    except Exception as exc:
+        os.write(1, f"raised {type(exc).__name__} {exc}\\n".encode())
+    else:
+        os.write(1, b"raised nothing\\n")
+
+ud.init()
+samples = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS))
+tell(lambda: ud.shard(samples.filter(lambda *_: True), batch_size=4))
+tell(lambda: ud.shard(samples, batch_size=0))
+tell(lambda: ud.distribute(network(), keras.optimizers.SGD(), "accumulate=2", elastic=True))
+model, optimizer = ud.distribute(network(), keras.optimizers.SGD(), elastic=True)
+model.compile(optimizer, "mse")
+data = ud.shard(samples, batch_size=4)
+tell(lambda: model.fit(INPUTS, TARGETS, verbose=0))
+tell(lambda: model.fit(data, steps_per_epoch=2, verbose=0))
+tell(lambda: model.fit(data, verbose=0))
+tell(lambda: model.fit(ud.shard(samples, batch_size=4), verbose=0))
+other, optimizer = ud.distribute(network(), keras.optimizers.SGD(), elastic=True)
+other.compile(optimizer, "mse")
+tell(lambda: other.fit(data, verbose=0))
+
+ud.shutdown()
+"""
+)
+
+
+def test_what_cannot_be_elastic_is_an_error_before_training(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ERRORS)
+    with ElasticJob.start(tmp_path, ["-np", "1", "--min-np", "1"], ["script.py"]) as job:
+        assert job.end(seconds=200) == 0, job.lines
+    found = job.said(r"raised (\w+) ?(.*)")
+    wanted = [
+        ("UsageError", "assert_cardinality"), ("UsageError", "at least 1"), ("ConfigurationError", "accumulate"),
+        ("UsageError", "batch_size=..."), ("UsageError", "steps_per_epoch"), ("nothing", ""),
+        ("UsageError", "other data than before"), ("UsageError", "train one model"),
+    ]  # fmt: skip
+    assert [kind for kind, _ in found] == [kind for kind, _ in wanted], found
+    for (_, text), (_, part) in zip(found, wanted, strict=True):
+        assert part in text
