@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from unidist import engine_choice
 from unidist.announcements import Announcements
-from unidist.buffer import HOST
 from unidist.communicator import Communicator
 from unidist.control import member
 from unidist.environment import Settings, configure_logging
 from unidist.errors import NotInitializedError, UsageError
-from unidist.local_rendezvous import Interrupt, LocalRendezvous
+from unidist.job_communicators import JobCommunicators
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
 from unidist.plugins import PluginManager
 from unidist.process_placement import Placement, read_placement
 from unidist.process_sets import ProcessSet, ProcessSets, global_process_set
-from unidist.rendezvous import MeetingPlace, Rendezvous, SingleRendezvous
+from unidist.rendezvous import MeetingPlace
 from unidist.strategy import GradientOwner, Plan, UpdateGate
 from unidist.strategy_spec import StrategyLike, build, make_plan
 from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
-
-_log = logging.getLogger("unidist")
 
 
 class Owned(Protocol):
@@ -64,7 +60,6 @@ class Context:
 
     def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
         self.topology: Topology = placement.topology
-        self._placement = placement
         self.membership = member.present() if placement.worker is not None else None
         """This process in an elastic job, in which a context lives as long as a generation; None in any other."""
         self.settings = settings
@@ -72,37 +67,31 @@ class Context:
         self.plan: Plan = make_plan(
             build(settings.strategy, plugins.strategies), self.topology.world_size, plugins.strategies
         )
-        self._closers: list[Callable[[], None]] = []
-        self._worlds: dict[str, Communicator] = {}
-        self._axes: dict[tuple[str, str], Communicator] = {}
-        self._groups: dict[tuple[str, str], Communicator] = {}
-        self._made: list[Communicator] = []
+        self._closing = ExitStack()
         self._owned: dict[Any, Any] = {}
         self.feed: Any = None
         """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
         self.recorder = Recorder()
         if settings.timeline is not None:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
-        self._closers.append(self.recorder.stop)
-        self._ended = ""
-        self._ending = threading.RLock()  # what is being closed is not aborted: its memory may be gone
-        self._is_closing = False
-        self._interrupt: Interrupt | None = None
+        self._closing.callback(self.recorder.stop)
+        self._communicators = JobCommunicators(
+            placement,
+            settings,
+            plugins.engines,
+            membership=self.membership,
+            next_epoch=(lambda: next(_epochs)) if self.membership is None else self.membership.next_epoch,
+            closing=self._closing,
+        )
         try:
-            if self.membership is not None:
-                self._end_with_generation(self.membership)
-            self._rendezvous = self._meet(placement)
-            self._closers.append(self._rendezvous.close)
-            self.engine = engine_choice.choose(
-                settings.engine, "host", self.topology, plugins.engines, elastic=self.membership is not None
-            )
-            self.world = self._connect("host", self.engine)
-            self.negotiator = self._named_operations(self._duplicate_world())
-            self._closers.append(self.negotiator.close)
+            self._communicators.connect()
+            self.engine, self.world = self._communicators.engine, self._communicators.world
+            self.negotiator = self._named_operations(self.duplicate_world())
+            self._closing.callback(self.negotiator.close)
             self.process_sets = ProcessSets(
-                self.topology, self._duplicate_world, self.negotiator, self._named_operations
+                self.topology, self.duplicate_world, self.negotiator, self._named_operations
             )
-            self._closers.append(self.process_sets.close)
+            self._closing.callback(self.process_sets.close)
             self.announcements = Announcements(self.negotiator)
         except BaseException:
             self.close()
@@ -110,35 +99,21 @@ class Context:
 
     def communicator(self, memory: str = "host") -> Communicator:
         """Return the world communicator for a kind of memory ("host", "cuda"). Collective when first asked for."""
-        kind = memory.partition(":")[0]
-        if kind not in self._worlds:
-            is_elastic = self.membership is not None
-            choice = engine_choice.choose(
-                self.settings.engine, kind, self.topology, self.plugins.engines, elastic=is_elastic
-            )
-            self._connect(kind, choice)
-        return self._worlds[kind]
+        return self._communicators.world_of(memory)
 
     def axis(self, name: str, *, memory: str = "host") -> Communicator:
         """Return the communicator along a mesh axis, for the script's and strategies' own use.
 
         Collective over all ranks when an axis is first asked for.
         """
-        key = (name, memory.partition(":")[0])
-        if key not in self._axes:
-            self._axes[key] = self.new_communicator(name, memory=memory)
-        return self._axes[key]
+        return self._communicators.axis(self.plan.mesh, name, memory)
 
     def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
         """Return another communicator along a mesh axis, independent of all others. Collective over its ranks.
 
         The first one of an axis is collective over all ranks, see `divide`.
         """
-        group = self._group(axis, memory)
-        made = group.split(range(group.size))
-        assert made is not None
-        self._keep(made)
-        return made
+        return self._communicators.new(self.plan.mesh, axis, memory)
 
     def divide(self, *, memory: str = "host") -> None:
         """Form the groups of all mesh axes. Collective over all ranks.
@@ -147,55 +122,14 @@ class Context:
         alone (a layer is unfrozen, buckets change their size) does not concern the others.
         """
         for name in self.plan.mesh.axes:
-            self._group(name, memory)
-
-    def _group(self, axis: str, memory: str) -> Communicator:
-        """Return the communicator that those along an axis are made from. Collective over all ranks, the first time."""
-        world = self.communicator(memory)
-        members = self.plan.mesh.group(axis, rank=self.topology.rank)
-        if len(members) == world.size:
-            return world
-        key = (axis, memory.partition(":")[0])
-        if key not in self._groups:
-            made = world.split(members)
-            assert made is not None
-            self._groups[key] = self._keep(made)
-        return self._groups[key]
-
-    def _keep(self, communicator: Communicator) -> Communicator:
-        self._made.append(communicator)
-        self._closers.append(communicator.close)
-        if self._ended:
-            communicator.abort(self._ended)  # the generation ended while it was being made
-        return communicator
-
-    def _end_with_generation(self, membership: member.Member) -> None:
-        """Have everything that waits for a peer end when the coordinator says that the generation has."""
-        self._interrupt = interrupt = Interrupt()
-        self._closers.append(interrupt.close)
-
-        def end(reason: str) -> None:
-            with self._ending:
-                if not self._is_closing:
-                    self._ended = reason or "this generation has ended"
-                    interrupt.set(self._ended)
-                    self.abort(self._ended)
-
-        self._closers.append(membership.interrupt_by(end))
+            self._communicators.group(self.plan.mesh, name, memory)
 
     def abort(self, reason: str) -> None:
         """End all pending and later operations of all communicators with PeerLostError, here and on their peers.
 
         For a rank that cannot go on in the middle of what the others wait for. Callable from any thread.
         """
-        with self._ending:
-            if self._is_closing:
-                return
-            for communicator in reversed(self._made):
-                try:
-                    communicator.abort(reason)
-                except Exception:  # one that is closed, or half closed: the others count
-                    _log.debug("aborting %s failed", communicator.description, exc_info=True)
+        self._communicators.abort(reason)
 
     def axis_size(self, name: str) -> int:
         """Return the number of ranks along a mesh axis."""
@@ -216,7 +150,7 @@ class Context:
         registry = self.plugins.strategies
         plan = make_plan(build(strategy, registry), self.topology.world_size, registry)
         if plan.mesh.axes != self.plan.mesh.axes:
-            if self.settings.strategy or self._axes or self._groups:
+            if self.settings.strategy or self._communicators.has_divided:
                 raise UsageError(
                     f"this strategy needs {plan.mesh}, but the job runs on {self.plan.mesh} already; give strategies "
                     "that claim mesh axes on the command line (--strategy), or before anything else is distributed"
@@ -231,13 +165,13 @@ class Context:
         """
         if kind not in self._owned:
             self._owned[kind] = made = kind(self)
-            self._closers.append(made.close)
+            self._closing.callback(made.close)
         found: OwnedT = self._owned[kind]
         return found
 
     def duplicate_world(self) -> Communicator:
         """Return another communicator over all ranks, independent of all others. Collective."""
-        return self._duplicate_world()
+        return self._communicators.duplicate_world()
 
     @property
     def timeline(self) -> Timeline | None:
@@ -265,79 +199,8 @@ class Context:
 
     def close(self) -> None:
         """Give everything back, newest first. Idempotent."""
-        with self._ending:
-            self._is_closing = True
-        while self._closers:
-            self._closers.pop()()
-        self._made.clear()  # closed: nothing to abort any more
-
-    def _meet(self, placement: Placement) -> Rendezvous:
-        if self.topology.world_size == 1:
-            return SingleRendezvous()
-        epoch = self._epoch = next(_epochs) if self.membership is None else self.membership.next_epoch()
-        if not self.topology.single_host:
-            from unidist.control.rendezvous import ControlRendezvous
-
-            return ControlRendezvous(
-                engine_choice.meeting_place(placement),
-                self.topology,
-                epoch=epoch,
-                secret=placement.secret,
-                timeout=self.settings.start_timeout,
-            )
-        return LocalRendezvous(
-            rank=self.topology.rank,
-            world_size=self.topology.world_size,
-            key=f"{placement.job_key}/{epoch}",
-            secret=placement.secret,
-            timeout=self.settings.start_timeout,
-            interrupt=self._interrupt,
-        )
-
-    def _meet_on_host(self, kind: str) -> Rendezvous:
-        """Meet the ranks of this host, in a job that has others."""
-        if self.topology.local_size == 1:
-            return SingleRendezvous()
-        return LocalRendezvous(
-            rank=self.topology.local_rank,
-            world_size=self.topology.local_size,
-            key=f"{self._placement.job_key}/{self._epoch}/{kind}",
-            secret=self._placement.secret,
-            timeout=self.settings.start_timeout,
-            interrupt=self._interrupt,
-        )
-
-    def _connect(self, kind: str, choice: engine_choice.EngineChoice) -> Communicator:
-        engine_choice.check_same(choice, self._rendezvous, self.topology, self.settings.start_timeout)
-        if self.topology.rank == 0:
-            choice.tell()
-        engine = choice.spec.load()
-        world = engine.connect(self.topology, self._rendezvous, timeout=self.settings.timeout)
-        if self.settings.hierarchical and kind == HOST and not self.topology.single_host:
-            from unidist.hierarchical import connect_hosts
-
-            world, meeting = connect_hosts(
-                world,
-                self.topology,
-                self._rendezvous,
-                meet_on_host=lambda: self._meet_on_host(kind),
-                engines=self.plugins.engines,
-                timeout=self.settings.start_timeout,
-            )
-            if meeting is not None:
-                self._closers.append(meeting.close)
-        self._keep(world)
-        if self.settings.allreduce_algorithm is not None:
-            from unidist.algorithms import AlgorithmCommunicator
-
-            world = self._keep(AlgorithmCommunicator(world, self.settings.allreduce_algorithm))
-        self._worlds[kind] = world
-        return world
-
-    def _duplicate_world(self) -> Communicator:
-        duplicate = self.world.split(range(self.world.size))
-        assert duplicate is not None
-        return self._keep(duplicate)
+        self._communicators.begin_closing()
+        self._closing.close()
 
     def _named_operations(self, communicator: Communicator) -> NamedOperations:
         options = NegotiationOptions(

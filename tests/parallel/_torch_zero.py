@@ -217,7 +217,8 @@ def make_believe(num_hosts: int) -> None:
     layout = Layout.of([rank * num_hosts // world.size for rank in range(world.size)])
     inner = world.split(layout.hosts[layout.host_of(world.rank)])
     assert inner is not None
-    runtime._worlds["host"] = runtime._keep(HierarchicalCommunicator(world, inner, layout))
+    made = runtime._communicators
+    made._worlds["host"] = made._keep(HierarchicalCommunicator(world, inner, layout))
 
 
 @dataclass(frozen=True)
