@@ -16,6 +16,8 @@ from unidist_launch.remote_hosts import AgentProcess, AgentStarter, end_all
 
 FIRST_PAUSE_SEC = 1.0
 LONGEST_PAUSE_SEC = 60.0
+STEADY_SEC = 60.0
+"""A host that was there for so long is no flapping one: when it is lost, pauses begin with the shortest again."""
 
 
 @dataclass(eq=False)
@@ -27,7 +29,8 @@ class ElasticHost:
         index: of the present agent among all that the job has had; -1 while there is none.
         agent: the process here that leads to it; None for an agent that a launcher before this one has started.
         facts: what it said of its host; None until it has come.
-        failures: agents in a row that did not come, or were lost.
+        failures: agents in a row that did not come, or were lost soon.
+        came_at: when the present agent came.
         free_at: when another one may be started.
         is_terminating: a scheduler takes the host back; nothing is started there any more.
         is_awaited: the agent was started by a launcher before this one, and has not come back yet.
@@ -38,6 +41,7 @@ class ElasticHost:
     agent: AgentProcess | None = None
     facts: Message | None = None
     failures: int = 0
+    came_at: float = 0.0
     free_at: float = 0.0
     is_terminating: bool = False
     is_awaited: bool = False
@@ -115,14 +119,15 @@ class ElasticHosts:
         """Forget the agent of a host; another one may be started after a pause."""
         if host.agent is not None:
             self._retire(host.agent)
+        was_steady = host.facts is not None and now - host.came_at >= STEADY_SEC
+        host.failures = 1 if was_steady else host.failures + 1
         host.agent, host.facts, host.index, host.is_awaited = None, None, -1, False
-        host.failures += 1
         host.free_at = now + min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2.0 ** (host.failures - 1))
 
-    def came(self, host: ElasticHost, facts: Message) -> None:
+    def came(self, host: ElasticHost, facts: Message, now: float) -> None:
         """The agent of a host is there."""
         host.facts = facts
-        host.failures = 0
+        host.came_at = now
         host.is_awaited = False
 
     def snapshot(self) -> list[list[str | int]]:

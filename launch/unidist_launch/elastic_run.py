@@ -135,7 +135,7 @@ class ElasticRun:
             parts.tell({"type": "end"}, index)  # nobody knows it any more
         else:
             is_back = host.is_awaited
-            parts.hosts.came(host, facts)
+            parts.hosts.came(host, facts, time.monotonic())
             told = {"address": facts["address"], "cores": facts["cores"]}
             parts.log.publish("host_joined", host=host.name, index=index, **told)
             if is_back:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import selectors
 import time
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -15,6 +17,7 @@ from unidist.errors import ConfigurationError
 from unidist.launcher import Host
 from unidist_launch import elastic_options
 from unidist_launch.elastic_discovery import Discovery, parse
+from unidist_launch.elastic_hosts import ElasticHost, ElasticHosts
 from unidist_launch.elastic_log import EventLog
 from unidist_launch.elastic_patience import Patience
 from unidist_launch.elastic_report import line
@@ -106,6 +109,22 @@ def test_patience_ends_with_too_many_worlds() -> None:
     assert not patience.world_began(0)
     assert not patience.world_began(1)
     assert "--reset-limit is 1" in patience.world_began(2)
+
+
+def test_a_host_that_comes_and_goes_is_asked_for_ever_more_seldom_until_it_stays() -> None:
+    def nothing(*_: object) -> Never:
+        raise AssertionError
+
+    with selectors.DefaultSelector() as selector:
+        hosts = ElasticHosts(nothing, nothing, selector, nothing)
+        host, now, pauses = ElasticHost("h"), 100.0, []
+        for seconds in (5.0, 5.0, 5.0, 5.0, 59.0, 5.0, 5.0, 61.0, 5.0):
+            hosts.came(host, {}, now)
+            now += seconds
+            hosts.lost(host, now)
+            pauses.append(host.free_at - now)
+            now = host.free_at
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 1.0, 2.0]
 
 
 def test_hosts_are_read_as_horovod_reads_them() -> None:

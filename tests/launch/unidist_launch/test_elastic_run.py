@@ -227,6 +227,24 @@ def test_a_discovery_script_does_not_outlive_a_launcher_that_is_killed(start: St
         assert command.wait_until(lambda: not command.alive(), 5)
 
 
+@pytest.mark.soak
+def test_a_host_that_is_lost_again_and_again_is_asked_for_ever_more_seldom(start: Start, command: Command) -> None:
+    with start("-np", "2", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", steps=1_000_000) as job:
+        for number in range(3):
+            assert command.wait_until(lambda n=number: len(job.events("host_joined")) == n + 2, 60), job.lines
+            step = max((int(found) for (found,) in job.said(r"step (\d+) .*")), default=0)
+            job.wait_for(rf"step {step + 5} .*")
+            agents = psutil.Process(job.process.pid).children()
+            *_, last = [each for each in agents if "unidist_launch.agent" in each.cmdline()]
+            last.kill()
+        assert command.wait_until(lambda: len(job.events("host_joined")) == 5, 60), job.lines
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    lost = [event["time"] for event in job.events("host_lost")]
+    again = [event["time"] for event in job.events("host_joined")][2:]
+    assert [after - before >= pause for before, after, pause in zip(lost, again, (1, 2, 4), strict=True)] == [True] * 3
+
+
 def test_a_bad_command_is_an_error_and_no_storm(start: Start, command: Command) -> None:
     done = command.run("launch", "-np", "2", "--min-np", "1", "no-such-program-at-all")
     assert done.returncode == 2
