@@ -96,6 +96,22 @@ def test_a_timeline_is_written_and_closed(tmp_path: Path) -> None:
     assert (tmp_path / "trace.0.json").exists()
 
 
+def test_what_fails_to_close_leaves_nothing_else_open(tmp_path: Path) -> None:
+    class Failing:
+        def __init__(self, runtime: context.Context) -> None:
+            self.runtime = runtime
+
+        def close(self) -> None:
+            raise OSError("the disk is gone")
+
+    runtime = context.init(Settings(timeline=tmp_path / "trace.json"))
+    runtime.owned(Failing)
+    with pytest.raises(OSError, match="the disk is gone"):
+        context.shutdown()
+    assert runtime.timeline is None
+    assert not context.is_initialized()
+
+
 def test_a_forked_child_has_no_runtime_and_takes_nothing_from_its_parent() -> None:
     runtime = context.init(Settings())
     child = os.fork()
