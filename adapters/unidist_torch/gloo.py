@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import Store
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Capabilities, ReduceOp, Work
 from unidist_torch.memory import buffer_of, tensor_of
-from unidist_torch.process_group import ProcessGroupCommunicator
+from unidist_torch.process_group import BREAK_TAG, PROBE_TAG, ProcessGroupCommunicator
 
 
 class GlooCommunicator(ProcessGroupCommunicator):
@@ -33,6 +34,21 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         return tensor_of(buffer)
+
+    def _break(self, group: Any) -> None:
+        # abort() of torch's gloo does nothing, and connections stay while anything refers to a message of the group.
+        # But a receive that takes too long closes all of them. From a peer that is lost already it fails at once, and
+        # closes none: hence one from each.
+        token = torch.zeros(1, dtype=torch.uint8)
+        for peer in range(self.size):
+            if peer != self.rank:
+                with suppress(RuntimeError):
+                    group.recv([token], peer, BREAK_TAG).wait(timedelta(milliseconds=1))
+
+    def _probe(self, group: Any, peer: int) -> None:
+        # gloo tells a lost connection to what waits to be moved, and forgets the message that is being moved. Anything
+        # new fails; nobody receives this one.
+        group.send([torch.zeros(1, dtype=torch.uint8)], peer, PROBE_TAG)
 
     # gloo itself moves device tensors in some operations only: all of them go through host memory here.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,8 +23,9 @@ from unidist.communicator import (
     equal_counts,
     format_ranks,
 )
-from unidist.errors import PeerLostError, StalledError, UsageError
+from unidist.errors import PeerLostError, UsageError
 from unidist_torch.carriers import Reduction
+from unidist_torch.group_work import GroupWork, Translation
 
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -35,7 +35,9 @@ _OPS: dict[ReduceOp, Any] = {
 }
 
 
-_SLICE_SEC = 0.25
+_MAX_TAG = 0x7FFFFFFF
+PROBE_TAG, BREAK_TAG = _MAX_TAG - 1, _MAX_TAG
+"""Tags of no message."""
 
 
 class ProcessGroupCommunicator(Communicator):
@@ -213,7 +215,7 @@ class ProcessGroupCommunicator(Communicator):
             raise UsageError(f"rank {to} cannot send to itself over {self.backend}; copy the tensor")
         with self._lock:
             self._sent[to] += 1
-            tag = self._sent[to] & 0x7FFFFFFF
+            tag = self._sent[to] % PROBE_TAG
         return self._start(f"send to rank {to}", lambda: self._group.send([tensor], to, tag), peer=to)
 
     def recv(self, buffer: Buffer, *, source: int) -> Work:
@@ -224,7 +226,7 @@ class ProcessGroupCommunicator(Communicator):
             raise UsageError(f"rank {source} cannot receive from itself over {self.backend}")
         with self._lock:
             self._received[source] += 1
-            tag = self._received[source] & 0x7FFFFFFF
+            tag = self._received[source] % PROBE_TAG
         return self._start(f"recv from rank {source}", lambda: self._group.recv([tensor], source, tag), peer=source)
 
     def barrier(self) -> Work:
@@ -260,8 +262,25 @@ class ProcessGroupCommunicator(Communicator):
     def abort(self, reason: str) -> None:
         """See `Communicator.abort`; peers see a broken connection."""
         self._aborted = self._aborted or reason or "no reason given"
-        if not self._closed:
-            self._group.abort()
+        self.break_connections()
+
+    def break_connections(self) -> None:
+        """Have what waits for a peer fail, here and on the peers. Callable from any thread."""
+        group = self._group  # another thread may close
+        if group is not None:
+            self._break(group)
+
+    def probe(self, peer: int) -> None:
+        """Raise RuntimeError if the connection to a peer is lost; for a message that may not have been told so."""
+        if self._group is not None:
+            self._probe(self._group, peer)
+
+    def _break(self, group: Any) -> None:
+        """Close the connections of a group."""
+        group.abort()
+
+    def _probe(self, group: Any, peer: int) -> None:
+        """Do `probe` in a group; not needed where the backend tells every message."""
 
     def close(self) -> None:
         """See `Communicator.close`."""
@@ -290,121 +309,14 @@ class ProcessGroupCommunicator(Communicator):
         works = works if isinstance(works, list) else [works]
         if not works and finish is None:
             return COMPLETED
-        return _GroupWork(self, what, works, finish, peer)
+        return GroupWork(self, what, works, finish, peer)
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(f"this communicator is closed ({self.description})")
 
-    def _translated(self, what: str, timeout: timedelta, peer: int | None = None) -> _Translation:
-        return _Translation(self, what, timeout, peer)
-
-
-class _Translation:
-    """Turns torch.distributed's RuntimeErrors into PeerLostError or StalledError, told apart by the time waited."""
-
-    def __init__(self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None) -> None:
-        self._communicator = communicator
-        self._what = what
-        self._timeout = timeout
-        self._peer = peer
-
-    def __enter__(self) -> None:
-        self._begin = time.monotonic()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, RuntimeError) or isinstance(error, UsageError | PeerLostError):
-            return
-        communicator = self._communicator
-        where = f"{self._what} on rank {communicator.rank} ({communicator.description})"
-        ranks = () if self._peer is None else (self._peer,)
-        reason = communicator._aborted
-        communicator._aborted = reason or f"after a failed {self._what}"
-        if reason:
-            raise PeerLostError(f"{where}: this communicator was aborted: {reason}", ranks=ranks) from error
-        if time.monotonic() - self._begin >= 0.95 * self._timeout.total_seconds():
-            who = f"rank {self._peer}" if self._peer is not None else "some of the ranks"
-            raise StalledError(
-                f"{where}: {who} did not come within {self._timeout.total_seconds():g} s. They are alive, but do "
-                "something else: look where they are.",
-                ranks=ranks,
-            ) from error
-        raise PeerLostError(f"{where}: a peer died, left or aborted: {error}", ranks=ranks) from error
-
-
-class _GroupWork(Work):
-    def __init__(
-        self,
-        communicator: ProcessGroupCommunicator,
-        what: str,
-        works: list[Any],
-        finish: Callable[[], None] | None,
-        peer: int | None,
-    ) -> None:
-        self._communicator = communicator
-        self._what = what
-        self._works = works
-        self._finish = finish
-        self._peer = peer
-        self._waiter: threading.Thread | None = None
-        self._failure: RuntimeError | None = None
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        limit = self._communicator.timeout if timeout is None else timeout
-        with self._communicator._translated(self._what, limit, self._peer):
-            if self._waiter is not None:
-                self._join(self._waiter, limit)
-            while self._works:
-                if self._peer is None and self._communicator.waits_in_slices:
-                    self._wait_in_slices(self._works[0], limit)
-                else:
-                    self._works[0].wait(limit)
-                self._works.pop(0)
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
-
-    def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
-        """Wait so that an abort ends it, also where the other end of a connection is silent and no error comes."""
-        communicator = self._communicator
-        deadline = time.monotonic() + limit.total_seconds()
-        while True:
-            remaining = deadline - time.monotonic()
-            try:
-                work.wait(timedelta(seconds=max(0.001, min(_SLICE_SEC, remaining))))
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # at once: it failed, or was completed just after this slice had ended
-                    return
-                if remaining <= 0:
-                    raise
-                if communicator._aborted:
-                    communicator._abandoned = True
-                    raise
-
-    def done(self) -> bool:
-        if self._peer is None or self._communicator.polls_messages or not self._works:
-            return all(work.is_completed() for work in self._works)
-        if self._waiter is None:
-            self._waiter = threading.Thread(target=self._wait_aside, name=f"unidist {self._what}", daemon=True)
-            self._waiter.start()
-        return not self._waiter.is_alive()
-
-    def _wait_aside(self) -> None:
-        """Wait for a message on a thread of its own."""
-        try:
-            self._works[0].wait(self._communicator.timeout)
-        except RuntimeError as exc:
-            self._failure = exc
-
-    def _join(self, waiter: threading.Thread, limit: timedelta) -> None:
-        waiter.join(limit.total_seconds())
-        if waiter.is_alive():
-            raise RuntimeError(f"the message did not move within {limit.total_seconds():g} s")
-        self._works.clear()
-        if self._failure is not None:
-            raise self._failure
+    def _translated(self, what: str, timeout: timedelta, peer: int | None = None) -> Translation:
+        return Translation(self, what, timeout, peer)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ LIMIT = timedelta(seconds=120)
         pytest.param("shm", 1, id="first-shm"),
         pytest.param("gloo", 1, id="first-gloo"),
         pytest.param("shm", 6, id="later-shm"),
-        pytest.param("gloo", 6, id="later-gloo", marks=pytest.mark.soak),
+        pytest.param("gloo", 6, id="later-gloo"),
     ],
 )
 def test_an_exception_in_a_stage_ends_every_rank(rank_pool: RankPoolFactory, engine: str, call: int) -> None:
