@@ -9,6 +9,7 @@ strategy, can begin from it.
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,6 +66,13 @@ class _Writing:
     began: float
 
 
+def _check_usable(folder: Path) -> None:
+    """Make the folder, and try to write there: better now than at the first checkpoint, hours later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 class Durable:
     """Makes the checkpoints of one state, and begins from them. Every rank calls its methods alike.
 
@@ -117,12 +125,14 @@ class Durable:
         try:
             parts = state.durable_parts()
             if is_first:
+                _check_usable(self.options.folder)
                 directory.sweep(self.options.folder)
                 folder = next((path for _, path in reversed(directory.steps(self.options.folder))), None)
         except Exception as exc:  # of whatever kind: the others must hear of it
             error = exc
-        what = f"the latest checkpoint in {self.options.folder} cannot be loaded"
-        found: Path | None = agree(communicator, folder, error, what)[0]
+        what = f"the folder {self.options.folder} cannot have this job's checkpoints"
+        choose = "Choose a folder that can be written, and that all ranks share."
+        found: Path | None = agree(communicator, folder, error, what, if_disk=choose)[0]
         if found is None:
             return False
 

@@ -182,7 +182,8 @@ class JobCommunicators:
         """Meet the ranks of this host, in a job that has others."""
         if self._topology.local_size == 1:
             return SingleRendezvous()
-        return self._meet_here(self._topology.local_rank, self._topology.local_size, f"{self._epoch}/{kind}")
+        place = self._topology  # with the node: two of them may be one machine, under other launchers than ours
+        return self._meet_here(place.local_rank, place.local_size, f"{self._epoch}/{kind}/{place.node_rank}")
 
     def _meet_here(self, rank: int, size: int, name: str) -> Rendezvous:
         return LocalRendezvous(

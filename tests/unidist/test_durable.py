@@ -85,14 +85,34 @@ def test_a_script_can_say_it_and_wins(start: Callable[..., None], tmp_path: Path
 def test_a_disk_that_refuses_is_warned_of_and_training_goes_on(
     start: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    start(tmp_path / "file" / "run")
+    folder = tmp_path / "run"
+    start()
+
+    @run
+    def loop(state: ObjectState) -> int:
+        folder.rmdir()
+        folder.touch()
+        while state.step < 4:
+            state.step += 1
+            state.commit()
+        return int(state.step)
+
     with caplog.at_level(logging.WARNING, "unidist"):
-        assert train(ObjectState(step=0, seen=[]), 4) == [1, 2, 3, 4]
+        assert loop(ObjectState(step=0, seen=[])) == 4
     text = " ".join(caplog.messages)
-    assert "Not a directory" in text
+    assert "File exists" in text
     assert "Training goes on without this checkpoint" in text
     assert len(caplog.messages) == 2  # at the first step and at the end, after a pause that is longer than this test
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(
+    start: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    start(tmp_path / "file" / "run")
+    with pytest.raises(CheckpointError, match="cannot have this job's checkpoints") as caught:
+        train(ObjectState(step=0, seen=[]), 4)
+    assert "Choose a folder" in str(caught.value)
 
 
 def test_a_checkpoint_of_another_state_is_refused(start: Callable[..., None]) -> None:

@@ -187,7 +187,7 @@ def test_all_ranks_stop_where_a_callback_of_one_does_and_train_on_together(tmp_p
 
 @pytest.mark.soak
 def test_a_job_that_was_killed_goes_on_in_the_middle_of_its_epoch(tmp_path: Path) -> None:
-    launch = ("--checkpoint-dir", "saved", "--checkpoint-interval", "0")
+    launch = ("--checkpoint-dir", "saved", "--checkpoint-interval", "0.01")
     with start(tmp_path, launch=launch, wanted=9, epochs=4, pace=0.3) as job:
         job.wait_for(r"batch 0 10 3")
         job.process.kill()
