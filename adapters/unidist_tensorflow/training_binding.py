@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from unidist import context
 from unidist.buckets import ParameterInfo
-from unidist.errors import ConfigurationError, UsageError
+from unidist.errors import UsageError
 from unidist.objects import gather_objects
 from unidist.update import Update
 from unidist_tensorflow.errors import as_op_errors
@@ -27,6 +27,7 @@ from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep, belonging
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
+from unidist_tensorflow.training_place import check_place
 from unidist_tensorflow.training_tensors import Gradient, Since, exchange_eagerly, exchange_in_graph, host_node
 
 _SCALE = tf.TensorSpec([], tf.float64)
@@ -384,28 +385,6 @@ class Binding:
 
         with tf.device("CPU:0"):
             tf.numpy_function(applied, gradients, tf.bool, name="unidist_end_of_update_which_needs_jit_compile_False")
-
-
-def check_place() -> None:
-    """Raise where something else distributes training, or Keras does not run on TensorFlow.
-
-    Raises:
-        ConfigurationError: names it.
-    """
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigurationError(
-            f"Keras runs on {keras.backend.backend()!r}, and this is unidist's TensorFlow adapter: set "
-            "KERAS_BACKEND=tensorflow"
-        )
-    distribution = keras.distribution.distribution()
-    if distribution is not None:
-        raise ConfigurationError(
-            f"keras.distribution is active ({type(distribution).__name__}): on TensorFlow it distributes nothing, and "
-            "unidist would be in its way. Leave keras.distribution.set_distribution out"
-        )
-    if tf.distribute.has_strategy():
-        strategy = type(tf.distribute.get_strategy()).__name__
-        raise ConfigurationError(f"tf.distribute's {strategy} is active: two things exchange gradients. Leave one out")
 
 
 def _is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:

@@ -33,9 +33,9 @@ from unidist_tensorflow.training_arguments import (
     exchange_options,
     listed_groups,
 )
-from unidist_tensorflow.training_binding import check_place
 from unidist_tensorflow.training_legacy import bind_legacy, check_legacy
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
+from unidist_tensorflow.training_place import check_place
 
 
 def distribute(

@@ -30,8 +30,8 @@ from unidist_tensorflow.training_arguments import (
     local_variables,
     with_groups,
 )
-from unidist_tensorflow.training_binding import check_place
 from unidist_tensorflow.training_exchange import FusedExchange
+from unidist_tensorflow.training_place import check_place
 from unidist_tensorflow.training_tensors import (
     Gradient,
     exchange_eagerly,
