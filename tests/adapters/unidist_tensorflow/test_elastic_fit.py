@@ -77,7 +77,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
         say("batch", worker, self.batches, ud.size())
-        if ud.size() < options["wanted"] and int(optimizer.iterations) < 4 * options["epochs"] - 2:
+        if ud.size() < options["wanted"] and self.batches < options["slow"]:
             time.sleep(options["pace"])
 
 class EndsAt(keras.callbacks.Callback):
@@ -111,7 +111,7 @@ def start(
 ) -> ElasticJob:
     """Start the script as an elastic job."""
     (folder / "script.py").write_text(SCRIPT)
-    options = {"kill": -1, "wanted": 1, "epochs": 4, "pace": 0.5} | options
+    options = {"kill": -1, "wanted": 1, "epochs": 4, "pace": 0.5, "slow": 40} | options
     environment = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     ranks = ["-np", str(size), "--min-np", "1", "--strategy", strategy, *launch]
     return ElasticJob.start(folder, ranks, ["script.py", json.dumps(options)], environment)
@@ -211,7 +211,7 @@ def test_ranks_come_and_go_and_each_sample_counts_once(batch: str, tmp_path: Pat
     want(2)
     launch = ("--max-np", "4", "--host-discovery-script", str(hosts))
     epochs = 60
-    with start(tmp_path, size=2, launch=launch, wanted=9, epochs=epochs, pace=0.25, batch=batch) as job:
+    with start(tmp_path, size=2, launch=launch, wanted=9, epochs=epochs, pace=0.25, slow=340, batch=batch) as job:
         job.wait_for(r"batch 0 2 2")
         for slots in (4, 1, 3):
             want(slots)
