@@ -91,6 +91,8 @@ class ShardedStep(InnerStep):
     takes_shares = True
     files: StateFiles | None = None
     """Where state is kept between two updates; None: in memory."""
+    in_files: StateInFiles | None = None
+    """Keeps it there, once the optimizer is built."""
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._optimizer = optimizer
@@ -205,10 +207,10 @@ class ShardedStep(InnerStep):
         if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
             self._optimizer.__dict__["check_finite"] = self._check_finite
         if self.files is not None:
-            in_files = StateInFiles(inner, self.files)
+            self.in_files = StateInFiles(inner, self.files)
             for shard in self._shards:
                 with tf.init_scope():
-                    in_files.move(belongings(inner, shard.variable))
+                    self.in_files.move(belongings(inner, shard.variable))
 
     def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
         """Say whether the gradients of all ranks are finite; all say the same."""

@@ -58,6 +58,8 @@ class ElasticStep(ShardedStep):
             self._plain.build(self._optimizer, [*(shard.variable for shard in self._shards), self._nothing])
             for owner, singles in kept:
                 put_back(owner, singles)
+        if self.in_files is not None:
+            self.in_files.resized()
         self._optimizer.built = True
         self._divided = self._update.exchanges[0]
 

@@ -41,7 +41,11 @@ class FileMemories:
         idle = self._idle.setdefault(nbytes, [])
         memory = idle.pop() if idle else self._new(nbytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        return Buffer(address, count, dtype, _Loan(idle, memory))
+        return Buffer(address, count, dtype, _Loan(self._idle, memory))
+
+    def forget(self) -> None:
+        """Give back what nobody uses any more, and later what was given out so far: other sizes are wanted now."""
+        self._idle.clear()
 
     def _new(self, nbytes: int) -> mmap.mmap:
         with self._files.new(nbytes) as (descriptor, _):
@@ -49,14 +53,16 @@ class FileMemories:
 
 
 class _Loan:
-    """Gives a memory back when nobody refers to it any more."""
+    """Gives a memory back when nobody refers to it any more, if its size is still wanted."""
 
-    def __init__(self, idle: list[mmap.mmap], memory: mmap.mmap) -> None:
+    def __init__(self, idle: dict[int, list[mmap.mmap]], memory: mmap.mmap) -> None:
         self._idle = idle
         self._memory = memory
 
     def __del__(self) -> None:
-        self._idle.append(self._memory)
+        wanted = self._idle.get(len(self._memory))
+        if wanted is not None:
+            wanted.append(self._memory)
 
 
 class StateInFiles:
@@ -73,6 +79,10 @@ class StateInFiles:
         self._plain = optimizer.update_step
         self._before: list[tf.Operation] = []
         optimizer.__dict__["update_step"] = self._update
+
+    def resized(self) -> None:
+        """The shards have other sizes from now on."""
+        self._memories.forget()
 
     def move(self, variables: Sequence[Any]) -> None:
         """Let variables have their values in files: eager, or in a graph."""

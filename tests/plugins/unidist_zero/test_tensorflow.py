@@ -14,6 +14,7 @@ tf = pytest.importorskip("tensorflow")
 
 import unidist.tensorflow as ud  # noqa: E402 - after TensorFlow is known to be there
 import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
+from unidist.buffer import DType  # noqa: E402 - after TensorFlow is known to be there
 from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
 from unidist_tensorflow.memory import address_of, array_of  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero._tensorflow_adoption import (  # noqa: E402 - after TensorFlow is known to be there
@@ -21,7 +22,9 @@ from unidist_zero._tensorflow_adoption import (  # noqa: E402 - after TensorFlow
     singles_of,
     take_apart,
 )
+from unidist_zero._tensorflow_offload import FileMemories  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero._tensorflow_units import plan_units  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero.files import StateFiles  # noqa: E402 - after TensorFlow is known to be there
 
 
 @pytest.fixture(autouse=True)
@@ -241,6 +244,22 @@ def test_state_in_files_is_the_same_state(tmp_path: Path, strategy: str, in_grap
     assert all(map(is_in_file, slots))
     assert not any(is_in_file(each) for each in plain.variables if each.shape)
     assert not list(tmp_path.iterdir()), "a file has no name any more once it is mapped"
+
+
+def test_files_that_are_used_no_more_are_given_out_again_until_other_sizes_are_wanted(tmp_path: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/unidist-")
+
+    memories = FileMemories(StateFiles(str(tmp_path)))
+    kept, idle = memories.take(4096, DType.FLOAT32), memories.take(4096, DType.FLOAT32)
+    del idle
+    again = memories.take(4096, DType.FLOAT32)
+    assert mapped() == 2
+    del again
+    memories.forget()
+    assert mapped() == 1
+    del kept
+    assert mapped() == 0
 
 
 def test_options_for_models_of_pytorch_are_refused() -> None:
