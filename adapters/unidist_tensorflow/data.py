@@ -31,8 +31,9 @@ def shard(
 
     In an elastic job, samples in batches can be dealt out anew when ranks come and go, and `fit` of a distributed model
     does so: each sample counts once in an epoch, and those that do not divide make a smaller last batch
-    (`tail="drop"`: are left out). How many batches there are then follows the ranks, so the dataset has no length. Loops
-    of one's own under `ud.elastic.run` deal samples out themselves: a process that comes later counts other epochs.
+    (`tail="drop"`: are left out). How many batches there are then follows the ranks, so the dataset has no length.
+    Loops of one's own under `ud.elastic.run` deal samples out themselves: a process that comes later counts other
+    epochs.
 
     Args:
         dataset: the same samples in the same order on every rank.
