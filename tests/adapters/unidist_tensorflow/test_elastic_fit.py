@@ -34,7 +34,6 @@ INPUTS = np.random.default_rng(1).normal(size=(COUNT, 6))
 TARGETS = np.sin(INPUTS).sum(1, keepdims=True)
 
 def network():
-    keras.config.set_floatx("float64")
     keras.utils.set_random_seed(4)
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
 
@@ -54,6 +53,7 @@ import tensorflow as tf
 import unidist.keras as ud
 import unidist_zero
 
+keras.config.set_floatx("float64")
 options = json.loads(sys.argv[1])
 worker = int(os.environ.get("UNIDIST_WORKER", 0))
 
@@ -121,13 +121,11 @@ def of_keras_alone(epochs: int, *, batch_size: int = 12) -> list[float]:
     """Return the sums of the weights that one process comes to, without unidist."""
     made: dict[str, Any] = {}
     exec(NETWORK, made)
-    try:
+    with runtime("float64"):
         model = made["network"]()
         model.compile(keras.optimizers.Adam(1e-2), "mse")
         model.fit(made["INPUTS"], made["TARGETS"], batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
-    finally:
-        keras.config.set_floatx("float32")
-    return [float(each.sum()) for each in model.get_weights()]
+        return [float(each.sum()) for each in model.get_weights()]
 
 
 def check_weights(job: ElasticJob, epochs: int) -> list[tuple[str, ...]]:
@@ -275,6 +273,8 @@ ERRORS = (
     + """
 import tensorflow as tf
 import unidist.keras as ud
+
+keras.config.set_floatx("float64")
 
 def tell(call):
     try:
