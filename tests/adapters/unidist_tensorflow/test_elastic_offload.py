@@ -44,7 +44,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     assert len(results) == 2
     for result in results:
         assert result == pytest.approx(wanted, rel=1e-12, abs=1e-12)
-    assert [event["world_size"] for event in job.events("generation")] == [2, 1, 2]
+    assert len(job.events("lost")) == 1
     counts = [int(count) for (count,) in job.said(r"files \d+ (\d+)")]
     assert len(counts) == 2
     assert min(counts) > 0
