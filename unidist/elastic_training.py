@@ -35,9 +35,10 @@ class Policy:
     In a job whose ranks do not change, samples are dealt out and hooks called alike.
 
     Args:
-        global_batch: "keep": a step takes as many samples as at the beginning, `batch_size` times the ranks, in
-            micro-batches of at most `batch_size`; "rescale": each rank takes `batch_size`, so a step takes other
-            numbers of samples with other numbers of ranks: change the learning rate in `on_resize`.
+        global_batch: "keep": a step takes as many samples as at the beginning, `batch_size` times the ranks (and
+            times N with `accumulate=N`), in micro-batches of at most `batch_size`; "rescale": each rank takes
+            `batch_size`, so a step takes other numbers of samples with other numbers of ranks: change the learning rate
+            in `on_resize`.
         commit_every: steps from one commit to the next. What was done since the last one is done again when a rank is
             lost, and ranks come and go at commits only.
         state: what belongs to training besides model, optimizer and data, by any name: objects with `state_dict` and
@@ -128,17 +129,25 @@ class StepTraining:
         policy: the user's choices.
         make_state: makes a state of the model, the optimizer and so on, with the attribute `progress` as given.
             Collective where each rank keeps a share.
+        passes: over a rank's batch that make a step, see `passes_of_step`.
     """
 
     def __init__(
-        self, membership: Member | None, feed: DealsAnew, policy: Policy, make_state: Callable[[Progress], ObjectState]
+        self,
+        membership: Member | None,
+        feed: DealsAnew,
+        policy: Policy,
+        make_state: Callable[[Progress], ObjectState],
+        *,
+        passes: int = 1,
     ) -> None:
         assert feed.batch_size is not None, "data that is dealt out has batches"
         size = context.current().topology.world_size
         self._feed, self._policy = feed, policy
         self._order = feed.order
+        self._passes = passes
         self._generations: Generations | None = None
-        progress = Progress(feed.order, feed.batch_size, feed.batch_size * size, size)
+        progress = Progress(feed.order, feed.batch_size, feed.batch_size * passes * size, size)
         if membership is None:
             self._state: Any = ObjectState(progress=progress)
         else:
@@ -171,14 +180,13 @@ class StepTraining:
             PeerLostError: in a job whose ranks do not change.
         """
         deal = self._feed.take()
-        place = context.current().topology
         if deal is None:
             raise UsageError(
                 "step() was called twice with one batch: in an elastic job each batch of the sharded data is given to "
                 "it once. Use elastic=False and ud.elastic.run for another kind of loop"
             )
-        if (deal.position, deal.rank, deal.size) != (self.progress.position, place.rank, place.world_size):
-            return self.progress.loss  # this rank has just come: the others are further, and so is the next batch
+        if not self._is_next(deal):
+            return self.progress.loss
         if self._generations is None:
             self._take_step(deal, train)
             return self.progress.loss
@@ -190,6 +198,17 @@ class StepTraining:
         if reason is not None:  # after the exception is forgotten: its frames hold on to the old generation
             self.go_on(reason)
         return self.progress.loss
+
+    def _is_next(self, deal: Deal) -> bool:
+        """Say whether it is what the ranks take now.
+
+        It is not where this rank has just come, and the others are further; nor where a first batch was dealt before
+        it was known that a step takes several.
+        """
+        place, now = context.current().topology, self.progress
+        left = now.order.length(now.global_batch) - now.position.processed
+        is_whole = deal.total >= min(now.global_batch, left)
+        return is_whole and (deal.position, deal.rank, deal.size) == (now.position, place.rank, place.world_size)
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
         """Return what was lost, for `go_on`; raise the error again in a job whose ranks do not change."""
@@ -248,7 +267,7 @@ class StepTraining:
             return
         progress = replace(self.progress, num_ranks=new)
         if self._policy.global_batch == "rescale":
-            progress = replace(progress, global_batch=progress.batch_size * new)
+            progress = replace(progress, global_batch=progress.batch_size * self._passes * new)
         if self._policy.on_resize is not None:
             self._policy.on_resize(old, new)
         self._state.progress = progress  # committed with the next step: until then a lost peer takes it all back
@@ -261,11 +280,12 @@ class StepTraining:
             )
 
 
-def check_step_plan(plan: Plan) -> None:
-    """Make sure that the steps of this plan can be transactions.
+def passes_of_step(plan: Plan) -> int:
+    """Return the passes over a rank's batch that make a step; with `accumulate=N` a step is all of a window.
 
     Raises:
-        ConfigurationError: a strategy divides the model, or makes one update of several steps.
+        ConfigurationError: the steps of this plan cannot be transactions: a strategy divides the model, or adds up
+            what is to be a mean.
     """
     if plan.model_axes:
         raise ConfigurationError(
@@ -273,11 +293,14 @@ def check_step_plan(plan: Plan) -> None:
             "of it, no other rank has. Leave elastic= out, or the strategy"
         )
     gate = context.update_gate(plan)
-    if gate is not None:
+    if gate is None:
+        return 1
+    if not gate.averages_passes:
         raise ConfigurationError(
-            f"elastic training commits after an update, and this run makes one of {gate.passes_per_update} calls of "
-            "the step (accumulate). Leave the strategy out, or use elastic=False and ud.elastic.run"
+            "elastic training takes the mean over the samples of a step, however many passes those are, and this run "
+            "adds the passes up (accumulate:reduction=sum). Use their mean, or elastic=False and ud.elastic.run"
         )
+    return gate.passes_per_update
 
 
 def training_of(

@@ -227,8 +227,11 @@ class Update:
             return
         self.window.in_round = True
         if self.scaler is not None:
-            for exchange in self.exchanges:
-                exchange.scale = self._factors.of_exchange(exchange, self.scale)
+            self._set_scales()
+
+    def _set_scales(self) -> None:
+        for exchange in self.exchanges:
+            exchange.scale = self._factors.of_exchange(exchange, self.scale)
 
     @property
     def completes_window(self) -> bool:
@@ -349,10 +352,12 @@ class Update:
     def take_steps(self, steps: int) -> None:
         """Let the next updates take this many passes, with a call of `step` after each, whose gradients are added up.
 
-        Every rank calls it alike, between two updates; for an optimizer whose passes no strategy counts.
+        Every rank calls it alike, between two updates. From then on no strategy counts the passes.
         """
-        if steps != self.accumulation.passes:
-            self.window.change(Accumulation(steps, average=False))
+        wanted = Accumulation(steps, average=False)
+        if wanted != self.accumulation:
+            self.window.change(wanted)
+            self._set_scales()
 
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.

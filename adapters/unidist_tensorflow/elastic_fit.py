@@ -21,7 +21,7 @@ from unidist import context, objects
 from unidist.dealing import Position
 from unidist.elastic import Handler
 from unidist.elastic_handlers import GeneratorsHandler, StatefulHandler
-from unidist.elastic_training import Policy, Progress, StepTraining, check_step_plan
+from unidist.elastic_training import Policy, Progress, StepTraining, passes_of_step
 from unidist.errors import PeerLostError, UsageError
 from unidist.strategy import Plan
 from unidist_tensorflow.elastic import TensorFlowKerasState, recognising_losses
@@ -118,7 +118,7 @@ class ElasticFit:
                     "of ud.shard(). Make it once, before the first fit"
                 )
             return self._training
-        check_step_plan(self._plan)
+        passes = passes_of_step(self._plan)
         membership = context.current().membership
         self._prepare(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0])
         policy = self._choice if isinstance(self._choice, Policy) else Policy()
@@ -128,7 +128,11 @@ class ElasticFit:
         if membership.assignment is None:
             self._warm_up(feed, dataset)
         self._training = StepTraining(
-            membership, feed, policy, lambda progress: FitState(self.model, self._optimizer, progress, policy.state)
+            membership,
+            feed,
+            policy,
+            lambda progress: FitState(self.model, self._optimizer, progress, policy.state),
+            passes=passes,
         )
         return self._training
 

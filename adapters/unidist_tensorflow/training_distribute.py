@@ -11,7 +11,7 @@ import tensorflow as tf
 from unidist import context
 from unidist.accumulation import Accumulation
 from unidist.checkpoint.state import placements_of
-from unidist.elastic_training import Policy, check_step_plan
+from unidist.elastic_training import Policy, passes_of_step
 from unidist.errors import UsageError
 from unidist.horovod_arguments import Groups, check_passes
 from unidist.planned_update import check_counts_alone, check_leaves_model, planned_update, step_strategy
@@ -75,7 +75,7 @@ def distribute(
     """
     plan = context.current().plan_for(strategy)
     if elastic:
-        check_step_plan(plan)
+        passes_of_step(plan)
     chosen = _chosen_optimizer(model, optimizer)
     model, bound = spread(model, chosen, plan)
     if getattr(model, "optimizer", None) is not None and optimizer is None:

@@ -8,7 +8,7 @@ import torch
 
 from unidist import context
 from unidist.dealing import Deal
-from unidist.elastic_training import DealsAnew, Policy, StepTraining, check_step_plan, training_of
+from unidist.elastic_training import DealsAnew, Policy, StepTraining, passes_of_step, training_of
 from unidist.mean_loss import MeanLoss
 from unidist.planned_update import step_strategy
 from unidist.strategy_spec import StrategyLike
@@ -66,7 +66,7 @@ class TrainStep:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
         if elastic:
-            check_step_plan(plan)
+            passes_of_step(plan)
         runs = step_strategy(plan)
         make: Any = WholeStepRunner if runs is None else runs.runner_for(TorchFramework())
         self.model = spread(model, optimizer, plan, in_backward=False)
@@ -129,7 +129,7 @@ class TrainStep:
     # Elastic training
 
     def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
-        check_step_plan(self._plan)
+        passes = passes_of_step(self._plan)
         together = shares_parameters(self.model)
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
@@ -137,6 +137,7 @@ class TrainStep:
             feed,
             policy,
             lambda progress: TrainingState(self.model, self.optimizer, progress, policy.state),
+            passes=passes,
         )
 
     def _take(self, deal: Deal, inputs: Any, targets: Any) -> float:

@@ -94,7 +94,7 @@ model, optimizer = ud.distribute(model, Sees(1e-2), elastic=policy)
 model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=options.get("per_call", 1),
               run_eagerly=options.get("eager", False))
 samples = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS))
-data = ud.shard(samples, batch_size=4, shuffle=options.get("shuffle", False), seed=3).prefetch(1)
+data = ud.shard(samples, batch_size=options.get("batch_size", 4), shuffle=False).prefetch(1)
 callbacks = [Watch(), ud.callbacks.MetricAverageCallback(), EndsAt()]
 history = model.fit(data, epochs=options["epochs"], verbose=0, callbacks=callbacks)
 if options.get("again"):
@@ -153,6 +153,7 @@ def soaking(*values: object) -> object:
         soaking("data", 6, {"commit_every": 3}),
         soaking("data", 6, {"per_call": 3}),
         soaking("data", 6, {"eager": True}),
+        soaking("accumulate=2", 6, {"batch_size": 2}),
         soaking("zero=2", 7, {}),
         soaking("zero=3", 6, {}),
         soaking("zero=3,clip_norm=0.5", 6, {"commit_every": 2}),
@@ -288,7 +289,7 @@ ud.init()
 samples = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS))
 tell(lambda: ud.shard(samples.filter(lambda *_: True), batch_size=4))
 tell(lambda: ud.shard(samples, batch_size=0))
-tell(lambda: ud.distribute(network(), keras.optimizers.SGD(), "accumulate=2", elastic=True))
+tell(lambda: ud.distribute(network(), keras.optimizers.SGD(), "accumulate=2:reduction=sum", elastic=True))
 model, optimizer = ud.distribute(network(), keras.optimizers.SGD(), elastic=True)
 model.compile(optimizer, "mse")
 data = ud.shard(samples, batch_size=4)

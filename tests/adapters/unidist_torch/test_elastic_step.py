@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from collections.abc import Callable
@@ -64,6 +65,20 @@ def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy:
         assert found[2] == seen
 
 
+def test_with_accumulate_a_step_takes_as_many_samples_as_its_passes(pool: Pool) -> None:
+    def on_rank() -> Any:
+        with runtime():
+            return train(19, 2, "accumulate=2")
+
+    with runtime():
+        wanted, losses, seen = train(19, 8, "data")
+    for found in pool(2).run(on_rank):
+        assert_close(found[0], wanted)
+        assert math.isnan(found[1][0])  # the first batch was dealt before
+        torch.testing.assert_close(found[1][1:], losses, rtol=1e-12, atol=1e-12)
+        assert found[2] == seen
+
+
 def test_what_cannot_be_dealt_out_anew_is_an_error_before_training() -> None:
     with runtime():
         model = network()
@@ -73,8 +88,8 @@ def test_what_cannot_be_dealt_out_anew_is_an_error_before_training() -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             return ud.TrainStep(model, optimizer, nn.functional.cross_entropy, **options)
 
-        with pytest.raises(ConfigurationError, match="calls of the step"):
-            make(elastic=True, strategy="accumulate=2")
+        with pytest.raises(ConfigurationError, match="adds the passes up"):
+            make(elastic=True, strategy="accumulate=2:reduction=sum")
         with pytest.raises(UsageError, match=r"ud\.shard"):
             make(elastic=True)(*next(iter(loader)))
         make(elastic=False)(*next(iter(loader)))
