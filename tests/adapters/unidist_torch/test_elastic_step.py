@@ -65,10 +65,11 @@ def test_samples_that_do_not_divide_count_once(pool: Pool, count: int, strategy:
         assert found[2] == seen
 
 
-def test_with_accumulate_a_step_takes_as_many_samples_as_its_passes(pool: Pool) -> None:
+@pytest.mark.parametrize("strategy", ["accumulate=2", "zero=2,accumulate=2", "zero=3:shared=false,accumulate=2"])
+def test_with_accumulate_a_step_takes_as_many_samples_as_its_passes(pool: Pool, strategy: str) -> None:
     def on_rank() -> Any:
         with runtime():
-            return train(19, 2, "accumulate=2")
+            return train(19, 2, strategy)
 
     with runtime():
         wanted, losses, seen = train(19, 8, "data")
