@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
 
 from unidist import context
+from unidist.communicator import Communicator
 from unidist.environment import set_variables
 from unidist.testing._training import largest_error
 from unidist.testing.recording import Record, RecordingCommunicator
@@ -241,12 +242,12 @@ def running(half: Backend, case: Case) -> Iterator[None]:
 def record(runtime: context.Context) -> list[Record]:
     """Let every communicator that strategies ask for from now on write down what it is used for."""
     records: list[Record] = []
-    make = runtime.new_communicator
 
-    def recording(axis: str, *, memory: str = "host") -> RecordingCommunicator:
-        return RecordingCommunicator(make(axis, memory=memory), records)
+    def recording(make: Callable[..., Communicator]) -> Callable[..., RecordingCommunicator]:
+        return lambda axis, *, memory="host": RecordingCommunicator(make(axis, memory=memory), records)
 
-    runtime.new_communicator = recording  # type: ignore[method-assign]  # this run only
+    runtime.axis = recording(runtime.axis)  # type: ignore[method-assign]  # this run only, as is the next one
+    runtime.new_communicator = recording(runtime.new_communicator)  # type: ignore[method-assign]
     return records
 
 
