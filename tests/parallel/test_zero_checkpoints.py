@@ -100,9 +100,11 @@ def train_and_compare(pool: RankPool, cases: list[Case]) -> None:
 
 @pytest.mark.parametrize(
     ("framework", "kind"),
-    [("torch", TorchCase), ("tensorflow", KerasCase)],
+    [
+        pytest.param("torch", TorchCase, id="torch"),
+        pytest.param("tensorflow", KerasCase, id="keras", marks=pytest.mark.soak),
+    ],
     indirect=["framework"],
-    ids=["torch", "keras"],
 )
 def test_a_save_before_the_first_update_changes_nothing_and_loads(
     framework: str, kind: type[Case], rank_pool: RankPoolFactory, tmp_path: Path
