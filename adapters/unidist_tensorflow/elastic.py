@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from unidist import context, elastic
@@ -20,6 +21,7 @@ from unidist_tensorflow.checkpoint_states import KerasStates
 from unidist_tensorflow.functions import broadcast_variables
 from unidist_tensorflow.graph import take_failure
 from unidist_tensorflow.inner_step import keeps_share
+from unidist_tensorflow.memory import DTYPES, Array, array_of
 
 __all__ = [
     "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState", "TensorFlowState", "run",
@@ -68,6 +70,7 @@ class _Variables(Handler):
         self._session = session
         # In a graph, before it is final: each run of the operation uses the same names.
         self._broadcast = None if session is None else broadcast_variables(value(), root_rank=0)
+        self._saved: list[Array] = []
         super().__init__(value)
 
     def save(self) -> None:
@@ -75,7 +78,9 @@ class _Variables(Handler):
         if self._session is not None:
             self._saved = self._session.run(list(variables))
         else:
-            self._saved = [tf.identity(tf.convert_to_tensor(variable)).numpy() for variable in variables]
+            before = [*self._saved, *[None] * len(variables)]
+            tensors = map(tf.convert_to_tensor, variables)
+            self._saved = [_copied(tensor, kept) for tensor, kept in zip(tensors, before, strict=False)]
 
     def restore(self) -> None:
         for variable, value in zip(self.value(), self._saved, strict=False):  # those that came later stay
@@ -89,6 +94,17 @@ class _Variables(Handler):
             self._session.run(self._broadcast)
         else:
             broadcast_variables(self.value(), root_rank=0)
+
+
+def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
+    """Return a tensor's values in memory of their own: that of the commit before, where it fits."""
+    if tensor.dtype not in DTYPES:  # a table, say
+        return np.array(tensor.numpy())
+    values = array_of(tensor)
+    if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
+        return values.copy()
+    np.copyto(kept, values)
+    return kept
 
 
 def _shared_optimizer(optimizer: Any, model: Any) -> SharedHandler:
