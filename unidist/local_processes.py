@@ -1,7 +1,7 @@
 """The processes of one job on this host: started with the environment of a rank, and none left behind.
 
 Used by the local launcher and by `unidist.run`. Three nets catch what should not outlive its parent: a
-watchdog process (`unidist.process_sweep`), the parent-death signal, and the sweep in `close`.
+watchdog (`unidist.process_watchdog`), the parent-death signal, and the sweep in `close`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Self
 
-from unidist import process_sweep
 from unidist.errors import ConfigurationError
+from unidist.process_watchdog import ProcessWatchdog
 from unidist.topology import Topology
 
 Stream = int | IO[bytes] | None
 """What `subprocess` takes for a standard stream: a descriptor, a file, PIPE or DEVNULL; None inherits."""
 
-_WATCHDOG_WAIT_SEC = 15.0
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _PR_SET_PDEATHSIG = 1
 
@@ -84,7 +82,6 @@ class LocalProcesses:
         self.job_id = share.job_id
         self._places = share.places
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._leaders: dict[int, int] = {}
         self._before_exec = parent_death_signal() if die_with_thread else None
         self._closed = False
         user = dict(env or {})
@@ -105,7 +102,7 @@ class LocalProcesses:
             "UNIDIST_LAUNCHER_PID": str(os.getpid()),
         }
         try:
-            self._watchdog = start_watchdog(self.job_id)
+            self._watchdog = ProcessWatchdog(self.job_id)
         except OSError:
             os.close(self._secret_fd)
             raise
@@ -147,9 +144,7 @@ class LocalProcesses:
         except (OSError, subprocess.SubprocessError) as exc:
             raise ConfigurationError(f"rank {rank} of {self.num_proc}: cannot start {command[0]!r}: {exc}") from exc
         self.processes.append(process)
-        with contextlib.suppress(ProcessLookupError):
-            self._leaders[process.pid] = process_sweep.start_time(process.pid)
-            self._tell_watchdog(f"{process.pid} {self._leaders[process.pid]}\n")
+        self._watchdog.watch(process)
         return process
 
     def signal(self, number: int, ranks: Iterable[int] | None = None) -> None:
@@ -170,18 +165,7 @@ class LocalProcesses:
             return
         self._closed = True
         self.signal(signal.SIGKILL)
-        assert self._watchdog.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._watchdog.stdin.close()
-        try:
-            swept = self._watchdog.wait(_WATCHDOG_WAIT_SEC) == 0
-        except subprocess.TimeoutExpired:
-            self._watchdog.kill()
-            self._watchdog.wait()
-            swept = False
-        if not swept and not process_sweep.kill_processes(self.job_id, self._leaders):
-            left = process_sweep.find_processes(self.job_id, self._leaders)
-            raise RuntimeError(f"processes {left} of this job do not die from SIGKILL; they hang in the kernel")
+        self._watchdog.close()
         for process in self.processes:
             process.wait()
         os.close(self._secret_fd)
@@ -193,29 +177,6 @@ class LocalProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _tell_watchdog(self, text: str) -> None:
-        assert self._watchdog.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed; `close` then sweeps by itself
-            self._watchdog.stdin.write(text.encode())
-
-
-def start_watchdog(job_id: str) -> subprocess.Popen[bytes]:
-    """Start the program that kills what carries `job_id` when its standard input ends, or this process does."""
-    command = [sys.executable, "-I", "-S", process_sweep.__file__, str(os.getpid()), job_id]
-    # Without an outer job's id: when that job is swept, this watchdog must live on to end its own processes.
-    env = {name: value for name, value in os.environ.items() if name != process_sweep.JOB_ID_VARIABLE}
-    null = subprocess.DEVNULL
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=null,
-        stderr=null,
-        bufsize=0,
-        cwd="/",
-        env=env,
-        start_new_session=True,
-    )
 
 
 def rank_variables(place: Topology) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import IO
 from unidist import process_sweep
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host
-from unidist.local_processes import start_watchdog
+from unidist.process_watchdog import ProcessWatchdog
 
 POLL_SEC = 1.0
 """From the end of one run of the script to the start of the next."""
@@ -69,7 +69,7 @@ class Discovery:
         self._next = 0.0
         self._deadline = 0.0
         self._mark = secrets.token_hex(8)
-        self._watchdog = start_watchdog(self._mark)
+        self._watchdog = ProcessWatchdog(self._mark)
 
     def poll(self) -> tuple[Host, ...] | None:
         """Return the hosts if the script has just ended with an answer, else None. Never waits.
@@ -89,7 +89,7 @@ class Discovery:
                 raise ConfigurationError(f"{self._command[0]} did not end within {_SCRIPT_SEC:g} seconds")
             return None
         returncode = self._process.returncode
-        self._process = None
+        self._forget_script()
         assert self._output is not None
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
@@ -100,19 +100,26 @@ class Discovery:
         return parse(text, self._slots_per_host)
 
     def close(self) -> None:
-        """End the script if it runs, and what it has left. Idempotent."""
+        """End the script if it runs, and what it has left. Idempotent.
+
+        Raises:
+            RuntimeError: a process hangs in the kernel.
+        """
         self._end_script()
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.close()
-        self._watchdog.wait()
+        self._watchdog.close()
 
     def _end_script(self) -> None:
         if self._process is not None:
-            if process_sweep.kill_processes(self._mark, {}):
+            if self._watchdog.kill():
                 self._process.wait()
-            self._process = None
+            self._forget_script()
         if self._output is not None:
             self._output.close()
+
+    def _forget_script(self) -> None:
+        assert self._process is not None
+        self._watchdog.forget(self._process)
+        self._process = None
 
     def _start(self, now: float) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the script has ended
@@ -129,6 +136,7 @@ class Discovery:
             self._output.close()
             self._next = now + POLL_SEC
             raise ConfigurationError(f"{self._command[0]} cannot be started: {exc}") from exc
+        self._watchdog.watch(self._process)
 
 
 def _command(script: str) -> Sequence[str]:

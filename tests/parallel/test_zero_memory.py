@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,9 @@ from unidist.estimating.figures import ModelFigures, Workload
 from unidist.plugins import PluginManager
 from unidist.runner import RankPool
 
-pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _torch_zero_memory import LAYERS, bytes_per_parameter
+from _zero_memory import LAYERS, bytes_per_parameter
 
 pytestmark = [pytest.mark.parallel, pytest.mark.soak]
 
@@ -23,17 +24,31 @@ UNIT = 2 / LAYERS
 """Bytes for each of the model's parameters that one gathered unit takes, in 16 bits."""
 
 
+MODULES = {"torch": "torch", "keras": "tensorflow"}
+FORMULAS: dict[str, dict[str, Callable[[int], float]]] = {
+    "torch": {
+        "zero=1:shared=false": lambda size: 4 + 12 / size,
+        "zero=1:shared=true": lambda size: 2 / size + 2 + 12 / size,
+        "zero=2:bucket_mb=4:shared=false": lambda size: 2 + 14 / size,
+        "zero=2:bucket_mb=4:shared=true": lambda size: 16 / size,
+        "zero=3:shared=false": lambda size: 16 / size,
+        "zero=3:bucket_mb=4:shared=true": lambda size: 16 / size,
+    },
+    "keras": {
+        "zero=1": lambda size: 4 + 12 / size,
+        "zero=2:bucket_mb=4": lambda size: 2 + 14 / size,
+        "zero=3": lambda size: 16 / size,
+    },
+}
+"""In mixed precision: 2 bytes of parameters, 2 of gradients, and 12 of master weights and Adam's two moments."""
+
+
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_hold_what_the_formulas_say(size: int) -> None:
-    # In mixed precision: 2 bytes of parameters, 2 of gradients, and 12 of master weights and Adam's two moments.
-    formulas = {
-        "zero=1:shared=false": 4 + 12 / size,
-        "zero=1:shared=true": 2 / size + 2 + 12 / size,
-        "zero=2:bucket_mb=4:shared=false": 2 + 14 / size,
-        "zero=2:bucket_mb=4:shared=true": 16 / size,
-        "zero=3:shared=false": 16 / size,
-        "zero=3:bucket_mb=4:shared=true": 16 / size,
-    }
+@pytest.mark.parametrize("framework", list(FORMULAS))
+def test_ranks_hold_what_the_formulas_say(framework: str, size: int) -> None:
+    if find_spec(MODULES[framework]) is None:
+        pytest.skip(f"{MODULES[framework]} is not installed")
+    formulas = {strategy: formula(size) for strategy, formula in FORMULAS[framework].items()}
     workload, registry = Workload(ModelFigures(10**9)), PluginManager().load().strategies
     for strategy, formula in formulas.items():
         line = f"{strategy},precision=bf16"
@@ -42,7 +57,7 @@ def test_ranks_hold_what_the_formulas_say(size: int) -> None:
     found = {}
     with RankPool(size) as pool:
         for strategy in formulas:
-            [found[strategy], *others] = pool.run(bytes_per_parameter, (f"{strategy},precision=bf16",))
+            [found[strategy], *others] = pool.run(bytes_per_parameter, (framework, f"{strategy},precision=bf16"))
             assert others == [found[strategy]] * (size - 1)
     print({strategy: tuple(round(value, 2) for value in values) for strategy, values in found.items()})
     for strategy, formula in formulas.items():

@@ -284,7 +284,19 @@ def test_each_stage_holds_and_sends_what_the_formulas_say(framework: str, rank_p
 
 
 @pytest.mark.parametrize("framework", ["torch"], indirect=True)
-def test_stage_3_and_fully_shard_of_pytorch_agree(framework: str, rank_pool: RankPoolFactory, tmp_path: Path) -> None:
-    from _torch_zero import beside_fully_shard
+def test_fully_shard_of_pytorch_gives_the_same_numbers(
+    framework: str, rank_pool: RankPoolFactory, tmp_path: Path
+) -> None:
+    from _torch_fully_shard import beside_fully_shard
 
-    assert max(rank_pool(2).run(beside_fully_shard, (str(tmp_path),))) < 1e-6
+    cases = [
+        TorchCase("zero=3:shared=false", "adamw"),
+        TorchCase("zero=3", "adamw", passes=2, max_norm=0.02),
+        TorchCase("zero=3:shared=false", "sgd", max_norm=0.02),
+        TorchCase("zero=2", "sgd", passes=2),
+        TorchCase("zero=2:shared=false", "nadam"),
+        TorchCase("zero=1", "adamw", max_norm=0.02),
+    ]
+    for errors in rank_pool(3).run(beside_fully_shard, (str(tmp_path), cases)):
+        assert len(errors) == len(cases)
+        assert max(errors) < 1e-12, dict(zip(cases, errors, strict=True))

@@ -25,6 +25,7 @@ def validation_losses(output: str) -> list[float]:
         pytest.param(2, ("--strategy", "accumulate=2"), marks=pytest.mark.soak, id="accumulate=2"),
         pytest.param(2, ("--engine", "gloo"), marks=pytest.mark.soak, id="gloo"),
         pytest.param(2, ("--strategy", "zero=1"), marks=pytest.mark.soak, id="zero=1"),
+        pytest.param(2, ("--strategy", "zero=2"), marks=pytest.mark.soak, id="zero=2"),
         pytest.param(2, ("--strategy", "zero=3"), marks=pytest.mark.soak, id="zero=3"),
         pytest.param(2, ("--strategy", "pipeline=2:schedule=zbv"), marks=pytest.mark.soak, id="pipeline"),
         pytest.param(

@@ -176,6 +176,23 @@ def test_a_script_ends_with_what_it_has_started(tmp_path: Path) -> None:
     assert _of(discovery) == []
 
 
+def test_a_script_that_clears_its_environment_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidist_launch.elastic_discovery._SCRIPT_SEC", 0.0)
+    pids = tmp_path / "pids"
+    discovery = Discovery(f"sh -c 'echo $$ > {pids}; exec env -i sleep 100'", None)
+    discovery.poll()
+    deadline = time.monotonic() + 10
+    while not (pids.exists() and pids.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pid = int(pids.read_text())
+    while Path(f"/proc/{pid}/environ").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(ConfigurationError, match="did not end within"):
+        discovery.poll()
+    assert not Path(f"/proc/{pid}").exists()
+    discovery.close()
+
+
 def _of(discovery: Discovery) -> list[int]:
     return process_sweep.find_processes(discovery._mark, {})
 
