@@ -127,7 +127,12 @@ def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str
 
 
 def check_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError if the optimizer is bound already."""
+    """Raise UsageError if the optimizer is bound already, or is none."""
+    if not hasattr(optimizer, "param_groups"):
+        raise UsageError(
+            f"an optimizer of torch.optim is expected, not {type(optimizer).__name__}. Of several optimizers give each "
+            "in a call of its own"
+        )
     if hasattr(optimizer, "_unidist"):
         raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from unidist.errors import UsageError
 from unidist.parameter_agreement import Described
 from unidist_torch.memory import dtype_of, is_dense
 
@@ -26,3 +27,23 @@ def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if is_dense(parameter):
         return flat.as_strided(parameter.shape, parameter.stride())
     return flat.view(parameter.shape)
+
+
+def take_back(parameter: torch.Tensor, place: torch.Tensor) -> None:
+    """Bring a parameter back to its place in flat memory, with the values that it has.
+
+    A script that assigns to `parameter.data`, as `torch.nn.utils.vector_to_parameters` does, gives it other memory.
+
+    Raises:
+        UsageError: it has another shape or type now.
+    """
+    if parameter.data_ptr() == place.data_ptr():
+        return
+    if parameter.shape != place.shape or parameter.dtype != place.dtype:
+        raise UsageError(
+            f"a parameter was {place.dtype} of shape {tuple(place.shape)} when training was distributed, and is "
+            f"{parameter.dtype} of shape {tuple(parameter.shape)} now: change the model before it is distributed"
+        )
+    with torch.no_grad():
+        place.copy_(parameter)
+        parameter.data = place

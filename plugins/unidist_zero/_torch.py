@@ -52,7 +52,7 @@ def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch
     """Prepare a model for stage 3. Collective over the data axis when that is first asked for."""
     kinds = {memory_kind(parameter) for parameter in model.parameters()}
     if strategy.shares_pages(context, kinds):
-        return _torch_stage3.in_pages(model)
+        return _torch_stage3.in_pages(model, context)
     patterns = None if strategy.units is None else strategy.units.split("+")
     return _torch_stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
 
@@ -162,10 +162,15 @@ class ShardedStep(InnerStep):
         if isinstance(self._model, PagedModel):
             self._model.settle()
         begin = 0
+        groups = self._groups()
         for share in self._shares:
-            present = self._present[begin : begin + len(share.parameters)]
+            # What the script has taken out of its optimizer's groups is left alone.
+            present = [
+                is_present and id(parameter) in groups
+                for parameter, is_present in zip(share.parameters, self._present[begin:], strict=False)
+            ]
             share.memory.before_step()
-            if self._split_by_presence(share, present):
+            if self._split(share, present, groups):
                 self._inner.hold(self._runs())
             for run in share.runs:
                 run.follow_parameters()
@@ -231,11 +236,7 @@ class ShardedStep(InnerStep):
         self._inner.hold(self._runs())
 
     def _share(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> ParameterShare:
-        groups = {
-            id(parameter): number
-            for number, group in enumerate(self._optimizer.param_groups)
-            for parameter in group["params"]
-        }
+        groups = self._groups()
         recorder = self._update.context.recorder
 
         def make_memory() -> ParameterMemory:
@@ -263,23 +264,40 @@ class ShardedStep(InnerStep):
     def _runs(self) -> list[RunTensor]:
         return [run for share in self._shares for run in share.runs]
 
-    def _split_by_presence(self, share: ParameterShare, present: Sequence[bool]) -> bool:
-        """Split runs of which some parameters have a gradient and others have none: those are not to be updated.
+    def _groups(self) -> dict[int, int]:
+        """Return the number of each parameter's group, by identity: scripts move parameters from one to another."""
+        return {
+            id(parameter): number
+            for number, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
 
-        Once split they stay so, because their counts of steps differ from then on.
+    def _split(self, share: ParameterShare, present: Sequence[bool], groups: Mapping[int, int]) -> bool:
+        """Split runs whose parameters are not updated alike: some have no gradient, or came to another group.
+
+        Once split they stay so, because their counts of steps differ from then on. Says whether anything has changed.
         """
         runs: list[RunTensor] = []
+        changed = False
         for run in share.runs:
-            keys = [present[piece.parameter] for piece in run.pieces]
-            if all(key == keys[0] for key in keys):
-                runs.append(run)
-                continue
-            for part, state in run.split(keys, self._inner.forget(run)):
-                self._inner.set_state(part, state)
-                runs.append(part)
-        is_split = len(runs) != len(share.runs)
+            group_of = {
+                piece.parameter: groups.get(id(share.parameters[piece.parameter]), run.group) for piece in run.pieces
+            }
+            keys = [(present[piece.parameter], group_of[piece.parameter]) for piece in run.pieces]
+            parts = [run]
+            if any(key != keys[0] for key in keys):
+                parts = []
+                for part, state in run.split(keys, self._inner.forget(run)):
+                    self._inner.set_state(part, state)
+                    parts.append(part)
+            for part in parts:
+                group = group_of[part.pieces[0].parameter]
+                changed = changed or group != part.group
+                part.group = group
+            changed = changed or len(parts) > 1
+            runs += parts
         share.runs = runs
-        return is_split
+        return changed
 
 
 def _listed(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

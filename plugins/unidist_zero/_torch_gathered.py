@@ -12,7 +12,7 @@ from unidist.communicator import Work
 from unidist.errors import UsageError
 from unidist_torch.deferred import BUILT_AS
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
-from unidist_torch.parameters import shaped
+from unidist_torch.parameters import shaped, take_back
 from unidist_zero._lanes import Lane
 from unidist_zero._partition import Piece, ShardedBucket
 
@@ -153,6 +153,8 @@ class GatheredBucket:
     def settle(self) -> None:
         """Take the shard of what counts as a whole."""
         if self.presence is Presence.WHOLE:
+            for parameter, view, _ in self._places.values():
+                take_back(parameter, view)
             self._own.copy_(self._own_place())
             self.presence = Presence.GATHERED
 

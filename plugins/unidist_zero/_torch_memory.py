@@ -9,7 +9,7 @@ import torch
 
 from unidist.timeline import Recorder
 from unidist_torch.memory import tensor_of
-from unidist_torch.parameters import shaped
+from unidist_torch.parameters import shaped, take_back
 from unidist_zero._torch_gathered import Presence
 from unidist_zero._torch_pages import move_to_pages
 from unidist_zero._torch_stage3 import SharedModel
@@ -56,8 +56,10 @@ class FlatMemory(ParameterMemory):
     def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], recorder: Recorder) -> None:
         partition = exchange.partition
         memory = [exchange.allocate(cut.count, cut) for cut in partition.buckets]
-        for index, (number, slot) in partition.places().items():
-            _move(parameters[index], tensor_of(memory[number].slice(slot.offset, slot.count)))
+        self._places = [
+            (parameters[index], _move(parameters[index], tensor_of(memory[number].slice(slot.offset, slot.count))))
+            for index, (number, slot) in partition.places().items()
+        ]
         self._num_buckets = len(memory)
         self._gather = ShardGather(partition, memory, exchange.lanes, recorder)
 
@@ -67,6 +69,8 @@ class FlatMemory(ParameterMemory):
 
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`: shards are a part of the parameters."""
+        for parameter, place in self._places:
+            take_back(parameter, place)
 
     def start(self) -> None:
         """See `ParameterMemory.start`."""
@@ -88,7 +92,7 @@ class SharedPagesMemory(ParameterMemory):
 
     def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> None:
         self._shards = SharedShards(exchange.partition, next(iter(exchange.lanes.values())))
-        move_to_pages(self._shards, exchange.partition.places(), parameters)
+        self._places = move_to_pages(self._shards, exchange.partition.places(), parameters)
 
     def own(self, number: int) -> torch.Tensor:
         """See `ParameterMemory.own`."""
@@ -96,6 +100,8 @@ class SharedPagesMemory(ParameterMemory):
 
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`."""
+        for parameter, place in self._places:
+            take_back(parameter, place)
         self._shards.begin_update()
 
     def start(self) -> None:
@@ -140,9 +146,10 @@ class UnitMemory(ParameterMemory):
         """See `ParameterMemory.finish`: units gather when they compute."""
 
 
-def _move(parameter: torch.Tensor, flat: torch.Tensor) -> None:
-    """Let a parameter have its values in other memory."""
+def _move(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Let a parameter have its values in other memory; returns its place there."""
     with torch.no_grad():
         place = shaped(flat, parameter)
         place.copy_(parameter)
         parameter.data = place
+    return place.detach()

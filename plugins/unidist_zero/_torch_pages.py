@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,16 +15,27 @@ from unidist_zero._lanes import Lane
 from unidist_zero._partition import partition
 from unidist_zero.shared import SharedShards
 
+if TYPE_CHECKING:
+    from unidist.context import Context
+
 
 class PagedModel:
     """A model at stage 3 that needs no units, because its host holds every parameter once for all ranks.
 
     What an optimizer trains is in its `SharedPagesMemory`; the rest is here. Every rank calls the methods alike.
+
+    Args:
+        context: that it was made in.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = weakref.ref(context)
         self._trained: set[int] = set()
         self._frozen: list[tuple[frozenset[int], SharedShards]] = []  # with the identities of the parameters
+
+    def is_of(self, context: Context | None) -> bool:
+        """Say whether it was made in this context."""
+        return context is not None and self._context() is context
 
     def leave(self, parameters: Iterable[torch.Tensor]) -> None:
         """Take note of parameters that an optimizer trains: they have their place elsewhere."""
@@ -53,8 +66,13 @@ class PagedModel:
 @torch.no_grad()
 def move_to_pages(
     shards: SharedShards, places: Mapping[int, tuple[int, Slot]], parameters: Sequence[torch.Tensor]
-) -> None:
-    """Let parameters have their values in shared memory. Where ranks differ, each keeps its own. Collective."""
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Let parameters have their values in shared memory. Where ranks differ, each keeps its own. Collective.
+
+    Returns:
+        The parameters with their places.
+    """
+    moved = []
     if shards.is_first:
         for index, (number, slot) in places.items():
             flat = tensor_of(shards.shared(number).slice(slot.offset, slot.count))
@@ -66,3 +84,5 @@ def move_to_pages(
         if not torch.equal(place, parameter):
             place.copy_(parameter)
         parameter.data = place
+        moved.append((parameter, place))
+    return moved

@@ -67,10 +67,18 @@ class SharedModel(HasKeptState, GathersParameters):
         hooked: Any = (
             model  # whose methods below torch has left without types; functions, as it gives them an attribute
         )
-        hooked.register_state_dict_pre_hook(lambda *args: self._before_state_dict())
-        hooked.register_state_dict_post_hook(lambda module, state, *args: self._after_state_dict(state))
-        hooked.register_load_state_dict_pre_hook(lambda *args: self._before_load())
-        hooked.register_load_state_dict_post_hook(lambda *args: self._after_load())
+        hooked.register_state_dict_pre_hook(lambda module, *args: self._before_state_dict(module))
+        hooked.register_state_dict_post_hook(lambda module, state, *args: self._after_state_dict(module, state))
+        hooked.register_load_state_dict_pre_hook(lambda module, *args: self._before_load(module))
+        hooked.register_load_state_dict_post_hook(lambda module, *args: self._after_load(module))
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the model is a plain one, of all values. Its hooks do nothing, as they are for this model."""
+        if not self.units.paused and any(bucket.presence is Presence.ABSENT for bucket in self._buckets()):
+            raise UsageError(
+                "this model is divided over the ranks (zero=3), and its parameters are away: copy it on every rank in "
+                "`with unidist_zero.gathered(model):`"
+            )
 
     def move_to(self, context: Context) -> None:
         """Be divided in this context from now on.
@@ -229,12 +237,12 @@ class SharedModel(HasKeptState, GathersParameters):
 
     # Hooks
 
-    def _before_state_dict(self) -> None:
-        if not (self._quiet or self.units.paused):
+    def _before_state_dict(self, module: torch.nn.Module) -> None:
+        if module is self._model and not (self._quiet or self.units.paused):
             self.units.gather()
 
-    def _after_state_dict(self, state: dict[str, Any]) -> None:
-        if self._quiet:
+    def _after_state_dict(self, module: torch.nn.Module, state: dict[str, Any]) -> None:
+        if self._quiet or module is not self._model:
             return
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
@@ -242,13 +250,13 @@ class SharedModel(HasKeptState, GathersParameters):
         if not self.units.paused:
             self.units.release()
 
-    def _before_load(self) -> None:
-        if not self.units.paused:
+    def _before_load(self, module: torch.nn.Module) -> None:
+        if module is self._model and not self.units.paused:
             for bucket in self._buckets():
                 bucket.let_write()
 
-    def _after_load(self) -> None:
-        if not self.units.paused:
+    def _after_load(self, module: torch.nn.Module) -> None:
+        if module is self._model and not self.units.paused:
             self.units.release()
 
 
@@ -342,15 +350,29 @@ def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahea
         patterns: see `find_units`.
         num_ahead: units that are fetched ahead.
     """
-    if getattr(model, "__dict__", {}).get("_unidist") is not None:
-        raise ConfigurationError("this model is distributed already; call distribute() once")
+    _refuse_second(model, None)
     model._unidist = SharedModel(model, patterns, num_ahead=num_ahead)  # type: ignore[assignment]  # no parameter and no module
     return model
 
 
-def in_pages(model: torch.nn.Module) -> torch.nn.Module:
-    """Prepare a model whose parameters will be in memory that all ranks share, and need no units."""
-    paged = PagedModel()
+def in_pages(model: torch.nn.Module, context: Context) -> torch.nn.Module:
+    """Prepare a model whose parameters will be in memory that all ranks share, and need no units.
+
+    Args:
+        model: the model.
+        context: of the run; a model of an earlier one may be distributed again.
+    """
+    _refuse_second(model, context)
+    paged = PagedModel(context)
     for parameter in model.parameters():
         setattr(parameter, UNIT, paged)
     return model
+
+
+def _refuse_second(model: torch.nn.Module, context: Context | None) -> None:
+    found = [getattr(parameter, UNIT, None) for parameter in model.parameters()]
+    if any(isinstance(one, SharedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
+        raise ConfigurationError(
+            "this model, or a part of it, is distributed already with zero=3, which takes one optimizer for a model: "
+            "call distribute() once, with one optimizer that has several parameter groups, or use zero=1 or zero=2"
+        )

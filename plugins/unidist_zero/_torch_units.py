@@ -87,6 +87,7 @@ class Units:
         self._called: list[Unit] = []  # the units that were called before in this forward, the latest last
         self._next: dict[str, Unit] = {}  # which unit was called after which, last time
         self._in_backward = False
+        self._derived_again = False  # gradients were computed with a graph (create_graph), which uses what was gathered
         self.paused = False  # everything is there, and stays
         for unit in self.units:
             unit.module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
@@ -103,6 +104,7 @@ class Units:
             unit.stays = False
             unit.release()
         self._called = []
+        self._derived_again = False
 
     def abandon(self) -> None:
         """Forget all buckets, and where a step has got to: the ranks that shared them are no more."""
@@ -112,7 +114,7 @@ class Units:
             unit.buckets = []
             unit.stays = False
         self._called, self._next = [], {}  # which ranks that come now do not know either
-        self._in_backward = self.paused = False
+        self._in_backward = self._derived_again = self.paused = False
 
     @property
     def nbytes_held(self) -> int:
@@ -123,7 +125,7 @@ class Units:
 
     def _before_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any) -> None:
-            if self.paused:
+            if self.paused or module is not unit.module:  # a copy of the module has copies of its hooks
                 return
             if unit.is_root:
                 self._called = []
@@ -145,7 +147,7 @@ class Units:
 
     def _after_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if self.paused:
+            if self.paused or module is not unit.module:
                 return
             if self._in_backward:  # computed again (activation checkpointing): its backward comes now
                 return
@@ -161,7 +163,7 @@ class Units:
             if unit.is_root:
                 if not torch.is_grad_enabled():
                     unit.release()
-            elif not unit.stays:
+            elif not (unit.stays or self._derived_again):
                 unit.release()
 
         return hook
@@ -178,11 +180,13 @@ class Units:
         """
 
         def hook(gradient: torch.Tensor) -> None:
+            if torch.is_grad_enabled():
+                self._derived_again = True
             if not self._in_backward:
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             for other in self.units:
-                if other is not unit and not (other.is_root or other.stays or other in before):
+                if other is not unit and not (other.is_root or other.stays or other in before or self._derived_again):
                     other.release()
             self.root.gather()
             unit.gather()
@@ -193,7 +197,8 @@ class Units:
 
     def _after_backward(self) -> None:
         self._in_backward = False
-        self.release()
+        if not (self._derived_again and torch.is_grad_enabled()):
+            self.release()
 
 
 def find_units(model: torch.nn.Module, patterns: Sequence[str] | None = None) -> list[Unit]:

@@ -31,7 +31,7 @@ def gathered(model: ModelT) -> Iterator[ModelT]:
     """
     from unidist.checkpoint.state import CARRIED
 
-    carried = getattr(model, "__dict__", {}).get(CARRIED)
+    carried = getattr(model, CARRIED, None)  # a wrapper, as torch.compile makes one, has what it wraps
     if not isinstance(carried, GathersParameters):
         yield model
         return

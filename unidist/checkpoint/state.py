@@ -200,4 +200,4 @@ def placements_of(model: Any) -> PlacesParameters:
 
 
 def _carried(value: Any) -> Any:
-    return getattr(value, "__dict__", {}).get(CARRIED)
+    return getattr(value, CARRIED, None)  # a wrapper, as torch.compile makes one, has what it wraps

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
 from _torch_scripts import SCRIPTS
 from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
+from _torch_user_scripts import SCRIPTS as USER_SCRIPTS
 
 pytestmark = pytest.mark.parallel
 
@@ -36,4 +37,10 @@ def test_a_script_with_shared_updates(rank_pool: RankPoolFactory, name: str) -> 
 @pytest.mark.parametrize("name", SHARED_SCRIPTS)
 def test_a_script_with_shared_parameters(rank_pool: RankPoolFactory, name: str) -> None:
     script: Callable[[], Any] = SHARED_SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize("name", USER_SCRIPTS)
+def test_a_script_that_does_more_than_train(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = USER_SCRIPTS[name]
     assert rank_pool(2).run(script) == [None, None]
