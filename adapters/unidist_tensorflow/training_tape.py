@@ -96,6 +96,7 @@ class _Reducer:
         self._average = average
         self._scale_local = scale_local
 
+    @tf.autograph.experimental.do_not_convert  # nothing here depends on a tensor's value; AutoGraph would only complain
     def reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         """Return the reduced gradients."""
         runtime = context.current()

@@ -7,8 +7,10 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tensorflow_ranks import ENVIRONMENT
 
 import unidist.tensorflow as ud
 
@@ -62,3 +64,36 @@ def test_signatures_are_horovods() -> None:
 def test_entry_module_is_light() -> None:
     source = inspect.getsource(importlib.import_module("unidist_tensorflow.plugin"))
     assert "import tensorflow" not in source
+
+
+LOOP = """
+import tensorflow as tf
+import unidist.tensorflow as hvd
+
+hvd.init()
+weight, rows = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2]))
+
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight * x) + tf.reduce_sum(tf.nn.embedding_lookup(rows, [0, 1]))
+    gradients = hvd.DistributedGradientTape(tape).gradient(loss, [weight, rows])
+    weight.assign_sub(gradients[0])
+    hvd.broadcast_variables([weight, rows], root_rank=0)
+    return hvd.allreduce(loss), hvd.allgather(weight)
+
+
+step(tf.ones([2]))
+"""
+
+
+def test_a_loop_in_a_graph_makes_no_warnings_of_autograph(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"  # AutoGraph needs the sources of what it converts
+    script.write_text(LOOP)
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "AutoGraph" not in done.stderr
