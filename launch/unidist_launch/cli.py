@@ -29,6 +29,8 @@ _OWN = {
 }
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130
+# What click raises for a group without a sub-command, since 8.2; before, it printed the help itself.
+_ONLY_HELP: tuple[type[Exception], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
 
 
 class _Commands(click.Group):
@@ -79,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = cli.main(args=arguments, prog_name="unidist", standalone_mode=False)
     except click.ClickException as exc:
+        if isinstance(exc, _ONLY_HELP):
+            print(exc.format_message(), file=sys.stderr)
+            sys.exit(_EXIT_CONFIGURATION)
         command = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "unidist"
         _fail(f"{exc.format_message()}\nTry '{command} --help'.")
     except UnidistError as exc:

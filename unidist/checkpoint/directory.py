@@ -25,12 +25,17 @@ def step_folder(series: Path, step: int) -> Path:
 
 def writing(path: Path) -> Path:
     """Return the folder in which the checkpoint at `path` is written."""
-    return path.with_name(f".{path.name}.writing")
+    return _beside(path, "writing")
 
 
 def replaced(path: Path) -> Path:
     """Return where the earlier checkpoint at `path` is while another one takes its place."""
-    return path.with_name(f".{path.name}.replaced")
+    return _beside(path, "replaced")
+
+
+def _beside(path: Path, purpose: str) -> Path:
+    named = path if path.name not in ("", "..") else path.resolve()  # "." and ".." have a name of their own only then
+    return named.parent / f".{named.name}.{purpose}"
 
 
 def is_complete(path: Path) -> bool:

@@ -53,6 +53,19 @@ def test_show_takes_the_latest_of_a_series_and_one_section(tmp_path: Path) -> No
     assert "there is no checkpoint at" in error_of("show", tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("verb", ["show", "verify"])
+@pytest.mark.parametrize("path", [".", "..", "/"])
+def test_folders_without_a_name_of_their_own_are_looked_into_and_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, path: str
+) -> None:
+    (tmp_path / "outside" / "within").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outside" / "within")
+    assert f"{path} is a folder without a checkpoint" in error_of(verb, Path(path))
+    if path != "/":
+        save_whole(Path(path).resolve() / ".." / f".{Path(path).resolve().name}.replaced")
+        assert run(verb, Path(path)).exception is None
+
+
 def test_show_and_help_import_no_framework_and_no_numpy(tmp_path: Path) -> None:
     save_whole(tmp_path / "c")
     probe = (
