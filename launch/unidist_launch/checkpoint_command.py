@@ -92,6 +92,8 @@ def convert(path: Path, output: Path, section: str, mapping: Path | None, model:
 
     if output.exists() and not force:
         raise ConfigurationError(f"{output} is there already; give another name, or --force to replace it")
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"{output} cannot be written: there is no folder {output.parent}; make it first")
     importer = _importer(path)
     if importer is not None:
         from unidist.checkpoint.convert import to_checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,10 +68,12 @@ def write_shard(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], Buffer]
             dtype=str(dtype), shape=dims, data_ptr=memory.address, data_len=memory.nbytes
         )
     path.touch()  # says what mode a new file has here: the package makes files that only their owner can read
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
         safetensors.serialize_file(specs, path, dict(metadata))
     except safetensors.SafetensorError as exc:
         raise _as_os_error(exc, path) from exc
+    path.chmod(mode)  # some versions of the package put another file in its place
     sync(path)
 
 

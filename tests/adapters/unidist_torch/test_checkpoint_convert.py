@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner, Result
 
 import unidist.torch as ud
+from unidist.errors import ConfigurationError
 from unidist_launch.checkpoint_command import checkpoint
 
 
@@ -66,3 +67,17 @@ def test_a_distributed_checkpoint_of_torch_becomes_one_of_ours(tmp_path: Path) -
         checkpoint, ["convert", str(tmp_path / "broken"), str(tmp_path / "o")], standalone_mode=False
     )
     assert "cannot be read as a distributed checkpoint of PyTorch" in str(done.exception)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    ud.save(tmp_path / "c", model())
+    output = tmp_path / "nowhere" / "model.pt"
+    done = CliRunner().invoke(checkpoint, ["convert", str(tmp_path / "c"), str(output)], standalone_mode=False)
+    assert isinstance(done.exception, ConfigurationError)
+    assert f"there is no folder {output.parent}" in str(done.exception)
+
+
+def test_whoever_may_read_the_index_may_read_the_shards(tmp_path: Path) -> None:
+    ud.save(tmp_path / "c", model())
+    (shard,) = (tmp_path / "c").glob("shard-*")
+    assert shard.stat().st_mode == (tmp_path / "c" / "index.json").stat().st_mode
