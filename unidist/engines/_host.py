@@ -128,7 +128,8 @@ class SharedHost:
 
     def allocate_slot(self, size: int) -> Allocation:
         """Return memory for this rank's slot in a group of `size`."""
-        self._retired = [(group, slot) for group, slot in self._retired if not group.all_closed()]
+        _looked_at.difference_update(slot for group, slot in self._retired if group.all_closed())
+        self._retired = [(group, slot) for group, slot in self._retired if slot in _looked_at]
         return self.host.arena.allocate(_shm.slot_bytes(size, SMALL_BYTES, self.window_bytes(size)))
 
     def allocate(self, nbytes: int) -> Allocation:
@@ -139,19 +140,23 @@ class SharedHost:
     def lend(self, nbytes: int, size: int) -> Allocation:
         """Return memory for `SharedPages` of a group of `size`. It stays until all of them have let go of it."""
         allocation = self.allocate(lent_bytes(nbytes))
+        _looked_at.add(allocation)
         self._lent.append((allocation, size))
         return allocation
 
     def withdraw(self, lent: Allocation) -> None:
         """Take memory back that nobody has mapped."""
+        _looked_at.discard(lent)
         self._lent = [(allocation, size) for allocation, size in self._lent if allocation is not lent]
 
     def _take_back(self) -> None:
-        self._lent = [(allocation, size) for allocation, size in self._lent if not all_let_go(allocation, size)]
+        _looked_at.difference_update(allocation for allocation, size in self._lent if all_let_go(allocation, size))
+        self._lent = [(allocation, size) for allocation, size in self._lent if allocation in _looked_at]
 
-    def acquire(self) -> None:
-        """Count one communicator more."""
+    def acquire(self, slot: Allocation) -> None:
+        """Count one communicator more, and keep its slot."""
         self._users += 1
+        _looked_at.add(slot)
         _in_use.add(self.host.arena)
 
     def release(self, group: _shm.Group, slot: Allocation) -> None:
@@ -161,18 +166,22 @@ class SharedHost:
         if self._users == 0:
             for _, retired in self._retired:
                 retired.abandon()
+                _looked_at.discard(retired)
             self._retired.clear()
             self._take_back()
             for lent, _ in self._lent:
                 lent.abandon()  # it ends with the last rank's mapping of it
+                _looked_at.discard(lent)
             self._lent.clear()
             _in_use.discard(self.host.arena)
             self.host.close()
 
 
 # Arenas that groups look at. A group that nobody closes does so when it is collected, with everything that only it
-# refers to, and the collector finalizes that in any order: the arena must not be among it.
+# refers to, and the collector finalizes that in any order: neither the arena must be among it, nor what peers look at,
+# which would be given back, and so be zero, before this rank has left.
 _in_use: set[Arena] = set()
+_looked_at: set[Allocation] = set()
 
 # A forked child (a DataLoader worker) would keep the pipe open and make a dead rank look alive.
 _open_hosts: weakref.WeakSet[HostMemory] = weakref.WeakSet()

@@ -83,7 +83,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
         self._closed = False
-        shared.acquire()
+        shared.acquire(slot)
 
     # Collectives
 
