@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import secrets
@@ -123,6 +124,7 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
     def call(takes_part: bool, *args: Any, **kwargs: Any) -> Any:
         if not takes_part:
             return None
+        _leave_imports_alone()
         rank = int(os.environ["UNIDIST_RANK"])
         place = Topology(rank=rank, world_size=num_proc, local_rank=rank, local_size=num_proc)
         # Not all ranks have called init() equally often, nor made as many layers and optimizers: names have numbers.
@@ -135,3 +137,18 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
             return function(*args, **kwargs)
 
     return call
+
+
+_frozen: set[str] = set()
+"""The frameworks whose objects this rank's collector does not look at."""
+
+
+def _leave_imports_alone() -> None:
+    """Let the collector look at what tests make, and not at each framework: they are half a million objects.
+
+    Every start of a runtime after many, and every test of what stays behind, asks the collector to look at everything.
+    """
+    if new := {"keras", "tensorflow", "torch"} & sys.modules.keys() - _frozen:
+        _frozen.update(new)
+        gc.collect()
+        gc.freeze()

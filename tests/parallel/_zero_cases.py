@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
 
@@ -18,6 +19,8 @@ from unidist.testing.recording import Record, RecordingCommunicator
 
 BATCH = 12
 """Samples of all ranks together; 1, 2, 3 and 4 divide it."""
+
+LONG = timedelta(seconds=900)
 
 OVERFLOWS = 2
 """In a training whose loss is scaled, the update that all ranks leave out because of an infinity on rank 0."""
@@ -187,22 +190,51 @@ def backend(framework: str) -> Backend:
     return cast(Backend, importlib.import_module(f"_{framework}_zero"))
 
 
-def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
+class Ranks(Protocol):
+    """What runs trainings: a pool of any kind."""
+
+    num_proc: int
+
+    def run(self, func: Callable[..., Any], *, per_rank_args: Sequence[Sequence[Any]], timeout: timedelta) -> list[Any]:
+        """See `RankPool.run`."""
+
+
+def errors_on(ranks: Ranks, cases: Sequence[Case]) -> list[list[dict[str, float]]]:
     """Train each case, all of one framework, on the ranks and in one process; return what differs most, by parameter.
 
-    Every rank calls it; the outcome is of the rank's own parameters.
+    Each of the trainings in one process runs on one of the ranks.
+
+    Returns:
+        For each rank, of its own parameters: the errors in each case.
     """
-    half = backend(cases[0].framework)
-    references: dict[Case, Parameters] = {}
-    found = []
+    alone = list(dict.fromkeys(case.alone() for case in cases))
+    size = ranks.num_proc
+    shares = [(alone[rank::size],) for rank in range(size)]
+    references = {}
+    for found in ranks.run(references_of, per_rank_args=shares, timeout=LONG):
+        references.update(found)
+    expected = [references[case.alone()] for case in cases]
+    return ranks.run(errors_of, per_rank_args=[(cases, expected)] * size, timeout=LONG)
+
+
+def references_of(cases: Sequence[Case]) -> dict[Case, Parameters]:
+    """Train each case in one process, as `Case.alone` returns it."""
+    found = {}
     for case in cases:
+        half = backend(case.framework)
         with half.surroundings():
-            key = case.alone()
-            if key not in references:
-                references[key] = half.train_alone(key)
-            with running(half, case):
-                outcome = half.train(case)
-        found.append({name: largest_error(outcome[name], value) for name, value in references[key].items()})
+            found[case] = half.train_alone(case)
+    return found
+
+
+def errors_of(cases: Sequence[Case], expected: Sequence[Parameters]) -> list[dict[str, float]]:
+    """Train each case on the ranks; return what differs most from what is expected, by parameter."""
+    found = []
+    for case, reference in zip(cases, expected, strict=True):
+        half = backend(case.framework)
+        with half.surroundings(), running(half, case):
+            outcome = half.train(case)
+        found.append({name: largest_error(outcome[name], value) for name, value in reference.items()})
     return found
 
 

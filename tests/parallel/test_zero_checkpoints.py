@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ from unidist.testing.fixtures import RankPoolFactory
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _zero_cases import Case, KerasCase, TorchCase, errors_of
+from _zero_cases import Case, KerasCase, TorchCase, errors_on
 
 pytestmark = pytest.mark.parallel
-
-LONG = timedelta(seconds=600)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +88,7 @@ def test_training_goes_on_at_another_number_of_ranks(
 
 def train_and_compare(pool: RankPool, cases: list[Case]) -> None:
     """Train, and fail unless every rank comes to the parameters of one process that was never interrupted."""
-    for found in pool.run(errors_of, (cases,), timeout=LONG):
+    for found in errors_on(pool, cases):
         for case, errors in zip(cases, found, strict=True):
             for name, error in errors.items():
                 limit = 1e-5 if name == "narrow" else 1e-12

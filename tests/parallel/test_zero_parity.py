@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from unidist.testing.fixtures import RankPoolFactory
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _zero_cases import Case, KerasCase, TorchCase, errors_of, errors_without_exchange, traffic_of
+from _zero_cases import LONG, Case, KerasCase, TorchCase, errors_on, errors_without_exchange, traffic_of
 
 pytestmark = pytest.mark.parallel
 
@@ -27,7 +26,6 @@ MODULES = {"torch": "torch", "keras": "tensorflow"}
 LIMIT = 1e-12
 NARROW = 1e-5
 """For what is of 32 bits."""
-LONG = timedelta(seconds=900)
 
 # What `make test` runs: pairs of everything that may matter to each other. `grid` has the combinations.
 TORCH_CASES = {
@@ -203,7 +201,7 @@ def test_training_gives_the_numbers_of_one_process(
     framework: str, rank_pool: RankPoolFactory, size: int, cases: Sequence[Case]
 ) -> None:
     cases = [case for case in cases if usable(case.engine)]
-    for found in rank_pool(size).run(errors_of, (cases,), timeout=LONG):
+    for found in errors_on(rank_pool(size), cases):
         check(cases, found)
 
 
@@ -218,11 +216,11 @@ def test_every_stage_with_every_kind_of_optimizer_over_every_engine(
         pytest.skip(f"{engine} is not installed")
     cases = grid(framework, engine)
     if engine != "mpi":
-        outcomes = rank_pool(size).run(errors_of, (cases,), timeout=LONG)
+        outcomes = errors_on(rank_pool(size), cases)
     else:
         pool = MpiPool(size, tmp_path, variables(ENVIRONMENT if framework == "keras" else {}))
         try:
-            outcomes = pool.run(errors_of, (cases,), timeout=LONG)
+            outcomes = errors_on(pool, cases)
         finally:
             pool.close()
     for found in outcomes:
