@@ -39,7 +39,7 @@ def save(
         optimizer: of Keras 3: its variables and learning rate, also of a distributed one; or several by name.
         extra: the script's own: plain values and tensors, nested in dicts and lists. Rank 0's is saved.
         step: number of this checkpoint in the series; its folder is `path/step-N`.
-        keep: remove the oldest of the series when this many are complete.
+        keep: remove the oldest of the series when this many are complete; those of later steps than `step` stay.
         asynchronous: return as soon as the state is copied, and write while training goes on. The next `save`, `load`
             or `shutdown` waits for it, and so does `wait()` of what is returned, which also raises its errors.
         on_error: when the disk is full or refuses: "raise" on every rank, or "warn" and go on without this checkpoint.

@@ -132,7 +132,7 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
         bound._unidist.build_early(model.trainable_variables)
     elif runtime.topology.world_size > 1:
         bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_everywhere(model))
-        if model.built:
+        if _is_built(model):
             bound._unidist.build_early(model.trainable_variables)
             bound._unidist.settle()
     return model, bound
@@ -257,9 +257,18 @@ def built_alike(model: Any, optimizer: Any, inputs: Any) -> None:
         optimizer: bound.
         inputs: for which the model is built.
     """
-    if not model.built:
+    if not _is_built(model):
         _build_model(model, inputs)
     optimizer._unidist.settle()
+
+
+def _is_built(model: Any) -> bool:
+    """Say whether the model has all its variables.
+
+    Keras' own `build`, of a class that has none, says that it is built where the model has a weight of its own, and
+    leaves its layers as they are.
+    """
+    return model.built and all(layer.built for layer in model._flatten_layers())
 
 
 def _build_model(model: Any, inputs: Any) -> None:

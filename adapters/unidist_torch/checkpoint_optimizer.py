@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from unidist.checkpoint.slots import TORCH, Speech
 from unidist.checkpoint.state import KeepsState, PlacesParameters, Plain, SavedSection, WholeParameters, placements_of
 from unidist.errors import CheckpointError, UsageError
 from unidist_torch.checkpoint_tensors import piece_of, read_into
+from unidist_torch.compiled_model import uncompiled, uncompiled_path
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 
 MASTER = "master"
@@ -172,6 +174,7 @@ def parameter_placements(
     """
     paths: dict[int, tuple[str, str, PlacesParameters]] = {}
     for prefix, model in models.items():
+        model = uncompiled(model)
         placements = placements_of(model)
         for path, parameter in model.named_parameters():
             paths[id(parameter)] = (prefix, path, placements)
@@ -187,6 +190,7 @@ def parameter_placements(
                 )
             path = path or (given[position] if given else f"{number}.{position}")
             placement = placements.placement(path, tuple(parameter.shape), dtype_of(parameter))
+            placement = replace(placement, name=uncompiled_path(placement.name))
             found[id(parameter)] = placement.named_under(prefix)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from unidist.errors import UsageError
 from unidist.update import Update
 from unidist_torch.checkpoint_optimizer import OptimizerState, parameter_placements
 from unidist_torch.checkpoint_tensors import piece_of, read_into
+from unidist_torch.compiled_model import uncompiled, uncompiled_path
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import buffer_of, dtype_of
 
@@ -62,10 +64,11 @@ class ModelState(KeepsState):
 
     Args:
         model: whose `state_dict` names them; what is shared by several modules is saved once, under its first name.
+            Names are those of the same model without `torch.compile`.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+        self._model = model = uncompiled(model)
         self._placements = placements_of(model)
         self._tensors: dict[str, torch.Tensor] = {}
         self._others: dict[str, Any] = {}
@@ -110,6 +113,7 @@ class ModelState(KeepsState):
         for path, tensor in self._tensors.items():
             dtype = dtype_of(tensor)
             placement = self._placements.placement(path, tuple(tensor.shape), dtype)
+            placement = replace(placement, name=uncompiled_path(placement.name))
             yield path, placement.tensor(dtype), placement.part()
 
 

@@ -98,9 +98,12 @@ def steps(series: Path) -> list[tuple[int, Path]]:
     return sorted(found.items())
 
 
-def prune(series: Path, keep: int) -> None:
-    """Remove the oldest complete checkpoints of a series until `keep` are left."""
-    for _, folder in steps(series)[:-keep]:
+def prune(series: Path, keep: int, last: int) -> None:
+    """Remove the oldest complete checkpoints of a series until `keep` are left of those up to step `last`.
+
+    That one was saved just now. Where training has gone back, there are checkpoints of later steps: they stay.
+    """
+    for _, folder in [(step, folder) for step, folder in steps(series) if step <= last][:-keep]:
         # Without its name first: a process that is killed here leaves no half of a checkpoint under it.
         doomed = writing(folder)
         if doomed.exists():

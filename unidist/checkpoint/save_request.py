@@ -22,7 +22,7 @@ class SaveOptions:
     Args:
         path: folder of the checkpoint, or with `step` of the series.
         step: number of the checkpoint in a series; None: `path` is the checkpoint itself.
-        keep: complete checkpoints of the series that stay; None keeps all.
+        keep: complete checkpoints of the series that stay, up to this step; None keeps all.
         asynchronous: return when the state is copied, and write meanwhile.
         on_error: what to do when the disk refuses: "raise", or "warn" and go on without this checkpoint.
     """

@@ -228,9 +228,9 @@ class _Finish:
         (folder / index.NAME).write_text(text, encoding="utf-8")
         sync(folder / index.NAME)
         directory.commit(path)
-        if self._options.keep is not None:
+        if self._options.keep is not None and self._options.step is not None:
             try:
-                directory.prune(self._options.path, self._options.keep)
+                directory.prune(self._options.path, self._options.keep, self._options.step)
             except OSError as exc:  # the new one is complete
                 _log.warning("old checkpoints in %s cannot be removed: %s", self._options.path, exc)
 

@@ -92,24 +92,28 @@ def test_accumulates_with_several_steps_per_execution(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_a_model_that_is_built_by_its_first_batch(pool: Pool, eagerly: bool) -> None:
+@pytest.mark.parametrize(("eagerly", "says_built"), [(False, False), (True, False), (False, True)])
+def test_a_model_that_is_built_by_its_first_batch(pool: Pool, eagerly: bool, says_built: bool) -> None:
     def on_rank() -> None:
         with runtime():
 
             class Lazy(keras.Model):
                 def __init__(self) -> None:
                     super().__init__()
+                    self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
                     self.hidden, self.scores = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(CLASSES)
 
                 def call(self, inputs: Any) -> Any:
-                    return self.scores(self.hidden(inputs))
+                    return self.scores(self.hidden(inputs)) * self.scale
 
             keras.utils.set_random_seed(0)
             x, y = data()
             wanted = train("fit", Lazy(), OPTIMIZERS["sgd"](), x, y)
             keras.utils.set_random_seed(ud.rank())
-            model, optimizer = distribute(Lazy(), OPTIMIZERS["sgd"]())
+            lazy = Lazy()
+            if says_built:  # which builds none of its layers
+                lazy.build((None, x.shape[-1]))
+            model, optimizer = distribute(lazy, OPTIMIZERS["sgd"]())
             found = train("fit", model, optimizer, share(x), share(y), run_eagerly=eagerly)
             assert difference(found, wanted) < 1e-12
 

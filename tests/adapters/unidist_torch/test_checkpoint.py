@@ -99,6 +99,21 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path, kind: str, options: dict[st
         assert torch.equal(value, again.state_dict()[name]), name
 
 
+def test_what_torch_compile_wraps_has_the_paths_of_the_model(tmp_path: Path) -> None:
+    model, optimizer = make(0, torch.optim.AdamW)
+    train(model, optimizer, 2, seed=0)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    model.inner = torch.compile(model.inner, backend="eager")
+    ud.save(tmp_path / "c", torch.compile(model, backend="eager"), optimizer)
+    other, other_optimizer = make(1, torch.optim.AdamW)
+    ud.load(tmp_path / "c", other, other_optimizer)
+    assert all(torch.equal(value, expected[name]) for name, value in other.state_dict().items())
+    assert train(other, other_optimizer, 2, seed=1) == train(model, optimizer, 2, seed=1)
+    ud.save(tmp_path / "plain", other, other_optimizer)
+    ud.load(tmp_path / "plain", torch.compile(model, backend="eager"), optimizer)
+    assert train(other, other_optimizer, 2, seed=2) == train(model, optimizer, 2, seed=2)
+
+
 def test_a_save_before_the_first_step_changes_nothing_and_loads(tmp_path: Path) -> None:
     model, optimizer = make(0, torch.optim.Adam)
     plain, plain_optimizer = make(0, torch.optim.Adam)

@@ -228,6 +228,13 @@ class TestSeries:
             found = world.run(lambda communicator: _loaded_step(communicator, tmp_path / "run"))
         assert found == [20]
 
+    def test_training_that_has_gone_back_loses_neither_what_it_saves_nor_later_steps(self, tmp_path: Path) -> None:
+        for step in (10, 20, 30, 15):
+            save_whole(tmp_path / "run", step=step, keep=1)
+        assert sorted(child.name for child in (tmp_path / "run").iterdir()) == ["step-00000015", "step-00000030"]
+        save_whole(tmp_path / "run", step=40, keep=1)
+        assert [child.name for child in (tmp_path / "run").iterdir()] == ["step-00000040"]
+
     def test_a_step_that_is_saved_again_replaces_the_earlier_one(self, tmp_path: Path) -> None:
         save_whole(tmp_path / "run", step=1)
         again = np.zeros((2, 2), "float32")
