@@ -35,14 +35,15 @@ def take_back(parameter: torch.Tensor, place: torch.Tensor) -> None:
     A script that assigns to `parameter.data`, as `torch.nn.utils.vector_to_parameters` does, gives it other memory.
 
     Raises:
-        UsageError: it has another shape or type now.
+        UsageError: it has another shape or type now, or is on another device.
     """
     if parameter.data_ptr() == place.data_ptr():
         return
-    if parameter.shape != place.shape or parameter.dtype != place.dtype:
+    if (parameter.shape, parameter.dtype, parameter.device) != (place.shape, place.dtype, place.device):
         raise UsageError(
-            f"a parameter was {place.dtype} of shape {tuple(place.shape)} when training was distributed, and is "
-            f"{parameter.dtype} of shape {tuple(parameter.shape)} now: change the model before it is distributed"
+            f"a parameter was {place.dtype} of shape {tuple(place.shape)} on {place.device} when training was "
+            f"distributed, and is {parameter.dtype} of shape {tuple(parameter.shape)} on {parameter.device} now: "
+            "change the model before it is distributed"
         )
     with torch.no_grad():
         place.copy_(parameter)
