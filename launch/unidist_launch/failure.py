@@ -20,6 +20,9 @@ SETTLE_FOR_CULPRIT_SEC = 3.0
 _VICTIMS_ERRORS = frozenset({"PeerLostError", "StalledError", "HorovodInternalError"})
 _HEADERS = ("Traceback (most recent call last):", "Fatal Python error: ")
 _EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+# TensorFlow's AutoGraph puts the trace within a graph, and the real text, into the exception's own.
+_IN_USER_CODE = ": in user code:"
+_INNER_EXCEPTION_LINE = re.compile(r" {4}[A-Za-z_][\w.]*: ")
 _MAX_LINES = 24
 
 
@@ -59,7 +62,11 @@ class RankExit:
         lines = self.traceback
         if lines and not lines[0].startswith(_HEADERS[0]):
             return lines[0]
-        return next((line for line in lines[1:] if _EXCEPTION_LINE.match(line)), "")
+        found = next((line for line in lines[1:] if _EXCEPTION_LINE.match(line)), "")
+        if found.endswith(_IN_USER_CODE):
+            inner = [line.strip() for line in lines if _INNER_EXCEPTION_LINE.match(line)]
+            return inner[-1] if inner else found
+        return found
 
     @property
     def is_victim(self) -> bool:

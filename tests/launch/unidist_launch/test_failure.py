@@ -15,6 +15,11 @@ PEER_LOST = f"{HEADER}  File 'a.py'\nunidist.errors.PeerLostError: rank 1 is gon
 STALLED = f"{HEADER}  File 'a.py'\nunidist.errors.StalledError: rank 1 did not come"
 CHAINED = f"{HEADER}KeyError: 1\n\nDuring handling:\n\n{HEADER}  File 'b.py'\nTypeError"
 
+IN_GRAPH = (
+    f"{HEADER}  File 'a.py'\nValueError: in user code:\n\n    File \"a.py\", line 5, in f  *\n        raise ValueError()\n\n"
+    "    ValueError: the batch is odd\n    and more of it\n"
+)
+
 
 def test_no_failure_no_culprit() -> None:
     assert choose_culprit([]) is None
@@ -49,6 +54,7 @@ def test_the_decision_waits_longer_while_only_victims_have_ended() -> None:
 
 def test_the_last_of_chained_tracebacks_counts() -> None:
     assert ended(0, 1, tail=CHAINED).exception_line == "TypeError"
+    assert ended(0, 1, tail=IN_GRAPH).exception_line == "ValueError: the batch is odd"
 
 
 def test_a_fatal_error_of_the_interpreter_is_a_traceback_too() -> None:
