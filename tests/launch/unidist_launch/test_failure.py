@@ -16,7 +16,7 @@ STALLED = f"{HEADER}  File 'a.py'\nunidist.errors.StalledError: rank 1 did not c
 CHAINED = f"{HEADER}KeyError: 1\n\nDuring handling:\n\n{HEADER}  File 'b.py'\nTypeError"
 
 IN_GRAPH = (
-    f"{HEADER}  File 'a.py'\nValueError: in user code:\n\n    File \"a.py\", line 5, in f  *\n        raise ValueError()\n\n"
+    f"{HEADER}  File 'a.py'\nValueError: in user code:\n\n    File \"a.py\", line 5, in f  *\n        raise x\n\n"
     "    ValueError: the batch is odd\n    and more of it\n"
 )
 
