@@ -28,7 +28,14 @@ from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
 from unidist_tensorflow.training_place import check_place
-from unidist_tensorflow.training_tensors import Gradient, Since, exchange_eagerly, exchange_in_graph, host_node
+from unidist_tensorflow.training_tensors import (
+    Gradient,
+    HostFunction,
+    Since,
+    exchange_eagerly,
+    exchange_in_graph,
+    host_node,
+)
 
 _SCALE = tf.TensorSpec([], tf.float64)
 
@@ -64,6 +71,7 @@ class Binding:
         self._weight: tf.Tensor | None = None
         self._has_weighed = False
         self._passes_vary = False
+        self._host_functions: list[HostFunction] = []
         self.inner = self._make_inner()
 
     def _make_inner(self) -> InnerStep:
@@ -356,7 +364,7 @@ class Binding:
         assert exchange is not None
         entries = self._entries(variables, gradients)
         taken = self.inner.taken(exchange, entries)
-        complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken)
+        complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken, self._host_functions)
         if self._update.accumulation.passes == 1 and self._update.scaler is None and not self._passes_vary:
             self._step_in_graph(exchange, entries, outputs)
         else:
@@ -379,12 +387,12 @@ class Binding:
             self._update.applied()
             return
 
-        def applied(*_: Array) -> Array:
+        def applied(*_: Array) -> list[Array]:
             self._update.applied()
-            return np.asarray(True)
+            return [np.asarray(True)]
 
-        with tf.device("CPU:0"):
-            tf.numpy_function(applied, gradients, tf.bool, name="unidist_end_of_update_which_needs_jit_compile_False")
+        name = "unidist_end_of_update_which_needs_jit_compile_False"
+        host_node(applied, gradients, [tf.TensorSpec([], tf.bool)], name=name, keeper=self._host_functions)
 
 
 def _is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:

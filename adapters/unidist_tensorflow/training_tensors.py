@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buckets import ParameterInfo
+from unidist.errors import UsageError
 from unidist_tensorflow import graph
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
@@ -18,6 +20,9 @@ from unidist_tensorflow.training_slices import Slices
 
 EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
 """Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
+
+HostFunction = Callable[..., Sequence[Array]]
+"""What a node of a graph calls: takes its inputs as arrays, and returns its results."""
 
 Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
@@ -61,7 +66,10 @@ def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bo
 
 
 def exchange_in_graph(
-    exchange: FusedExchange, own: Mapping[int, Gradient], taken: Taken
+    exchange: FusedExchange,
+    own: Mapping[int, Gradient],
+    taken: Taken,
+    keeper: list[HostFunction] | None = None,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Add the exchange to the graph that is being built.
 
@@ -72,6 +80,7 @@ def exchange_in_graph(
         exchange: what runs.
         own: this rank's gradients by place.
         taken: what to return of its result.
+        keeper: see `host_node`.
 
     Returns:
         Whether the step is complete, a bool; and what is taken.
@@ -94,16 +103,19 @@ def exchange_in_graph(
         result = exchange.run(arguments)
         return [np.asarray(result.complete), *taken.arrays(result)]
 
-    complete, *outputs = host_node(run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME)
+    complete, *outputs = host_node(
+        run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME, keeper=keeper
+    )
     return complete, outputs
 
 
 def host_node(
-    function: Callable[..., Sequence[Array]],
+    function: HostFunction,
     inputs: Sequence[tf.Tensor],
     specs: Sequence[tf.TensorSpec],
     *,
     name: str,
+    keeper: list[HostFunction] | None = None,
 ) -> list[tf.Tensor]:
     """Add a Python function to the graph that is being built, or call it in eager mode; returns its results as tensors.
 
@@ -115,14 +127,18 @@ def host_node(
         inputs: of the node.
         specs: types of the results, and what is known of their shapes.
         name: of the node; XLA, which cannot call into the host, names it in its error.
+        keeper: belongs to what the function needs, and keeps it for the node, which ends with it; None: TensorFlow
+            keeps it, and all that it refers to, until the process ends.
     """
     if tf.executing_eagerly():
         with as_op_errors():
             return [tensor_of_array(array) for array in function(*map(array_of, inputs))]
 
+    kept = _kept(function, keeper)
+
     def run(*arrays: Any) -> Sequence[Array]:
         try:
-            return function(*arrays)
+            return kept()(*arrays)
         except Exception as exc:
             graph.remember_failure(exc)
             raise
@@ -132,6 +148,25 @@ def host_node(
     for output, spec in zip(outputs, specs, strict=True):
         output.set_shape(spec.shape)
     return outputs
+
+
+def _kept(function: HostFunction, keeper: list[HostFunction] | None) -> Callable[[], HostFunction]:
+    """Let a list keep a function, and return what gives it as long as the list is there; without a list for ever."""
+    if keeper is None:
+        return lambda: function
+    keeper.append(function)
+    reference = weakref.ref(function)
+
+    def found() -> HostFunction:
+        found = reference()
+        if found is None:
+            raise UsageError(
+                "a function of TensorFlow runs the update of an optimizer that is no more: keep the optimizer as long "
+                "as what was traced with it"
+            )
+        return found
+
+    return found
 
 
 class Since:

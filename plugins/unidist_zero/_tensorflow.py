@@ -24,7 +24,7 @@ from unidist_tensorflow.elementwise import needs_whole_variables
 from unidist_tensorflow.inner_step import Entry, InnerStep, belongings, restoring
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.training_exchange import FusedExchange, Result
-from unidist_tensorflow.training_tensors import Since, Taken
+from unidist_tensorflow.training_tensors import HostFunction, Since, Taken
 from unidist_zero._tensorflow_adoption import Kept, keep, restore
 from unidist_zero._tensorflow_clipping import SharedClipping, exchanged
 from unidist_zero._tensorflow_gather import VariableGather
@@ -98,6 +98,7 @@ class ShardedStep(InnerStep):
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
+        self._host_functions: list[HostFunction] = []
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._is_built = False
         self._shards: list[Shard] = []

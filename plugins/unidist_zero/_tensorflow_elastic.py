@@ -98,7 +98,7 @@ class ElasticStep(ShardedStep):
             echo.variable.assign(tf.convert_to_tensor(echo.variable))
         with tf.control_dependencies(since.stateful()):
             values = [tf.convert_to_tensor(variable) for variable in given]
-            found = host_node(run, [*outputs, *values], specs, name=NODE)
+            found = host_node(run, [*outputs, *values], specs, name=NODE, keeper=self._host_functions)
         for each, value in zip(targets, found, strict=True):
             each.assign(value)
         return []

@@ -16,7 +16,7 @@ import tensorflow as tf
 from unidist.buffer import HOST
 from unidist.timeline import Recorder
 from unidist_tensorflow.memory import Array, array_of_buffer
-from unidist_tensorflow.training_tensors import Since, host_node
+from unidist_tensorflow.training_tensors import HostFunction, Since, host_node
 from unidist_zero._tensorflow_memories import Memories
 from unidist_zero._tensorflow_shards import Shard
 from unidist_zero.exchange import ReduceScatterExchange
@@ -39,6 +39,7 @@ class VariableGather:
         self._shards = shards
         self._recorder = recorder
         self._memories = Memories(exchange.lanes[HOST].shard)
+        self._host_functions: list[HostFunction] = []
 
     def run(self, variables: Sequence[Any]) -> None:
         """Assign to the model's variables, by place, what the shards are now. Collective; eager, or in a graph."""
@@ -50,7 +51,8 @@ class VariableGather:
             values = [tf.convert_to_tensor(shard.variable) for shard in shards]
             since = Since()
             with tf.control_dependencies(before):
-                gathered = host_node(partial(self._gathered, number, shards, specs), values, specs, name=NODE)
+                function = partial(self._gathered, number, shards, specs)
+                gathered = host_node(function, values, specs, name=NODE, keeper=self._host_functions)
             before = since.stateful()
             for variable, value in zip(of_bucket, gathered, strict=True):
                 variable.assign(value)

@@ -16,7 +16,7 @@ from unidist.buckets import Slot
 from unidist.buffer import DType
 from unidist.communicator import Communicator
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
-from unidist_tensorflow.training_tensors import host_node
+from unidist_tensorflow.training_tensors import HostFunction, host_node
 from unidist_zero._partition import Partition
 from unidist_zero._tensorflow_fragments import Fragment
 from unidist_zero._tensorflow_memories import Memories
@@ -46,6 +46,7 @@ class UnitMovement:
         self.fragments = [fragments[number] for number in numbers]
         self._numbers = numbers
         self._reduce_dtypes = reduce_dtypes
+        self._host_functions: list[HostFunction] = []
 
     def connect(self, partition: Partition, communicator: Communicator, memories: Memories) -> None:
         """Move between these ranks from now on.
@@ -72,11 +73,11 @@ class UnitMovement:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def gather(*values: tf.Tensor) -> tuple[Any, Any]:
-            outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER)[1:]
+            outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER, keeper=self._host_functions)[1:]
 
             def gradient(*whole: tf.Tensor) -> list[tf.Tensor]:
                 kinds = [tf.TensorSpec(each.source.shape, each.source.dtype) for each in self.fragments]
-                return host_node(self._scatter, whole, [_TOKEN, *kinds], name=_SCATTER)[1:]
+                return host_node(self._scatter, whole, [_TOKEN, *kinds], name=_SCATTER, keeper=self._host_functions)[1:]
 
             return outputs, gradient
 
