@@ -260,3 +260,12 @@ def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:
     return wanted, {
         entry.place for entry in entries if entry.place is not None and isinstance(entry.gradient, tf.IndexedSlices)
     }
+
+
+def is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:
+    """Say whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return plain.__module__.startswith("keras.") and is_of_keras(inner, type(inner), variables)
+    overwrites = any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
+    return plain.__module__.startswith("keras.") and not overwrites

@@ -23,7 +23,7 @@ from unidist.update import Update
 from unidist_tensorflow.errors import as_op_errors
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.functions import broadcast_variables
-from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep, belongings
+from unidist_tensorflow.inner_step import Entry, InnerStep, WholeStep, belongings, is_of_keras
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.training_arguments import with_groups
 from unidist_tensorflow.training_exchange import FusedExchange, Result
@@ -111,6 +111,10 @@ class Binding:
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self.inner.build(self._entries(self._built_for, [None] * len(self._built_for)), self.exchange)
 
+    def built_anywhere(self) -> bool:
+        """Say whether any rank has built the optimizer: it may be rank 0 only that has loaded it. Collective."""
+        return any(gather_objects(self._update.communicator, self._optimizer.built))
+
     def build_early(self, variables: Sequence[Any]) -> None:
         """Build the optimizer before its first update, if there is a reason to. Collective.
 
@@ -119,7 +123,7 @@ class Binding:
         if self.inner.is_built or not variables:
             return
         if self.inner.takes_shares:
-            if not any(gather_objects(self._update.communicator, self._optimizer.built)):
+            if not self.built_anywhere():
                 return  # with the first update: until then variables may be left out
             if not self._optimizer.built:
                 self._plain.build(self._optimizer, list(variables))
@@ -274,7 +278,7 @@ class Binding:
             self._update,
             infos,
             lambda: [self.inner.held(variable) for variable in self._variables],
-            keeps_results=not _is_of_keras(self._optimizer, self._plain, self._trained),
+            keeps_results=not is_of_keras(self._optimizer, self._plain, self._trained),
             gathers=not self._update.options.sparse_as_dense and not shares,
             step_on_joined=self._step_on_joined if shares else None,
         )
@@ -393,12 +397,3 @@ class Binding:
 
         name = "unidist_end_of_update_which_needs_jit_compile_False"
         host_node(applied, gradients, [tf.TensorSpec([], tf.bool)], name=name, keeper=self._host_functions)
-
-
-def _is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:
-    """Say whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        return plain.__module__.startswith("keras.") and _is_of_keras(inner, type(inner), variables)
-    overwrites = any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
-    return plain.__module__.startswith("keras.") and not overwrites

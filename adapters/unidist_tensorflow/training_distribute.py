@@ -33,6 +33,7 @@ from unidist_tensorflow.training_arguments import (
     exchange_options,
     listed_groups,
 )
+from unidist_tensorflow.training_binding import Binding
 from unidist_tensorflow.training_legacy import bind_legacy, check_legacy
 from unidist_tensorflow.training_optimizer import bind, check_plain, scales_loss
 from unidist_tensorflow.training_place import check_place
@@ -131,11 +132,25 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     if divided:
         bound._unidist.build_early(model.trainable_variables)
     elif runtime.topology.world_size > 1:
-        bound._unidist.broadcast_when_built(lambda: bound._unidist.inner.equal_everywhere(model))
-        if _is_built(model):
-            bound._unidist.build_early(model.trainable_variables)
-            bound._unidist.settle()
+        _make_equal(model, bound._unidist)
     return model, bound
+
+
+def _make_equal(model: Any, binding: Binding) -> None:
+    """Give all ranks the same values of what there is, now; of what is made later, when it is there. Collective."""
+
+    def variables() -> list[Any]:
+        return binding.inner.equal_everywhere(model)
+
+    binding.broadcast_when_built(variables)
+    if not model.built:
+        return
+    is_complete = _is_built(model) or binding.built_anywhere()  # an optimizer is built for all that there will be
+    if is_complete:
+        binding.build_early(model.trainable_variables)
+    binding.settle()
+    if not is_complete:  # the first forward pass makes the rest, or never calls it
+        binding.broadcast_when_built(variables)
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

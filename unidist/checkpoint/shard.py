@@ -73,7 +73,8 @@ def write_shard(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], Buffer]
         safetensors.serialize_file(specs, path, dict(metadata))
     except safetensors.SafetensorError as exc:
         raise _as_os_error(exc, path) from exc
-    path.chmod(mode)  # some versions of the package put another file in its place
+    if stat.S_IMODE(path.stat().st_mode) != mode:  # some versions of the package put another file in its place
+        path.chmod(mode)
     sync(path)
 
 

@@ -206,3 +206,30 @@ def test_what_is_saved_is_a_plain_optimizer(pool: Pool, tmp_path: Path) -> None:
             assert equal_on_all_ranks(model)
 
     pool(2, "shm").run(on_rank)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fit"])
+def test_a_layer_that_is_never_called_changes_nothing(pool: Pool, mode: str) -> None:
+    def on_rank() -> None:
+        with runtime():
+
+            class Partly(keras.Model):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.scores, self.spare = keras.layers.Dense(CLASSES), keras.layers.Dense(CLASSES)
+
+                def call(self, inputs: Any) -> Any:
+                    return self.scores(inputs)
+
+            def make(seed: int) -> Any:
+                keras.utils.set_random_seed(seed)
+                model = Partly()
+                model(data()[0][0])
+                return model
+
+            x, y = data()
+            wanted = train(mode, make(0), OPTIMIZERS["sgd"](), x, y)
+            model, optimizer = distribute(make(ud.rank()), OPTIMIZERS["sgd"]())
+            assert difference(train(mode, model, optimizer, share(x), share(y)), wanted) < 1e-12
+
+    pool(2, "shm").run(on_rank)

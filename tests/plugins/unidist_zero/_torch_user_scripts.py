@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +25,16 @@ def script(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def check_against_one_process(train: Callable[[Any, Any], None], strategies: Sequence[str] = STRATEGIES) -> None:
+    """Fail unless a training gives the parameters of one process, with each strategy."""
+    plain_model, plain = network()
+    train(plain_model, plain)
+    for strategy in strategies:
+        with training(strategy) as (model, optimizer):
+            train(model, optimizer)
+            check_equal(values(model), list(plain_model.parameters()))
+
+
 @script
 def values_that_are_assigned_as_data_are_trained() -> None:
     def train(model: Any, optimizer: Any) -> None:
@@ -35,12 +45,7 @@ def values_that_are_assigned_as_data_are_trained() -> None:
         for number in (1, 2):
             step(model, optimizer, number)
 
-    plain_model, plain = network()
-    train(plain_model, plain)
-    for strategy in STRATEGIES:
-        with training(strategy) as (model, optimizer):
-            train(model, optimizer)
-            check_equal(values(model), list(plain_model.parameters()))
+    check_against_one_process(train)
     with training("zero=1") as (model, optimizer):
         step(model, optimizer, 0)
         loss_of(model, 1).backward()
@@ -63,12 +68,7 @@ def parameters_move_between_groups_and_out_of_them() -> None:
         for number in range(4, 6):
             step(model, optimizer, number)
 
-    plain_model, plain = network()
-    train(plain_model, plain)
-    for strategy in (*STRATEGIES, "zero=2:whole=true"):
-        with training(strategy) as (model, optimizer):
-            train(model, optimizer)
-            check_equal(values(model), list(plain_model.parameters()))
+    check_against_one_process(train, (*STRATEGIES, "zero=2:whole=true"))
 
 
 @script
@@ -139,12 +139,7 @@ def gradients_of_gradients() -> None:
             (model(inputs.detach()).mean() + slope.square().sum() + output.mean()).backward()
             optimizer.step()
 
-    plain_model, plain = network()
-    train(plain_model, plain)
-    for strategy in STRATEGIES:
-        with training(strategy) as (model, optimizer):
-            train(model, optimizer)
-            check_equal(values(model), list(plain_model.parameters()))
+    check_against_one_process(train)
 
 
 @script
