@@ -34,9 +34,10 @@ TF_VENV = $(VENV)-tensorflow
 TF_PY = $(TF_VENV)/bin/python
 TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
   tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
-  $(addprefix tests/adapters/unidist_tensorflow/test_,facade.py \
-    $(addprefix keras_fit.py::test_,equal_weights_after_fit_on_different_data mixed_precision) \
-    $(addprefix operations.py::test_,every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
+  $(addprefix tests/adapters/unidist_tensorflow/, test_facade.py \
+    $(addprefix keras/test_fit.py::test_, equal_weights_after_fit_on_different_data mixed_precision) \
+    $(addprefix operations/test_api.py::test_, \
+      every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
 TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
 PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
@@ -106,7 +107,7 @@ $(VENV)/.dev: $(VENV)/.demo-torch
 	@touch $@
 
 # The first time this takes about 9 minutes on 2 cores; the wheel is kept outside of .venv, and `make clean` leaves it.
-$(VENV)/.horovod: $(VENV)/.dev launch/unidist_launch/horovod_build.py launch/unidist_launch/horovod_sources.py
+$(VENV)/.horovod: $(VENV)/.dev launch/unidist_launch/horovod_build/build.py launch/unidist_launch/horovod_build/sources.py
 	$(VENV)/bin/unidist build horovod
 	@touch $@
 

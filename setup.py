@@ -1,24 +1,31 @@
-"""The one thing setup.cfg cannot say: the C kernels of the shm engine.
+"""What setup.cfg cannot say: packages in four roots, and the C extensions.
 
-The extension is optional. Without a C compiler the package still installs; the `shm` engine then
+The extensions are optional. Without a C compiler the package still installs; the `shm` engine then
 reports itself as unavailable with this reason (`unidist doctor` shows it) and `--engine auto` says what
 it takes instead.
 """
 
 from glob import glob
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
+
+ROOTS = (".", "adapters", "plugins", "launch")
+
+
+def extension(name, *folders):
+    """Return an extension of all C sources in these folders."""
+    return Extension(
+        name,
+        sources=sorted(source for folder in folders for source in glob(f"{folder}/*.c")),
+        depends=sorted(header for folder in folders for header in glob(f"{folder}/*.h")),
+        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fwrapv", "-Wall", "-Wextra"],
+        py_limited_api=True,
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        optional=True,
+    )
+
 
 setup(
-    ext_modules=[
-        Extension(
-            "unidist.engines._shm",
-            sources=sorted(glob("unidist/engines/shm_native/*.c")),
-            depends=sorted(glob("unidist/engines/shm_native/*.h")),
-            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fwrapv", "-Wall", "-Wextra"],
-            py_limited_api=True,
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            optional=True,
-        )
-    ]
+    packages=[package for root in ROOTS for package in find_packages(root, include=["unidist*"])],
+    ext_modules=[extension("unidist.engines._shm", "unidist/engines/shm_native")],
 )

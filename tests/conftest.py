@@ -18,7 +18,7 @@ settings.load_profile("repeatable")
 # A test starts processes by the dozen: none of them is to compile what the one before it has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-pytest_plugins = ["unidist.testing.fixtures", "part_pools"]
+pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command"]
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what several folders share; the ranks get this path too
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from unidist import hookspecs
-from unidist.environment import VARIABLES
+from unidist.runtime import hookspecs
+from unidist.settings.environment import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import click
 import pytest
 
-from unidist.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging
-from unidist.process_placement import read_placement
-from unidist_launch import horovodrun
-from unidist_launch.launch_command import launch
+from unidist.settings.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging
+from unidist.settings.placement import read_placement
+from unidist_launch.commands.launch import launch
+from unidist_launch.options import horovodrun
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = importlib.util.find_spec("horovod") is not None

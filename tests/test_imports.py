@@ -39,7 +39,7 @@ def imported_by(code: str) -> set[str]:
     "code",
     [
         "import unidist",
-        "import unidist.plugins; manager = unidist.plugins.PluginManager(); manager.load(); list(manager.frameworks)",
+        "import unidist.runtime.plugin_manager; manager = unidist.runtime.plugin_manager.PluginManager(); manager.load(); list(manager.frameworks)",
         "import unidist_launch.cli",
     ],
 )

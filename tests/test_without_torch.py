@@ -15,7 +15,7 @@ import pytest
 from tensorflow_ranks import ENVIRONMENT
 
 import unidist
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 
 pytestmark = pytest.mark.without_torch
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from unidist._version import __version__
 
 if TYPE_CHECKING:
-    from unidist.plugins import hookimpl
-    from unidist.runner import run
+    from unidist.jobs.pool.pool import run
+    from unidist.runtime.plugin_manager import hookimpl
 
 __all__ = ["__version__", "hookimpl", "run"]
 
-_LAZY = {"run": "unidist.runner", "hookimpl": "unidist.plugins"}
+_LAZY = {"run": "unidist.jobs.pool.pool", "hookimpl": "unidist.runtime.plugin_manager"}
 
 
 def __getattr__(name: str) -> object:

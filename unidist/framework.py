@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unidist.buffer import Buffer, DType
 
 if TYPE_CHECKING:
-    from unidist.update import Update
+    from unidist.optim.update import Update
 
 Tensor = Any
 """A tensor of the framework. The core passes tensors through and never looks into one."""
@@ -101,7 +101,7 @@ class Framework(ABC):
         """Make the optimizer's step go through `update`, and return it (the same class for isinstance).
 
         From then on the binding tells `update` of every gradient as it becomes ready, and calls
-        `update.finish()` before the inner step; see `unidist/update.py` for the order of calls.
+        `update.finish()` before the inner step; see `unidist/optim/update.py` for the order of calls.
 
         Args:
             optimizer: the framework's own optimizer.

@@ -11,11 +11,11 @@ from unidist.buffer import HOST
 from unidist.errors import PluginError, unknown_choice
 
 if TYPE_CHECKING:
-    from unidist.compression import GradientCompressor
     from unidist.engine import Engine
     from unidist.framework import Framework
+    from unidist.gradients.compression import GradientCompressor
     from unidist.launcher import Launcher
-    from unidist.strategy import Strategy
+    from unidist.strategy.interface import Strategy
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StrategyType:
 
     Args:
         name: the word in `--strategy`.
-        path: "module:Class" of an `unidist.strategy.Strategy` dataclass.
+        path: "module:Class" of an `unidist.strategy.interface.Strategy` dataclass.
         summary: one line for lists.
     """
 
@@ -114,7 +114,7 @@ class LauncherSpec:
 
 @dataclass(frozen=True)
 class CompressorSpec:
-    """A gradient compressor, not yet imported: `path` is "module:Class" of an `unidist.compression.GradientCompressor`.
+    """A gradient compressor, not yet imported: `path` is "module:Class" of an `unidist.gradients.compression.GradientCompressor`.
 
     Its module is loaded by the launcher too, to check options, so it imports neither a framework nor numpy at the top.
     """
@@ -136,7 +136,7 @@ class ScheduleSpec:
     Args:
         name: the word in `schedule=`.
         path: "module:function"; the function takes a `PipelineSize` and returns a `Schedule`, both of
-            `unidist_pipeline.schedule`. Its module is loaded by the launcher too: it imports no framework and no
+            `unidist_pipeline.schedules.model`. Its module is loaded by the launcher too: it imports no framework and no
             numpy at the top.
         summary: one line for lists.
         stages_per_rank: stages on each rank if the user says nothing.

@@ -1,6 +1,7 @@
 """The PyTorch facade: `import unidist.torch as ud` (or `as hvd`, in a Horovod script)."""
 
-from unidist.basics import (
+from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,
     cross_rank,
@@ -24,22 +25,12 @@ from unidist.basics import (
     stop_timeline,
     world,
 )
-from unidist.errors import PeerLostError as HorovodInternalError
-from unidist.process_sets import ProcessSet, global_process_set
-from unidist_torch import elastic
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
-from unidist_torch.checkpoint import load, save
-from unidist_torch.clipping import clip_grad_norm_
-from unidist_torch.compression import Compression
-from unidist_torch.data import shard
-from unidist_torch.distribute import DistributedOptimizer, distribute
-from unidist_torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from unidist_torch.operations import (
+from unidist_torch.checkpoint.api import load, save
+from unidist_torch.elastic import state as elastic
+from unidist_torch.models.sync_batch_norm import SyncBatchNorm
+from unidist_torch.operations.api import (
     Adasum,
     Average,
     GroupHandle,
@@ -79,8 +70,17 @@ from unidist_torch.operations import (
     sparse_allreduce_async,
     synchronize,
 )
-from unidist_torch.sync_batch_norm import SyncBatchNorm
-from unidist_torch.train_step import TrainStep
+from unidist_torch.operations.compression import Compression
+from unidist_torch.operations.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from unidist_torch.optimizer.clipping import clip_grad_norm_
+from unidist_torch.training.data import shard
+from unidist_torch.training.distribute import DistributedOptimizer, distribute
+from unidist_torch.training.train_step import TrainStep
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError",

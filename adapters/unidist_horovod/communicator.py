@@ -12,8 +12,8 @@ from unidist.communicator import Communicator, ReduceOp, Work, equal_counts
 from unidist.errors import MismatchError, UsageError
 from unidist.negotiation.named import NamedOperations, NegotiatesNames, NegotiationOptions
 from unidist.topology import Topology
-from unidist_horovod.binding import MOVED_DTYPES, WORLD_SET, OperationFailed, Pending
-from unidist_horovod.carriers import Reduction, array_of, marks, moved, num_moved
+from unidist_horovod.bindings.carriers import Reduction, array_of, marks, moved, num_moved
+from unidist_horovod.bindings.interface import MOVED_DTYPES, WORLD_SET, OperationFailed, Pending
 from unidist_horovod.group import HorovodGroup
 from unidist_horovod.links import Links
 from unidist_horovod.process import HorovodProcess

@@ -10,7 +10,7 @@ from unidist.engine import Availability, Engine
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
-from unidist_horovod import bindings
+from unidist_horovod.bindings import choice as bindings
 
 
 class HorovodEngine(Engine):

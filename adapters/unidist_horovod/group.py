@@ -12,7 +12,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Capabilities, Communicator, ReportsArrivals, format_ranks
 from unidist.errors import MismatchError, PeerLostError, StalledError, UnidistError, UsageError
 from unidist_horovod import process as processes
-from unidist_horovod.binding import OperationFailed
+from unidist_horovod.bindings.interface import OperationFailed
 from unidist_horovod.links import Kind, Links
 from unidist_horovod.mailbox import Mailbox
 from unidist_horovod.process import HorovodProcess

@@ -13,7 +13,7 @@ from unidist.buffer import Buffer
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, UsageError
 from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiationOptions
 from unidist.negotiation.request import Request, Signature
-from unidist_horovod.binding import WORLD_SET, OperationFailed
+from unidist_horovod.bindings.interface import WORLD_SET, OperationFailed
 from unidist_horovod.links import Kind
 from unidist_horovod.requests import Outcome, start
 from unidist_horovod.works import HorovodWork

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from unidist.environment import Settings, set_variables
 from unidist.errors import ConfigurationError, PeerLostError
 from unidist.rendezvous import Rendezvous
+from unidist.settings.environment import Settings, set_variables
 from unidist.topology import Topology
-from unidist_horovod.binding import WORLD_SET, Binding, OperationFailed
+from unidist_horovod.bindings.interface import WORLD_SET, Binding, OperationFailed
 from unidist_horovod.server import AddressServer
 
 _HOST = "localhost"

@@ -14,8 +14,8 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 from unidist.negotiation.request import OperationKind, Request
-from unidist_horovod.binding import MOVED_DTYPES, REDUCED_DTYPES, Pending
-from unidist_horovod.carriers import Array, Reduction, array_of, marks, moved, num_moved, to_wide, write_wide
+from unidist_horovod.bindings.carriers import Array, Reduction, array_of, marks, moved, num_moved, to_wide, write_wide
+from unidist_horovod.bindings.interface import MOVED_DTYPES, REDUCED_DTYPES, Pending
 
 if TYPE_CHECKING:
     from unidist_horovod.group import HorovodGroup

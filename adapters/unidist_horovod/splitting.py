@@ -6,7 +6,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import ConfigurationError, UsageError
-from unidist_horovod.carriers import array_of
+from unidist_horovod.bindings.carriers import array_of
 from unidist_horovod.communicator import HorovodCommunicator
 
 

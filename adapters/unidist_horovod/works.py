@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unidist.communicator import Work
 from unidist.errors import MismatchError
-from unidist_horovod.binding import OperationFailed, Pending
+from unidist_horovod.bindings.interface import OperationFailed, Pending
 from unidist_horovod.links import Outgoing
 from unidist_horovod.mailbox import Receipt
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import mpi4py
 from mpi4py import MPI
 
-from unidist import context
 from unidist.errors import ConfigurationError
+from unidist.runtime import context
 from unidist.topology import Topology
 
 NAME_BYTES = 8

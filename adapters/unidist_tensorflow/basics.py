@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from unidist import context
 from unidist.buffer import Buffer
 from unidist.errors import NotInitializedError
+from unidist.runtime import context
 from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
 
 NOT_INITIALIZED, UNKNOWN_SET = -1, -2

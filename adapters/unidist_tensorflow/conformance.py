@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras import ops
 
 import unidist.tensorflow as ud
-from unidist.testing._arrays import Array
 from unidist.testing._training import Training
+from unidist.testing.cases._arrays import Array
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 

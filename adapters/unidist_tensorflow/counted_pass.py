@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from unidist.errors import ConfigurationError
-from unidist.planning.counted import CountedBlock, CountedPass
+from unidist_planner.step_time.counted import CountedBlock, CountedPass
 
 
 def count(model: Any, inputs: Sequence[Any]) -> CountedPass:

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import HOST, Buffer, DType
+from unidist.cost_model.figures import ParameterFigures
+from unidist.cost_model.memory_interface import SizesModels
+from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
-from unidist.estimating.figures import ParameterFigures
-from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
-from unidist.planning.interface import CountsOperations
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from unidist.planning.counted import CountedPass
-    from unidist.update import Update
+    from unidist.optim.update import Update
+    from unidist_planner.step_time.counted import CountedPass
 
 
 class TensorFlowFramework(Framework, SizesModels, CountsOperations):
@@ -110,7 +110,7 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
 
     def bind_update(self, optimizer: Any, update: Update, *, names: Mapping[str, Any] | None) -> Any:
         """See `Framework.bind_update`. Keras names its variables itself; `names` is not needed."""
-        from unidist_tensorflow.training_optimizer import bind
+        from unidist_tensorflow.optimizer.mixin import bind
 
         return bind(optimizer, update)
 

@@ -17,8 +17,8 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "TensorFlow 2, and Keras 3 on top of it",
             conformance="unidist_tensorflow.conformance",
             exports=(
-                (".weights.h5", "unidist_tensorflow.checkpoint_convert:to_keras_weights"),
-                (".keras", "unidist_tensorflow.checkpoint_convert:to_keras_model"),
+                (".weights.h5", "unidist_tensorflow.checkpoint.convert:to_keras_weights"),
+                (".keras", "unidist_tensorflow.checkpoint.convert:to_keras_model"),
             ),
         )
     )

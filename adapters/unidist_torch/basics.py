@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed
 
-from unidist import context
 from unidist.buffer import Buffer
+from unidist.runtime import context
 from unidist_torch.memory import DTYPES, buffer_of, tensor_of
 
 

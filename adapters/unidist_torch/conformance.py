@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import unidist.torch as ud
-from unidist.testing._arrays import Array
 from unidist.testing._training import Training
+from unidist.testing.cases._arrays import Array
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 

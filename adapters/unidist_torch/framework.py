@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import HOST, Buffer, DType
+from unidist.cost_model.figures import MeasuredActivations, ParameterFigures
+from unidist.cost_model.memory_interface import SizesModels
+from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
-from unidist.estimating.figures import MeasuredActivations, ParameterFigures
-from unidist.estimating.interface import SizesModels
 from unidist.framework import Framework
-from unidist.planning.interface import CountsOperations
 
 if TYPE_CHECKING:
     import torch
 
-    from unidist.planning.counted import CountedPass
-    from unidist.update import Update
+    from unidist.optim.update import Update
+    from unidist_planner.step_time.counted import CountedPass
 
 
 class TorchFramework(Framework, SizesModels, CountsOperations):
@@ -109,7 +109,7 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
         self, optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None
     ) -> Any:
         """See `Framework.bind_update`."""
-        from unidist_torch.optimizer import bind
+        from unidist_torch.optimizer.mixin import bind
 
         return bind(optimizer, update, names=names)
 
@@ -132,12 +132,12 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
     def activations(self, model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivations:
         """See `SizesModels.activations`."""
-        from unidist_torch.saved_bytes import measure
+        from unidist_torch.profiling.saved_bytes import measure
 
         return measure(model, inputs)
 
     def count(self, model: torch.nn.Module, inputs: Sequence[Any]) -> CountedPass:
         """See `CountsOperations.count`."""
-        from unidist_torch.counted_pass import count
+        from unidist_torch.profiling.counted_pass import count
 
         return count(model, inputs)

@@ -12,7 +12,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
     registry.add(
         EngineSpec(
             "gloo",
-            "unidist_torch.engines:GlooEngine",
+            "unidist_torch.engines.engine:GlooEngine",
             "torch.distributed's gloo over TCP; carries CUDA tensors through host memory",
             memory_kinds=frozenset(("host", "cuda")),
             priority=20,
@@ -22,7 +22,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
     registry.add(
         EngineSpec(
             "nccl",
-            "unidist_torch.engines:NcclEngine",
+            "unidist_torch.engines.engine:NcclEngine",
             "torch.distributed's NCCL, between GPUs",
             memory_kinds=frozenset(("cuda",)),
             priority=60,
@@ -42,9 +42,9 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "PyTorch",
             conformance="unidist_torch.conformance",
             exports=(
-                (".pt", "unidist_torch.checkpoint_convert:to_torch_file"),
-                (".dcp", "unidist_torch.checkpoint_convert:to_distributed_checkpoint"),
+                (".pt", "unidist_torch.checkpoint.convert:to_torch_file"),
+                (".dcp", "unidist_torch.checkpoint.convert:to_distributed_checkpoint"),
             ),
-            imports=((".metadata", "unidist_torch.checkpoint_convert:from_distributed_checkpoint"),),
+            imports=((".metadata", "unidist_torch.checkpoint.convert:from_distributed_checkpoint"),),
         )
     )

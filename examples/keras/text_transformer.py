@@ -24,8 +24,8 @@ from save_plot import save_plot
 from tqdm import tqdm
 
 import unidist.keras as ud  # (1)
-from unidist.context import current
-from unidist.strategy_spec import StrategyLike
+from unidist.runtime.context import current
+from unidist.strategy.plan import StrategyLike
 
 EPOCHS = 8  # after each the model is validated
 

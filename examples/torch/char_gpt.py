@@ -22,8 +22,8 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from tqdm import trange
 
 import unidist.torch as ud
-from unidist.context import current
-from unidist.strategy_spec import StrategyLike
+from unidist.runtime.context import current
+from unidist.strategy.plan import StrategyLike
 
 # In names and comments: B batch, T time (characters), C channels (width), H heads, V vocabulary.
 

@@ -10,22 +10,17 @@ from collections.abc import Sequence
 import click
 
 from unidist._version import __version__
-from unidist.environment import Settings
 from unidist.errors import PluginError, UnidistError, unknown_choice
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings
 
 _OWN = {
-    "launch": "unidist_launch.launch_command:launch",
-    "top": "unidist_launch.top_command:top",
-    "doctor": "unidist_launch.doctor_command:doctor",
-    "plugins": "unidist_launch.plugins_command:plugins",
-    "estimate": "unidist_launch.estimate_command:estimate",
-    "plan": "unidist_launch.plan_command:plan",
-    "strategies": "unidist_launch.strategies_command:strategies",
-    "checkpoint": "unidist_launch.checkpoint_command:checkpoint",
-    "build": "unidist_launch.build_command:build",
-    "slurm": "unidist_launch.slurm_command:slurm",
-    "kubernetes": "unidist_launch.kubernetes_command:kubernetes",
+    "launch": "unidist_launch.commands.launch:launch",
+    "doctor": "unidist_launch.commands.doctor:doctor",
+    "plugins": "unidist_launch.commands.plugins:plugins",
+    "strategies": "unidist_launch.commands.strategies:strategies",
+    "checkpoint": "unidist_launch.commands.checkpoint:checkpoint",
+    "build": "unidist_launch.commands.build:build",
 }
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from unidist.cost_model.step_interface import PredictsStepTime, Room, divisors
 from unidist.errors import ConfigurationError
-from unidist.planning.interface import PredictsStepTime, Room, divisors
-from unidist.strategy import Plan, Strategy, UpdateGate
+from unidist.strategy.interface import Plan, Strategy, UpdateGate
 
 if TYPE_CHECKING:
-    from unidist.planning.interface import Setting
-    from unidist.planning.step import RankStep
+    from unidist.cost_model.step import RankStep
+    from unidist.cost_model.step_interface import Setting
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 import psutil
 
 from unidist.errors import ConfigurationError
-from unidist.unnamed_files import unnamed_file
+from unidist.jobs.spill_file import unnamed_file
 
 _log = logging.getLogger("unidist")
 _IN_MEMORY = frozenset(("tmpfs", "ramfs"))

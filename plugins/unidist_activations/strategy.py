@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError, UsageError, unknown_choice
-from unidist.estimating.interface import EstimatesMemory
-from unidist.strategy import Plan, Strategy
+from unidist.strategy.interface import Plan, Strategy
 from unidist_activations._blocks import PATTERN_SEPARATOR, find_blocks
 
 if TYPE_CHECKING:
-    from unidist.context import Context
-    from unidist.estimating.figures import Workload
-    from unidist.estimating.memory import RankMemory
+    from unidist.cost_model.figures import Workload
+    from unidist.cost_model.memory import RankMemory
+    from unidist.runtime.context import Context
     from unidist_activations._binding import ModelBinding
 
 _BINDINGS = {"torch": "unidist_activations._torch", "keras": "unidist_activations._tensorflow"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unidist.errors import ConfigurationError
-from unidist.gradient_rules import GradientRule, NormRule, WholeGradient
-from unidist.strategy import ActsOnGradients, Plan, Strategy
+from unidist.optim.rules import GradientRule, NormRule, WholeGradient
+from unidist.strategy.interface import ActsOnGradients, Plan, Strategy
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import faulthandler
 import signal
 from typing import TYPE_CHECKING
 
-from unidist.plugins import hookimpl
+from unidist.runtime.plugin_manager import hookimpl
 
 if TYPE_CHECKING:
-    from unidist.context import Context
+    from unidist.runtime.context import Context
 
 STACKS_SIGNAL = signal.SIGUSR2
 """The launcher sends it to a rank that hangs, before it ends it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from unidist_pipeline.schedule import Schedule
+    from unidist_pipeline.schedules.model import Schedule
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -112,18 +112,18 @@ def show(
     """
     from rich.console import Console
 
-    from unidist_pipeline.costs import Costs
-    from unidist_pipeline.drawing import Chart, figures, headline
-    from unidist_pipeline.execution_model import Messages
-    from unidist_pipeline.schedule_file import write_schedule
-    from unidist_pipeline.simulation import simulate
+    from unidist_pipeline.schedules.execution_model import Messages
+    from unidist_pipeline.schedules.files import write_schedule
+    from unidist_pipeline.simulation.costs import Costs
+    from unidist_pipeline.simulation.drawing import Chart, figures, headline
+    from unidist_pipeline.simulation.simulate import simulate
 
     schedule = _schedule(name, source, num_ranks, num_microbatches, stages_per_rank)
     simulation = simulate(schedule, Costs(**costs), messages=Messages(waits))
     if save is not None:
         write_schedule(schedule, save)
     if out is not None:
-        from unidist_pipeline.plot import write_plot
+        from unidist_pipeline.simulation.plot import write_plot
 
         write_plot(simulation, out)
     if as_json:
@@ -146,12 +146,12 @@ def _schedule(
     if source is not None:
         if any(size is not None for size in (num_ranks, num_microbatches, stages_per_rank)):
             raise click.UsageError("--file has the sizes in it; leave --stages, --microbatches and --virtual away.")
-        from unidist_pipeline.schedule_file import read_schedule
+        from unidist_pipeline.schedules.files import read_schedule
 
         return read_schedule(source)
     if num_ranks is None or num_microbatches is None:
         raise click.UsageError("--schedule needs --stages and --microbatches.")
-    from unidist_pipeline.catalog import build_schedule
+    from unidist_pipeline.schedules.catalog import build_schedule
 
     assert name is not None
     return build_schedule(
@@ -164,7 +164,7 @@ def _schedule(
 
 
 def _plugins() -> Any:
-    from unidist.environment import Settings
-    from unidist.plugins import PluginManager
+    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.settings.environment import Settings
 
     return PluginManager(Settings.read().disabled_plugins).load()

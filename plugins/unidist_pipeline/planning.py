@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from unidist.environment import Settings
+from unidist.cost_model.step import Order, RankStep
+from unidist.cost_model.step_interface import Room, Setting, divisors
 from unidist.errors import ConfigurationError
-from unidist.planning.interface import Room, Setting, divisors
-from unidist.planning.step import Order, RankStep
-from unidist.plugins import PluginManager
-from unidist_pipeline.catalog import build_schedule
-from unidist_pipeline.costs import Costs
-from unidist_pipeline.simulation import Simulation, simulate
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings
+from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
-    from unidist.estimating.figures import ModelFigures, Workload
-    from unidist.estimating.memory import RankMemory
-    from unidist.planning.work import Work
+    from unidist.cost_model.figures import ModelFigures, Workload
+    from unidist.cost_model.memory import RankMemory
     from unidist.registry import Registry, ScheduleSpec
-    from unidist_pipeline.schedule import Schedule
+    from unidist_pipeline.schedules.model import Schedule
+    from unidist_planner.step_time.work import Work
 
 AXIS = "pipeline"
 LARGEST = 8

@@ -29,21 +29,21 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     registry.add(
         ScheduleSpec(
             "gpipe",
-            "unidist_pipeline.schedules:gpipe",
+            "unidist_pipeline.schedules.classic:gpipe",
             "all forwards, then all backwards; holds every micro-batch",
         )
     )
     registry.add(
         ScheduleSpec(
             "1f1b",
-            "unidist_pipeline.schedules:one_forward_one_backward",
+            "unidist_pipeline.schedules.classic:one_forward_one_backward",
             "as short as gpipe, but holds at most as many micro-batches as there are stages",
         )
     )
     registry.add(
         ScheduleSpec(
             "interleaved",
-            "unidist_pipeline.schedules:interleaved",
+            "unidist_pipeline.schedules.classic:interleaved",
             "1f1b with several stages on each rank: idle time divided by their number, more messages",
             stages_per_rank=2,
         )
@@ -51,21 +51,21 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     registry.add(
         ScheduleSpec(
             "zb-h1",
-            "unidist_pipeline.zero_bubble:zb_h1",
+            "unidist_pipeline.schedules.zero_bubble:zb_h1",
             "1f1b with late weight gradients (ZB1P): a third of its idle time in the same memory",
         )
     )
     registry.add(
         ScheduleSpec(
             "zb-h2",
-            "unidist_pipeline.zero_bubble:zb_h2",
+            "unidist_pipeline.schedules.zero_bubble:zb_h2",
             "like zb-h1, but no rank ever waits between its first and last action, in twice the memory",
         )
     )
     registry.add(
         ScheduleSpec(
             "zbv",
-            "unidist_pipeline.v_shape:zbv",
+            "unidist_pipeline.schedules.v_shape:zbv",
             "two stages on each rank, in a V: no rank waits between its first and last action, memory as 1f1b",
             stages_per_rank=2,
         )
@@ -73,7 +73,7 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     registry.add(
         ScheduleSpec(
             "v-half",
-            "unidist_pipeline.v_shape:v_half",
+            "unidist_pipeline.schedules.v_shape:v_half",
             "two stages on each rank, in a V: half the idle time of 1f1b in half its memory",
             stages_per_rank=2,
         )
@@ -81,7 +81,7 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     registry.add(
         ScheduleSpec(
             "v-min",
-            "unidist_pipeline.v_shape:v_min",
+            "unidist_pipeline.schedules.v_shape:v_min",
             "two stages on each rank, in a V: two thirds of the idle time of 1f1b in a third of its memory",
             stages_per_rank=2,
         )

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from unidist.cost_model.memory_interface import EstimatesMemory
+from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.estimating.interface import EstimatesMemory
-from unidist.planning.interface import PredictsStepTime
-from unidist.strategy import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
+from unidist.strategy.interface import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
 from unidist_pipeline import planning
-from unidist_pipeline.catalog import build_schedule
+from unidist_pipeline.schedules.catalog import build_schedule
 
 if TYPE_CHECKING:
-    from unidist.context import Context
-    from unidist.estimating.figures import Workload
-    from unidist.estimating.memory import RankMemory
+    from unidist.cost_model.figures import Workload
+    from unidist.cost_model.memory import RankMemory
+    from unidist.cost_model.step import RankStep
+    from unidist.cost_model.step_interface import Room, Setting
     from unidist.framework import Framework
-    from unidist.planning.interface import Room, Setting
-    from unidist.planning.step import RankStep
-    from unidist.plugins import PluginManager
-    from unidist_pipeline.schedule import Schedule
+    from unidist.runtime.context import Context
+    from unidist.runtime.plugin_manager import PluginManager
+    from unidist_pipeline.schedules.model import Schedule
 
 AXIS = planning.AXIS
-HALVES = {"torch": "unidist_pipeline._torch", "tensorflow": "unidist_pipeline._tensorflow"}
+HALVES = {"torch": "unidist_pipeline._torch.binding", "tensorflow": "unidist_pipeline._keras.binding"}
 """For each framework the module with `partition(strategy, model, context)` and `runner(strategy)`, see
 `Strategy.partition` and `RunsSteps.runner_for`."""
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from unidist.buffer import Buffer
 from unidist.communicator import Work
-from unidist.compression import Bucket, BucketCompressor
+from unidist.gradients.compression import Bucket, BucketCompressor
 
 Array = npt.NDArray[Any]
 

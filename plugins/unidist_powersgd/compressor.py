@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from unidist.buffer import HOST, DType
-from unidist.compression import Bucket, BucketCompressor, GradientCompressor
 from unidist.errors import ConfigurationError
+from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor
 
 
 @dataclass(frozen=True)

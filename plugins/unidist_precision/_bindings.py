@@ -9,10 +9,10 @@ from unidist.errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from unidist.buffer import DType
-    from unidist.context import Context
     from unidist.framework import Framework
-    from unidist.loss_scaling import LossScaler
-    from unidist.precision import Precision
+    from unidist.optim.loss_scaling import LossScaler
+    from unidist.optim.precision import Precision
+    from unidist.runtime.context import Context
 
 _MODULES = {"torch": "unidist_precision._torch", "tensorflow": "unidist_precision._tensorflow"}
 

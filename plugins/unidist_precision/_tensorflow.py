@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
-from unidist.loss_scaling import LossScaler
-from unidist.precision import Precision, is_narrow
+from unidist.optim.loss_scaling import LossScaler
+from unidist.optim.precision import Precision, is_narrow
 
 
 def prepare(model: Any, precision: Precision) -> Any:

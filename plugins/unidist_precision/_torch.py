@@ -15,10 +15,10 @@ import torch
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
-from unidist.loss_scaling import LossScaler
-from unidist.precision import Precision, is_narrow
+from unidist.optim.loss_scaling import LossScaler
+from unidist.optim.precision import Precision, is_narrow
 from unidist_precision._structure import map_tensors
-from unidist_torch.step_runner import PartOfOutputs
+from unidist_torch.models.step_runner import PartOfOutputs
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 

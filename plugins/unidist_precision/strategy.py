@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unidist.buffer import DType
+from unidist.cost_model.memory import WorkingMemory
+from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError
-from unidist.estimating.interface import EstimatesMemory
-from unidist.estimating.memory import WorkingMemory
-from unidist.precision import LossScaling, Precision
-from unidist.strategy import ChoosesPrecision, Plan, ShardsUpdates, Strategy
+from unidist.optim.precision import LossScaling, Precision
+from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates, Strategy
 from unidist_precision._bindings import binding_for, framework_of
 
 if TYPE_CHECKING:
-    from unidist.context import Context
-    from unidist.estimating.figures import Workload
-    from unidist.estimating.memory import RankMemory
+    from unidist.cost_model.figures import Workload
+    from unidist.cost_model.memory import RankMemory
     from unidist.framework import Framework
-    from unidist.update import Update
+    from unidist.optim.update import Update
+    from unidist.runtime.context import Context
 
 DTYPES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from unidist.cost_model.step import Exchange, Moment, Operation, RankStep
+from unidist.cost_model.step_interface import Room, Setting, divisors
 from unidist.errors import ConfigurationError
-from unidist.planning.interface import Room, Setting, divisors
-from unidist.planning.step import Exchange, Moment, Operation, RankStep
 
 if TYPE_CHECKING:
-    from unidist.estimating.memory import RankMemory
+    from unidist.cost_model.memory import RankMemory
 
 AXIS = "tensor"
 _WHOLE, _CUT = 10, 24

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unidist.cost_model.memory_interface import EstimatesMemory
+from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.estimating.interface import EstimatesMemory
 from unidist.mesh import DATA_AXIS
-from unidist.planning.interface import PredictsStepTime
-from unidist.strategy import Plan, Strategy
+from unidist.strategy.interface import Plan, Strategy
 from unidist_tensor_parallel import planning
-from unidist_tensor_parallel._layout import AXIS
-from unidist_tensor_parallel._plan import Role, checked, read_plan
+from unidist_tensor_parallel.layout.layout import AXIS
+from unidist_tensor_parallel.layout.plan import Role, checked, read_plan
 
 if TYPE_CHECKING:
-    from unidist.context import Context
-    from unidist.estimating.figures import Workload
-    from unidist.estimating.memory import RankMemory
-    from unidist.planning.interface import Room, Setting
-    from unidist.planning.step import RankStep
+    from unidist.cost_model.figures import Workload
+    from unidist.cost_model.memory import RankMemory
+    from unidist.cost_model.step import RankStep
+    from unidist.cost_model.step_interface import Room, Setting
+    from unidist.runtime.context import Context
 
-PARTITIONS = {"torch": "unidist_tensor_parallel._torch", "tensorflow": "unidist_tensor_parallel._tensorflow"}
+PARTITIONS = {"torch": "unidist_tensor_parallel._torch.binding", "tensorflow": "unidist_tensor_parallel._keras.binding"}
 """For each framework the module whose function `partition(strategy, model, context)` cuts a model."""
 
 

@@ -8,6 +8,6 @@
 from __future__ import annotations
 
 from unidist_zero.deferring import deferred, init_with
-from unidist_zero.gathering import gathered
+from unidist_zero.sharding.gathering import gathered
 
 __all__ = ["deferred", "gathered", "init_with"]

@@ -18,7 +18,7 @@ def deferred() -> Iterator[None]:
     The values are those that building without this would have given, with the same seed. The block builds the model,
     and does nothing else. (For PyTorch, `with torch.device("meta")` does this.)
     """
-    from unidist_zero._tensorflow_deferred import without_values
+    from unidist_zero._keras.fragments.lazy_init import without_values
 
     with without_values():
         yield
@@ -43,6 +43,6 @@ def init_with(model: Any, function: Callable[[Any], Any] | None) -> None:
     Raises:
         UsageError: the model has its values already.
     """
-    from unidist_zero._torch_deferred import init_with as bind
+    from unidist_zero._torch.parameters.lazy_init import init_with as bind
 
     bind(model, function)

@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unidist.buckets import plan_buckets
 from unidist.buffer import HOST
-from unidist.deferred import InitializesModels
+from unidist.cost_model.exchange_cost import sharded as sharded_step
+from unidist.cost_model.memory_interface import EstimatesMemory
+from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.estimating.interface import EstimatesMemory
-from unidist.estimating.sharding import offloaded, sharded
-from unidist.gradients import GradientExchange
+from unidist.gradients.allreduce import GradientExchange
+from unidist.gradients.buckets import plan_buckets
 from unidist.mesh import DATA_AXIS
-from unidist.planning.exchanging import sharded as sharded_step
-from unidist.planning.interface import PredictsStepTime
-from unidist.strategy import GradientOwner, Plan, ShardsUpdates, Strategy, SurvivesLoss
+from unidist.strategy.interface import GradientOwner, Plan, ShardsUpdates, Strategy, SurvivesLoss
+from unidist.strategy.lazy_init import InitializesModels
+from unidist_zero.memory_figures import offloaded, sharded
 
 if TYPE_CHECKING:
-    from unidist.buckets import ParameterInfo
-    from unidist.context import Context
-    from unidist.estimating.figures import Workload
-    from unidist.estimating.memory import RankMemory
-    from unidist.exchange_options import ExchangeOptions
+    from unidist.cost_model.figures import Workload
+    from unidist.cost_model.memory import RankMemory
+    from unidist.cost_model.step import RankStep
+    from unidist.cost_model.step_interface import Setting
     from unidist.framework import Framework
-    from unidist.planning.interface import Setting
-    from unidist.planning.step import RankStep
-    from unidist.update import Update
+    from unidist.gradients.buckets import ParameterInfo
+    from unidist.gradients.options import ExchangeOptions
+    from unidist.optim.update import Update
+    from unidist.runtime.context import Context
 
-HALVES = {"torch": "unidist_zero._torch", "tensorflow": "unidist_zero._tensorflow"}
+HALVES = {"torch": "unidist_zero._torch.step", "tensorflow": "unidist_zero._keras.step"}
 """For each framework the module whose function `half` makes the inner step of one optimizer."""
 
-PARTITIONS = {"torch": "unidist_zero._torch"}
+PARTITIONS = {"torch": "unidist_zero._torch.step"}
 """For each framework whose models must be prepared before their optimizer is bound, the module that does it."""
 
 _NOT_ASKED = (None, "auto", "false")
@@ -141,9 +141,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
-        from unidist_zero._lanes import make_lane
-        from unidist_zero._partition import partition
-        from unidist_zero.exchange import ReduceScatterExchange
+        from unidist_zero.sharding.lanes import make_lane
+        from unidist_zero.sharding.partition import partition
+        from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 
         options.check_supported_by(self.name)
         everyone = options.communicator(context)
@@ -205,7 +205,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         Raises:
             ConfigurationError: they shall be, and cannot.
         """
-        from unidist_zero.shared import may_share
+        from unidist_zero.sharding.shared_pages import may_share
 
         if self.shard == 1 or self.units is not None or self.prefetch is not None:
             return False

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from unidist.buffer import Buffer, DType
-from unidist.checkpoint import directory
-from unidist.checkpoint.parts import Part
-from unidist.checkpoint.pieces import Piece
-from unidist.checkpoint.reader import Checkpoint
+from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece
+from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
 from unidist.checkpoint.state import MemoryState

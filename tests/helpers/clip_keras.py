@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 import unidist.tensorflow as ud
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 from unidist_tensorflow.conformance import computing_in_float64
 
 STEPS, BATCH, ROWS, WIDTH, CLASSES, RATE = 5, 12, 20, 5, 3, 0.5

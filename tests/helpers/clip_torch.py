@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import unidist.torch as ud
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 
 STEPS, BATCH, ROWS, WIDTH, CLASSES = 6, 12, 20, 5, 3
 

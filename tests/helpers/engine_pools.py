@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from unidist.environment import set_variables
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
+from unidist.settings.environment import set_variables
 
 
 class EnginePool:

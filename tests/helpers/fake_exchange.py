@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer
-from unidist.gradients import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.allreduce import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.buckets import ParameterInfo
 
 
 class FakeExchange(GradientExchange):

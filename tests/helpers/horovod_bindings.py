@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist_horovod.bindings import SPECS
+from unidist_horovod.bindings.choice import SPECS
 
 ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
     "torch": {},  # the one that is taken where nothing speaks for another

@@ -1,4 +1,4 @@
-"""A pool of ranks that mpirun starts, with the interface of `unidist.runner.RankPool` as far as the tests use it.
+"""A pool of ranks that mpirun starts, with the interface of `unidist.jobs.pool.pool.RankPool` as far as the tests use it.
 
 mpirun is a process of `LocalProcesses`: its watchdog ends everything, however the tests end. The ranks connect to a
 socket in the abstract namespace, which leaves no file, and prove themselves by a token.
@@ -20,10 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from unidist._runner_call import Call, Worker, call_name
-from unidist._runner_channel import Channel, send
-from unidist._runner_pickling import dump_call
-from unidist.local_processes import LocalProcesses, rank_variables
+from unidist.jobs.pool._call import Call, Worker, call_name
+from unidist.jobs.pool._channel import Channel, send
+from unidist.jobs.pool._pickling import dump_call
+from unidist.jobs.processes import LocalProcesses, rank_variables
 from unidist.topology import Topology
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")

@@ -11,7 +11,7 @@ import sys
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv.pop(1))
-    from unidist import runner_worker
+    from unidist.jobs.pool import worker as runner_worker
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect("\0" + sys.argv.pop(1))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from unidist_zero._torch_offload import HostMemory
+from unidist_zero._torch.parameters.offload import HostMemory
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist import context
-from unidist.environment import set_variables
-from unidist.local_processes import rank_variables
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
+from unidist.jobs.processes import rank_variables
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist.testing.pools import PoolCache
 from unidist.topology import Topology
 
@@ -131,7 +131,7 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
         context._epochs = itertools.count()
         if "keras" in sys.modules:
             sys.modules["keras"].utils.clear_session(free_memory=False)
-        if (adasum := sys.modules.get("unidist_torch.adasum_optimizer")) is not None:
+        if (adasum := sys.modules.get("unidist_torch.training.adasum_optimizer")) is not None:
             adasum._numbers = itertools.count()
         with set_variables({**rank_variables(place), "UNIDIST_JOB_ID": job, **variables}):
             return function(*args, **kwargs)

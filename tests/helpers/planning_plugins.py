@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
-from unidist.planning.cluster import Cluster
-from unidist.planning.collectives import Link
-from unidist.planning.interface import Setting
-from unidist.planning.prediction import Prediction, predict
-from unidist.planning.work import Work
-from unidist.plugins import PluginManager
+from unidist.cost_model.step_interface import Setting
 from unidist.registry import Registry, StrategyType
-from unidist.strategy_spec import build, make_plan
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy.plan import build, make_plan
+from unidist_planner.step_time.cluster import Cluster
+from unidist_planner.step_time.collectives import Link
+from unidist_planner.step_time.prediction import Prediction, predict
+from unidist_planner.step_time.work import Work
 
 A100 = Cluster(
     flops=250e12,  # 80 % of the peak of 312 in 16 bits: what large matrix products reach

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import unidist.keras as ud
-from unidist.environment import set_variables
 from unidist.errors import UsageError
+from unidist.settings.environment import set_variables
 
 
 class Started:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import unidist.torch as ud
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 
 
 class Started:

@@ -19,13 +19,13 @@ from keras import layers, ops
 
 import unidist.keras
 import unidist.tensorflow as ud
-from unidist import context
 from unidist.checkpoint.state import placements_of
-from unidist.environment import set_variables
 from unidist.errors import UsageError
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
-from unidist_pipeline._tensorflow_tied import TiedVariables
-from unidist_tensorflow.checkpoint_names import stable_paths
+from unidist_pipeline._keras.tied import TiedVariables
+from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.conformance import computing_in_float64
 from unidist_tensorflow.memory import dtype_of
 

@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 import unidist.keras as ud
-from unidist import context
+from unidist.runtime import context
 from unidist.testing import RecordingCommunicator
 from unidist.testing.recording import Record
-from unidist_tensor_parallel import _tensorflow
-from unidist_tensor_parallel._tensorflow_axis import TensorAxis
-from unidist_tensorflow.training_distribute import distribute
+from unidist_tensor_parallel._keras import binding as _tensorflow
+from unidist_tensor_parallel._keras.axis import TensorAxis
+from unidist_tensorflow.training.distribute import distribute
 
 STEPS, BATCH, LENGTH, TOKENS, WIDTH = 4, 8, 5, 11, 8
 L = keras.layers

@@ -16,8 +16,8 @@ from keras import ops
 
 import unidist.tensorflow as ud
 import unidist_zero
-from unidist import context
-from unidist_tensorflow.checkpoint_names import stable_paths
+from unidist.runtime import context
+from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.conformance import computing_in_float64
 
 Batches = Sequence[tuple[Any, ...]]

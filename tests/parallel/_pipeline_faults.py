@@ -10,8 +10,8 @@ from contextlib import suppress
 import torch
 
 import unidist.torch as ud
-from unidist import context
-from unidist.environment import set_variables
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 
 WIDTH, SAMPLES = 4, 8
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from unidist import context
-from unidist.environment import set_variables
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 
 VICTIM, WIDTH, STEPS, CALL = 1, 4, 4, 2
 Outcome = tuple[str, str]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 import unidist.torch as ud
-from unidist import context
-from unidist.environment import set_variables
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
-from unidist_pipeline._torch_tied import TiedGradients
+from unidist_pipeline._torch.tied import TiedGradients
 
 WIDTH, CODES, TIME = 6, 7, 5
 Parameters = dict[str, Any]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import unidist.torch as ud
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 from unidist_pipeline.strategy import Pipeline
 
 WIDTH, SAMPLES = 4, 10

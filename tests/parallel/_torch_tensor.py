@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import unidist.torch as ud
-from unidist import context
 from unidist.checkpoint.state import placements_of
-from unidist.environment import set_variables
 from unidist.errors import UnidistError, UsageError
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
 from unidist_torch.memory import dtype_of
 
@@ -329,7 +329,7 @@ def line(case: Case) -> Case:
 
 def alone_errors(case: Case) -> float:
     """Return the largest difference of a training whose ranks add nothing up: it must be seen."""
-    from unidist_tensor_parallel._torch_axis import TensorAxis
+    from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 
     expected = train(Case(case.model, optimizer=case.optimizer, steps=case.steps), distributed=False)
     plain = TensorAxis.sum

@@ -15,10 +15,10 @@ from offload_torch import host_as_accelerator
 from torch.utils.checkpoint import checkpoint
 
 import unidist.torch as ud
-from unidist import context
-from unidist.environment import set_variables
 from unidist.hierarchical import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist_torch import conformance
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

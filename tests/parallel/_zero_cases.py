@@ -11,9 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
 
-from unidist import context
 from unidist.communicator import Communicator
-from unidist.environment import set_variables
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
 from unidist.testing.recording import Record, RecordingCommunicator
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 
 WIDTH, LAYERS = 2048, 24
 NUM_PARAMETERS = LAYERS * WIDTH * WIDTH

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from part_pools import PartPools
 
-from unidist.checkpoint.reader import Checkpoint
-from unidist.environment import set_variables
+from unidist.checkpoint.format.reader import Checkpoint
 from unidist.errors import CheckpointError
+from unidist.settings.environment import set_variables
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")

@@ -11,7 +11,7 @@ import pytest
 from part_pools import PartPools
 
 from unidist.errors import CheckpointError, RemoteError
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
@@ -125,13 +125,13 @@ def save_and_die(path: str, rank_that_dies: int | None) -> str:
     import os
     import signal
 
-    from unidist import context
     from unidist.buffer import Buffer
     from unidist.checkpoint import saving
-    from unidist.checkpoint.pieces import Piece
+    from unidist.checkpoint.format.pieces import Piece
     from unidist.checkpoint.save_request import SaveOptions
     from unidist.checkpoint.state import MemoryState
     from unidist.errors import PeerLostError
+    from unidist.runtime import context
 
     runtime = context.init()
     rank = runtime.topology.rank

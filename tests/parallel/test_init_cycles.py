@@ -18,8 +18,8 @@ def _cycles(number: int) -> dict[str, Any]:
     """Run on a rank: cycles of init, one operation and shutdown; what is held before and after."""
     import os
 
-    from unidist import context
     from unidist.buffer import Buffer
+    from unidist.runtime import context
     from unidist.testing import Resources, leaked_since
 
     def native() -> int:
@@ -62,7 +62,7 @@ def test_init_again_without_shutdown_is_the_same_context_and_shutdown_twice_is_n
     rank_pool: RankPoolFactory,
 ) -> None:
     def twice() -> bool:
-        from unidist import context
+        from unidist.runtime import context
 
         first, second = context.init(), context.init()
         context.shutdown()
@@ -74,7 +74,7 @@ def test_init_again_without_shutdown_is_the_same_context_and_shutdown_twice_is_n
 
 def test_engine_memory_outlives_shutdown(rank_pool: RankPoolFactory) -> None:
     def keep() -> bytes:
-        from unidist import context
+        from unidist.runtime import context
 
         memory = context.init().world.allocate(4096)
         memory.bytes()[:4] = b"kept"

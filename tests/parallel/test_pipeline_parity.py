@@ -10,7 +10,7 @@ import pytest
 from mpi_pool import MpiPool, variables
 from part_pools import PartPools
 
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")

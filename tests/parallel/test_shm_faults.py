@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from unidist.errors import ConfigurationError, RemoteError
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
@@ -145,8 +145,8 @@ def test_two_jobs_at_once_do_not_meet(start: Callable[..., Job]) -> None:
 
 def test_eight_ranks_share_the_cores_there_are(rank_pool: RankPoolFactory) -> None:
     def work() -> float:
-        from unidist import context
         from unidist.buffer import Buffer, DType
+        from unidist.runtime import context
 
         world = context.init().world
         buffer = Buffer.allocate(1000, DType.FLOAT32)
@@ -163,9 +163,9 @@ def test_eight_ranks_share_the_cores_there_are(rank_pool: RankPoolFactory) -> No
 
 def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool: RankPoolFactory) -> None:
     def survive(rank_of_victim: int) -> tuple[str, float]:
-        from unidist import context
         from unidist.buffer import Buffer
         from unidist.errors import PeerLostError
+        from unidist.runtime import context
 
         rank = int(os.environ["UNIDIST_RANK"])
         if rank == rank_of_victim:
@@ -195,7 +195,7 @@ def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool
 
 def test_too_small_an_address_space_says_what_to_raise(rank_pool: RankPoolFactory) -> None:
     def allocate() -> str:
-        from unidist import context
+        from unidist.runtime import context
 
         world = context.init().world
         try:
@@ -214,7 +214,7 @@ def test_too_small_an_address_space_says_what_to_raise(rank_pool: RankPoolFactor
 
 def test_too_little_memory_for_the_segments_is_told_at_init() -> None:
     def start_up() -> None:
-        from unidist import context
+        from unidist.runtime import context
 
         context.init()
 
@@ -228,9 +228,9 @@ def test_a_limited_address_space_is_lived_with_or_told() -> None:
     def limited(nbytes: int) -> str:
         import resource
 
-        import unidist.strategies.data  # noqa: F401 - importing needs memory too
-        from unidist import context
+        import unidist.builtin.data  # noqa: F401 - importing needs memory too
         from unidist.buffer import Buffer
+        from unidist.runtime import context
 
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, resource.RLIM_INFINITY))
@@ -253,7 +253,7 @@ def test_a_limited_address_space_is_lived_with_or_told() -> None:
 
 def test_more_memory_than_the_machine_has_is_refused_with_figures(rank_pool: RankPoolFactory) -> None:
     def allocate() -> str:
-        from unidist import context
+        from unidist.runtime import context
 
         world = context.init().world
         try:

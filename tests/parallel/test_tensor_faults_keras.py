@@ -10,7 +10,7 @@ import pytest
 from part_pools import PartPools
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too

@@ -10,8 +10,8 @@ import pytest
 from mpi_pool import MpiPool, variables
 from part_pools import PartPools
 
-from unidist.plugins import PluginManager
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")

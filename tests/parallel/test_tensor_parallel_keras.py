@@ -36,8 +36,8 @@ from _keras_tensor import (
 
 import unidist.keras as ud
 from unidist.errors import ConfigurationError, UsageError
-from unidist_tensor_parallel._tensorflow_axis import SequenceAxis, TensorAxis
-from unidist_tensorflow.training_distribute import distribute
+from unidist_tensor_parallel._keras.axis import SequenceAxis, TensorAxis
+from unidist_tensorflow.training.distribute import distribute
 
 pytestmark = pytest.mark.parallel
 

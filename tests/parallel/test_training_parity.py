@@ -18,10 +18,10 @@ from mpi_pool import MpiPool, variables
 from part_pools import PartPools
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist import context
-from unidist.plugins import PluginManager
-from unidist.testing._arrays import Array
+from unidist.runtime import context
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing._training import Training, largest_error, train_alone, train_on_rank
+from unidist.testing.cases._arrays import Array
 from unidist.testing.leaks import Resources
 
 pytestmark = pytest.mark.parallel

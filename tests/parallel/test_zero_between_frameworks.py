@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from part_pools import PartPools
 
-from unidist.environment import set_variables
+from unidist.settings.environment import set_variables
 from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch and in Keras")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from part_pools import PartPools
 
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 from unidist.testing.fixtures import RankPoolFactory
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from unidist.estimating.comparison import estimate_line
-from unidist.estimating.figures import ModelFigures, Workload
-from unidist.plugins import PluginManager
-from unidist.runner import RankPool
+from unidist.cost_model.figures import ModelFigures, Workload
+from unidist.jobs.pool.pool import RankPool
+from unidist.runtime.plugin_manager import PluginManager
+from unidist_planner.memory.comparison import estimate_line
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 

@@ -13,7 +13,7 @@ from mpi_pool import MpiPool, variables
 from part_pools import PartPools
 from tensorflow_ranks import ENVIRONMENT
 
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 
 SOURCES = Path(__file__).parent / "unidist_sample" / "unidist_sample"
 REMEDY = "`make test` installs it; by hand: pip install --no-deps --force-reinstall ./tests/third_party/unidist_sample"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 
 ROOT = Path(__file__).resolve().parents[2]
 ORIGIN = "'sample' (unidist-sample-plugin)"
@@ -45,7 +45,7 @@ def test_it_is_listed_like_any_other(manager: PluginManager) -> None:
 def test_finding_it_imports_neither_a_framework_nor_numpy(manager: PluginManager) -> None:
     code = """
 import sys
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 manager = PluginManager().load()
 assert "sample-sockets" in manager.engines and "sample-compress" in manager.strategies
 print(*sorted({"numpy", "torch", "unidist_sample.sockets"} & set(sys.modules)))

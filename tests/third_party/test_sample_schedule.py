@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unidist.plugins import PluginManager
-from unidist_pipeline.catalog import build_schedule
-from unidist_pipeline.costs import Costs
-from unidist_pipeline.simulation import Simulation, simulate
+from unidist.runtime.plugin_manager import PluginManager
+from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from part_pools import PartPools
 
-from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError
-from unidist.exchange_options import ExchangeOptions
-from unidist.gradients import AllReduceExchange, GradientExchange
+from unidist.gradients.allreduce import AllReduceExchange, GradientExchange
+from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.options import ExchangeOptions
 from unidist.testing import Record, RecordingCommunicator, StrategyConformance, ThreadCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory
 

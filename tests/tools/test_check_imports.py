@@ -48,7 +48,7 @@ def violations(tool: ModuleType, tmp_path: Path) -> Callable[..., list[str]]:
         ("unidist/x.py", "if TYPE_CHECKING:\n    import tensorflow\n"),
         ("unidist/x.py", "from unidist_some import thing"),
         ("launch/unidist_launch/x.py", "def f():\n    import numpy\n"),
-        ("plugins/unidist_some/x.py", "import unidist_launch.local"),
+        ("plugins/unidist_some/x.py", "import unidist_launch.launchers.local"),
         ("plugins/unidist_some/plugin.py", "import numpy"),
         ("adapters/unidist_torch/x.py", "import unidist_some"),
     ],

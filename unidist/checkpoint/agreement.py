@@ -8,7 +8,7 @@ from typing import Any
 
 from unidist.communicator import Communicator
 from unidist.errors import CheckpointError, UnidistError
-from unidist.objects import gather_objects
+from unidist.negotiation.objects import gather_objects
 
 
 @dataclass(frozen=True)

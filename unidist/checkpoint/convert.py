@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Protocol
 
 from unidist.buffer import Buffer
-from unidist.checkpoint.mapping import NameMapping, mapped_section
-from unidist.checkpoint.parts import Part
-from unidist.checkpoint.pieces import Piece, TensorInfo
-from unidist.checkpoint.reader import Checkpoint
+from unidist.checkpoint.format.mapping import NameMapping, mapped_section
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
+from unidist.checkpoint.format.reader import Checkpoint
+from unidist.checkpoint.format.shard import write_shard
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.shard import write_shard
 from unidist.checkpoint.state import MemoryState, SavedSection
 from unidist.engines.single import SingleCommunicator
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unidist import context
 from unidist._version import __version__
 from unidist.checkpoint import extra as extra_values
+from unidist.checkpoint.format.mapping import NameMapping
+from unidist.checkpoint.format.pieces import Piece
+from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.loading import Loaded, LoadOptions, load
-from unidist.checkpoint.mapping import NameMapping
-from unidist.checkpoint.pieces import Piece
-from unidist.checkpoint.reader import Checkpoint
 from unidist.checkpoint.rng import SECTION as RNG
 from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
 from unidist.checkpoint.saving import Saver
@@ -25,7 +24,8 @@ from unidist.checkpoint.update_state import SECTION as UPDATE
 from unidist.checkpoint.update_state import UpdateState
 from unidist.errors import UsageError
 from unidist.framework import Framework
-from unidist.update import Update
+from unidist.optim.update import Update
+from unidist.runtime import context
 
 _log = logging.getLogger("unidist")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unidist.checkpoint import directory
 from unidist.checkpoint.agreement import agree
-from unidist.checkpoint.mapping import NameMapping, mapped_section
-from unidist.checkpoint.reader import Checkpoint, Convert
+from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.mapping import NameMapping, mapped_section
+from unidist.checkpoint.format.reader import Checkpoint, Convert
 from unidist.checkpoint.state import KeepsState, SavedSection
 from unidist.communicator import Communicator
 from unidist.errors import UsageError

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 from unidist.errors import CheckpointError
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 
 SECTION = "rng"

@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from unidist.checkpoint import directory
 from unidist.checkpoint.agreement import DiskError
+from unidist.checkpoint.format import directory
 from unidist.errors import CheckpointError, UsageError
 
 OnError = Literal["raise", "warn"]

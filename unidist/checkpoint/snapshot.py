@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Sequence
 
 from unidist.buffer import Buffer, copy
-from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.format.pieces import Piece
 
 
 class SnapshotMemory:

@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unidist.checkpoint.pieces import Piece, Placement, TensorInfo
+from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo
 
 if TYPE_CHECKING:
     from unidist.buffer import Buffer, DType
-    from unidist.checkpoint.parts import Part
+    from unidist.checkpoint.format.parts import Part
 
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
 """What JSON has; lists and dicts of the same, with strings for keys."""

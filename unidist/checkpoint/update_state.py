@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unidist.checkpoint.pieces import Piece
+from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.state import KeepsState, Plain, SavedSection
-from unidist.update import Update
+from unidist.optim.update import Update
 
 SECTION = "update"
 

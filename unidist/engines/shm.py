@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
-from unidist.environment import Settings
 from unidist.rendezvous import Rendezvous
+from unidist.settings.environment import Settings
 from unidist.topology import Topology
 
 MAX_RANKS = 512  # the counts of an all-to-all, two per rank, travel in one small payload

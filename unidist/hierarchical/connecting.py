@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
-from unidist import engine_choice
 from unidist.communicator import Communicator
+from unidist.engines import choice as engine_choice
 from unidist.hierarchical.communicator import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
 from unidist.registry import EngineSpec, Registry

@@ -1,6 +1,6 @@
 """The Keras facade: `import unidist.keras as ud` (or `as hvd`, in a Horovod script). Keras 3 on TensorFlow."""
 
-from unidist.basics import (
+from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,
     cross_rank,
@@ -23,12 +23,10 @@ from unidist.basics import (
     stop_timeline,
 )
 from unidist.keras import callbacks, elastic
-from unidist.process_sets import ProcessSet, global_process_set
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
-from unidist_tensorflow.checkpoint import load, save
-from unidist_tensorflow.compression import Compression
-from unidist_tensorflow.data import shard
-from unidist_tensorflow.keras_functions import (
+from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.keras.functions import (
     allgather,
     allreduce,
     broadcast,
@@ -36,11 +34,13 @@ from unidist_tensorflow.keras_functions import (
     load_model,
     reducescatter,
 )
-from unidist_tensorflow.keras_optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from unidist_tensorflow.operations import Adasum, Average, Sum
-from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.train_step import TrainStep
-from unidist_tensorflow.training_distribute import distribute
+from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
+from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.operations.api import Adasum, Average, Sum
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.training.data import shard
+from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",

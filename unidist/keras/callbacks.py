@@ -1,12 +1,12 @@
 """Keras callbacks by Horovod's names: `unidist.keras.callbacks`."""
 
-from unidist_tensorflow.keras_callbacks import (
+from unidist_tensorflow.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
-from unidist_tensorflow.keras_checkpoint import BestModelCheckpoint
+from unidist_tensorflow.keras.checkpoint import BestModelCheckpoint
 
 __all__ = [
     "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",

@@ -1,6 +1,7 @@
 """The TensorFlow facade: `import unidist.tensorflow as ud` (or `as hvd`, in a Horovod script)."""
 
-from unidist.basics import (
+from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,
     cross_rank,
@@ -24,9 +25,8 @@ from unidist.basics import (
     stop_timeline,
     world,
 )
-from unidist.errors import PeerLostError as HorovodInternalError
-from unidist.process_sets import ProcessSet, global_process_set
-from unidist.reductions import reduction_of as handle_average_backwards_compatibility
+from unidist.horovod_api.reduce_ops import reduction_of as handle_average_backwards_compatibility
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow import elastic, keras
 from unidist_tensorflow.basics import (
     buffer,
@@ -42,19 +42,10 @@ from unidist_tensorflow.basics import (
     rocm_built,
     size_op,
 )
-from unidist_tensorflow.checkpoint import load, save
-from unidist_tensorflow.compression import Compression
-from unidist_tensorflow.data import shard
-from unidist_tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
-from unidist_tensorflow.keras_optimizers import PartialDistributedOptimizer
-from unidist_tensorflow.operations import (
+from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
+from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.operations.api import (
     Adasum,
     Average,
     Max,
@@ -76,11 +67,20 @@ from unidist_tensorflow.operations import (
     reducescatter,
     send,
 )
-from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.train_step import TrainStep
-from unidist_tensorflow.training_distribute import distribute
-from unidist_tensorflow.training_tape import DistributedGradientTape, PartialDistributedGradientTape
-from unidist_tensorflow.training_tf1 import DistributedOptimizer
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.operations.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
+from unidist_tensorflow.training.data import shard
+from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.tf1 import DistributedOptimizer
+from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",

@@ -1,8 +1,8 @@
 """Elastic state of variables and models, by Horovod's names: `unidist.tensorflow.elastic`."""
 
-from unidist.basics import init, rank, shutdown
 from unidist.errors import PeerLostError as HorovodInternalError
-from unidist_tensorflow.elastic import (
+from unidist.horovod_api.lifecycle import init, rank, shutdown
+from unidist_tensorflow.elastic.state import (
     HostsUpdatedInterrupt,
     ObjectState,
     Policy,
@@ -11,7 +11,7 @@ from unidist_tensorflow.elastic import (
     TensorFlowState,
     run,
 )
-from unidist_tensorflow.functions import broadcast_object, broadcast_object_fn, broadcast_variables
+from unidist_tensorflow.operations.functions import broadcast_object, broadcast_object_fn, broadcast_variables
 
 __all__ = [
     "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState",

@@ -11,10 +11,10 @@ from typing import Any
 
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
-from unidist.local_rendezvous import LocalRendezvous
-from unidist.plugins import PluginManager
-from unidist.process_placement import Placement, read_placement
 from unidist.rendezvous import Rendezvous, SingleRendezvous
+from unidist.runtime.local_rendezvous import LocalRendezvous
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.placement import Placement, read_placement
 from unidist.testing.leaks import Resources, leaked_since
 
 

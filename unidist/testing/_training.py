@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from unidist import context
-from unidist.environment import set_variables
-from unidist.plugins import PluginManager
-from unidist.testing._arrays import Array
+from unidist.runtime import context
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import set_variables
+from unidist.testing.cases._arrays import Array
 from unidist.testing.recording import RecordingCommunicator
 
 

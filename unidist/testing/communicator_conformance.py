@@ -21,11 +21,12 @@ import pytest
 
 from unidist.buffer import DType
 from unidist.communicator import Communicator, ReduceOp
-from unidist.testing import _collective_cases as collectives
-from unidist.testing import _failure_cases as failures
-from unidist.testing import _group_cases as groups
-from unidist.testing import _message_cases as messages
-from unidist.testing import _rank_side, _stress_cases
+from unidist.testing import _rank_side
+from unidist.testing.cases import collective as collectives
+from unidist.testing.cases import failure as failures
+from unidist.testing.cases import group as groups
+from unidist.testing.cases import message as messages
+from unidist.testing.cases import stress as _stress_cases
 from unidist.testing.fixtures import RankPoolFactory
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 from unidist.testing.leaks import Resources, leaked_since
 from unidist.testing.pools import PoolCache
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import psutil
 
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
 from unidist.testing.leaks import Resources
 
 

@@ -18,8 +18,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from unidist.testing._arrays import Array
 from unidist.testing._training import RankOutcome, Training, largest_error, train_alone, train_on_rank
+from unidist.testing.cases._arrays import Array
 from unidist.testing.fixtures import RankPoolFactory
 
 

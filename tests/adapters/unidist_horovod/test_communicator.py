@@ -11,7 +11,7 @@ from horovod_bindings import ENVIRONMENTS, skip_without
 from unidist.buffer import DType
 from unidist.communicator import ReduceOp
 from unidist.testing import CommunicatorConformance, PoolCache
-from unidist.testing._failure_cases import MOMENTS, Moment
+from unidist.testing.cases.failure import MOMENTS, Moment
 
 pytestmark = pytest.mark.parallel
 

@@ -32,7 +32,7 @@ def _train() -> tuple[Any, ...]:
     import numpy as np
 
     import unidist.keras as ud
-    from unidist.basics import world
+    from unidist.horovod_api.lifecycle import world
 
     keras.config.set_floatx("float64")
     generator = np.random.default_rng(3)

@@ -17,7 +17,7 @@ from unidist.buffer import DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import MismatchError, PeerLostError, RemoteError, UsageError
 from unidist.testing import CommunicatorConformance
-from unidist.testing._arrays import array_of, buffer_of
+from unidist.testing.cases._arrays import array_of, buffer_of
 
 pytestmark = pytest.mark.parallel
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unidist.plugins import PluginManager
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.topology import Topology
 from unidist_mpi.engine import MpiEngine
 
@@ -49,7 +49,7 @@ def test_it_is_never_taken_unasked() -> None:
 
 def test_asking_whether_it_can_be_used_does_not_start_mpi() -> None:
     code = (
-        "import sys; from unidist.plugins import PluginManager\n"
+        "import sys; from unidist.runtime.plugin_manager import PluginManager\n"
         "engine = PluginManager().load().engines.get('mpi').load()\n"
         "print(engine.availability().reason); assert 'mpi4py.MPI' not in sys.modules"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mpi_pool import command, variables
 
-from unidist.local_processes import LocalProcesses
+from unidist.jobs.processes import LocalProcesses
 
 pytestmark = pytest.mark.parallel
 

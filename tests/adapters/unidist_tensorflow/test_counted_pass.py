@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.errors import ConfigurationError
-from unidist.estimating.source import ScriptModel
-from unidist.estimating.transformer import Transformer
-from unidist.planning.counted import work_from
-from unidist.planning.work import TransformerWork
+from unidist_planner.memory.source import ScriptModel
+from unidist_planner.memory.transformer import Transformer
+from unidist_planner.step_time.counted import work_from
+from unidist_planner.step_time.work import TransformerWork
 from unidist_tensorflow.counted_pass import count
 from unidist_tensorflow.framework import TensorFlowFramework
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from unidist.cost_model.figures import ParameterFigures
 from unidist.errors import UsageError
-from unidist.estimating.figures import ParameterFigures
 from unidist_torch.framework import TorchFramework
 
 

@@ -11,9 +11,9 @@ import torch
 from _training import runtime
 
 import unidist.torch as hvd
-from unidist import context
 from unidist.errors import ConfigurationError, MismatchError, UsageError
-from unidist.runner import RankPool
+from unidist.jobs.pool.pool import RankPool
+from unidist.runtime import context
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+from unidist_command import Command
 
-from tests.launch.unidist_launch.conftest import Command
 from unidist.errors import PluginError
 from unidist_launch.cli import cli
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from unidist_launch.kubernetes_command import kubernetes
-from unidist_launch.slurm_command import slurm
+from unidist_kubernetes.command import kubernetes
+from unidist_slurm.command import slurm
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "hosts.md"
 

@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from unidist.environment import Settings
+from unidist.cost_model.figures import Workload
 from unidist.errors import ConfigurationError, UsageError
-from unidist.estimating.comparison import compare
-from unidist.estimating.figures import Workload
-from unidist.estimating.transformer import Transformer
-from unidist.plugins import PluginManager
-from unidist.preflight import check
-from unidist.strategy_spec import build, make_plan
+from unidist.jobs.preflight import check
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings
+from unidist.strategy.plan import build, make_plan
 from unidist_activations._files import FileMemory
 from unidist_activations.strategy import Activations
+from unidist_planner.memory.comparison import compare
+from unidist_planner.memory.transformer import Transformer
 
 
 @pytest.fixture(scope="module")

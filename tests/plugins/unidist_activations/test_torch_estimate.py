@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.plugins.unidist_activations._torch_memory import LiveBytes
-from unidist.estimating.transformer import Transformer
 from unidist_activations.strategy import Activations
+from unidist_planner.memory.transformer import Transformer
 from unidist_torch.framework import TorchFramework
 
 CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from unidist_pipeline.schedule import PipelineSize, Schedule
-from unidist_pipeline.schedules import gpipe, interleaved, one_forward_one_backward
-from unidist_pipeline.v_shape import v_half, v_min, zbv
-from unidist_pipeline.zero_bubble import zb_h1, zb_h2
+from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward
+from unidist_pipeline.schedules.model import PipelineSize, Schedule
+from unidist_pipeline.schedules.v_shape import v_half, v_min, zbv
+from unidist_pipeline.schedules.zero_bubble import zb_h1, zb_h2
 
 SCHEDULES: dict[Callable[[PipelineSize], Schedule], tuple[int, ...]] = {
     gpipe: (1, 2, 3),

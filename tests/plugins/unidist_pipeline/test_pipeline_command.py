@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from unidist.errors import UnidistError
 from unidist_pipeline.pipeline_command import pipeline
-from unidist_pipeline.schedule import PipelineSize
-from unidist_pipeline.schedule_file import read_schedule
-from unidist_pipeline.schedules import one_forward_one_backward
+from unidist_pipeline.schedules.classic import one_forward_one_backward
+from unidist_pipeline.schedules.files import read_schedule
+from unidist_pipeline.schedules.model import PipelineSize
 
 
 def run(*arguments: str) -> str:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 from planning_plugins import setting
 
+from unidist.cost_model.step import RankStep
+from unidist.cost_model.step_interface import Room
 from unidist.errors import ConfigurationError
-from unidist.estimating.transformer import Transformer
-from unidist.planning.interface import Room
-from unidist.planning.step import RankStep
-from unidist.planning.work import TransformerWork
-from unidist.plugins import PluginManager
-from unidist_pipeline.catalog import build_schedule
-from unidist_pipeline.costs import Costs
+from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.planning import (
     LARGEST,
     MOST,
@@ -23,7 +19,11 @@ from unidist_pipeline.planning import (
     predicted,
     proposed,
 )
-from unidist_pipeline.simulation import Simulation, simulate
+from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_planner.memory.transformer import Transformer
+from unidist_planner.step_time.work import TransformerWork
 
 SCHEDULES = PluginManager().load().schedules
 THIRD = 1 / 3

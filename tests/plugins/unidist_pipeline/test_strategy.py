@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist.plugins import PluginManager
-from unidist.strategy import Plan
-from unidist.strategy_spec import build, make_plan
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy.interface import Plan
+from unidist.strategy.plan import build, make_plan
 from unidist_pipeline.strategy import Pipeline
 
 

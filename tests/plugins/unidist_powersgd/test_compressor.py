@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from part_pools import PartPools
 
-from unidist.buckets import ParameterInfo
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
-from unidist.compression import build_compressor
 from unidist.errors import ConfigurationError
-from unidist.exchange_options import ExchangeOptions
-from unidist.gradients import AllReduceExchange
-from unidist.plugins import PluginManager
+from unidist.gradients.allreduce import AllReduceExchange
+from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.compression import build_compressor
+from unidist.gradients.options import ExchangeOptions
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory
 from unidist_powersgd.compressor import PowerSGD

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from unidist.buffer import DType
+from unidist.cost_model.figures import ModelFigures, Workload
 from unidist.errors import ConfigurationError
-from unidist.estimating.estimate import estimate
-from unidist.estimating.figures import ModelFigures, Workload
-from unidist.plugins import PluginManager
-from unidist.precision import LossScaling, Precision, precision_of
-from unidist.strategy import Plan
-from unidist.strategy_spec import build, make_plan
+from unidist.optim.precision import LossScaling, Precision, precision_of
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy.interface import Plan
+from unidist.strategy.plan import build, make_plan
+from unidist_planner.memory.estimate import estimate
 
 
 def plan_of(line: str, world_size: int = 4) -> Plan:

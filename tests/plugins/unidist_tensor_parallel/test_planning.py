@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from planning_plugins import setting
 
+from unidist.cost_model.step import RankStep
+from unidist.cost_model.step_interface import Room
 from unidist.errors import ConfigurationError
-from unidist.estimating.estimate import plain_memory
-from unidist.estimating.transformer import Transformer
-from unidist.planning.interface import Room
-from unidist.planning.step import RankStep
-from unidist.planning.work import TransformerWork
+from unidist_planner.memory.estimate import plain_memory
+from unidist_planner.memory.transformer import Transformer
+from unidist_planner.step_time.work import TransformerWork
 from unidist_tensor_parallel.planning import estimated, predicted, proposed
 
 WORK = TransformerWork(Transformer(4, 96, 1000, 32, heads=12), batch=8)

@@ -17,8 +17,8 @@ import torch
 from _torch_scripts import check_equal, values
 
 import unidist.torch as ud
-from unidist.environment import set_variables
 from unidist.errors import ConfigurationError, UsageError
+from unidist.settings.environment import set_variables
 from unidist_zero import gathered, init_with
 
 SCRIPTS: dict[str, Callable[[], None]] = {}

@@ -14,9 +14,9 @@ from _torch_deferred_scripts import built, optimizer_of
 from _torch_scripts import check_equal, values
 
 import unidist.torch as ud
-from unidist import context
-from unidist.environment import set_variables
 from unidist.errors import UsageError
+from unidist.runtime import context
+from unidist.settings.environment import set_variables
 
 SCRIPTS: dict[str, Callable[[], None]] = {}
 

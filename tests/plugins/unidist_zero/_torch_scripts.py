@@ -14,8 +14,8 @@ import torch
 from offload_torch import host_as_accelerator
 
 import unidist.torch as ud
-from unidist.environment import set_variables
 from unidist.errors import ConfigurationError, UsageError
+from unidist.settings.environment import set_variables
 from unidist_zero import gathered
 
 SCRIPTS: dict[str, Callable[[], None]] = {}

@@ -14,9 +14,9 @@ import torch
 from _torch_scripts import check_equal, loss_of, network, step, training, values
 
 import unidist.torch as ud
-from unidist.environment import set_variables
 from unidist.errors import ConfigurationError
-from unidist_zero._torch_memory import SharedPagesMemory
+from unidist.settings.environment import set_variables
+from unidist_zero._torch.parameters.memory import SharedPagesMemory
 
 SCRIPTS: dict[str, Callable[[], None]] = {}
 STRATEGIES = ("zero=1:shared=true", "zero=2:shared=true", "zero=3:shared=true")

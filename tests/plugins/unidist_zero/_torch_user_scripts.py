@@ -11,8 +11,8 @@ import torch
 from _torch_scripts import check_equal, loss_of, network, step, training, values
 
 import unidist.torch as ud
-from unidist.environment import set_variables
 from unidist.errors import ConfigurationError, UsageError
+from unidist.settings.environment import set_variables
 from unidist_zero import gathered
 
 SCRIPTS: dict[str, Callable[[], None]] = {}

@@ -8,16 +8,16 @@ import sys
 import pytest
 
 from unidist.buffer import HOST, Buffer, DType
+from unidist.cost_model.figures import ModelFigures, Workload
+from unidist.cost_model.memory import CATEGORIES
 from unidist.errors import ConfigurationError
-from unidist.estimating.estimate import plain_memory
-from unidist.estimating.figures import ModelFigures, Workload
-from unidist.estimating.memory import CATEGORIES
-from unidist.plugins import PluginManager
-from unidist.strategy import Plan
-from unidist.strategy_spec import build, make_plan
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy.interface import Plan
+from unidist.strategy.plan import build, make_plan
 from unidist.testing import ThreadWorld
-from unidist_zero._lanes import groups_of, make_lane
-from unidist_zero._memories import BucketMemories
+from unidist_planner.memory.estimate import plain_memory
+from unidist_zero.sharding.bucket_memory import BucketMemories
+from unidist_zero.sharding.lanes import groups_of, make_lane
 from unidist_zero.strategy import Zero
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from unidist.checkpoint.plain_state import PlainState, decoded, encoded
+from unidist.elastic.peer.section import PeerSection
 from unidist.errors import CheckpointError
-from unidist.peer_section import PeerSection
 
 VALUES = [
     None,

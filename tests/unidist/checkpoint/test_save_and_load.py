@@ -25,10 +25,10 @@ from checkpoint_states import (
 )
 
 from unidist.buffer import Buffer, DType
-from unidist.checkpoint import index
-from unidist.checkpoint.index import Index
-from unidist.checkpoint.parts import Part
-from unidist.checkpoint.pieces import Piece, TensorInfo
+from unidist.checkpoint.format import index
+from unidist.checkpoint.format.index import Index
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
 from unidist.checkpoint.snapshot import SnapshotMemory

@@ -48,10 +48,10 @@ def test_nothing_of_a_runtime_that_has_ended_holds_engine_memory(rank_pool: Rank
     def end() -> tuple[int, int]:
         import gc
 
-        from unidist import context
         from unidist.buffer import Buffer, DType
         from unidist.communicator import ReduceOp
         from unidist.negotiation import OperationKind, Request
+        from unidist.runtime import context
         from unidist.testing import Resources
 
         gc.collect()

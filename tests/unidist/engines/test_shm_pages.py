@@ -19,7 +19,7 @@ def test_shared_memory_is_given_back_when_all_have_let_go(rank_pool: RankPoolFac
         """Return how many megabytes rank 0's arena has at four moments."""
         import gc
 
-        from unidist import context
+        from unidist.runtime import context
         from unidist.shared_memory import SharesMemory
 
         runtime = context.init()
@@ -67,7 +67,7 @@ def test_shared_memory_outlives_the_runtime_and_the_rank_in_whose_memory_it_lies
     def share() -> bool:
         import gc
 
-        from unidist import context
+        from unidist.runtime import context
 
         context.init()
         world = context.current().new_communicator("data")
@@ -92,7 +92,7 @@ def test_a_group_in_a_reference_cycle_may_be_the_last_to_know_the_memory(rank_po
         """Collect a group that was not closed together with the arena: in a cycle finalizers run in any order."""
         import gc
 
-        from unidist import context
+        from unidist.runtime import context
 
         runtime = context.init()
         world = runtime.new_communicator("data")

@@ -14,10 +14,10 @@ def test_memory_that_is_gone_ends_the_operation_on_every_rank(rank_pool: RankPoo
     def lend_what_is_gone() -> str:
         import mmap
 
-        from unidist import context
         from unidist.buffer import Buffer, DType
         from unidist.errors import PeerLostError
         from unidist.pieces import Piece, ReadsPieces
+        from unidist.runtime import context
 
         runtime = context.init()
         try:
@@ -50,12 +50,12 @@ def test_gradients_that_are_lent_are_added_up_as_those_in_buffers(rank_pool: Ran
 
         import numpy as np
 
-        from unidist import context
-        from unidist.buckets import ParameterInfo
         from unidist.buffer import Buffer, DType
         from unidist.engines import _host
-        from unidist.gradients import AllReduceExchange
-        from unidist.testing._arrays import array_of
+        from unidist.gradients.allreduce import AllReduceExchange
+        from unidist.gradients.buckets import ParameterInfo
+        from unidist.runtime import context
+        from unidist.testing.cases._arrays import array_of
 
         class HostFramework:
             def zero(self, buffer: Buffer) -> None:

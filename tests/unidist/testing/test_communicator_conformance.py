@@ -10,14 +10,11 @@ import pytest
 from unidist.algorithms import AlgorithmCommunicator
 from unidist.buffer import Buffer, DType
 from unidist.communicator import COMPLETED, Communicator, ReduceOp, Work
-from unidist.testing import (
-    RecordingCommunicator,
-    ThreadWorld,
-    _collective_cases,
-    _group_cases,
-    _message_cases,
-    _stress_cases,
-)
+from unidist.testing import RecordingCommunicator, ThreadWorld
+from unidist.testing.cases import collective as _collective_cases
+from unidist.testing.cases import group as _group_cases
+from unidist.testing.cases import message as _message_cases
+from unidist.testing.cases import stress as _stress_cases
 from unidist.testing.communicator_conformance import alike
 
 DTYPES = (DType.FLOAT32, DType.INT32)

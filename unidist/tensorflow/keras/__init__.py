@@ -3,7 +3,7 @@
 tf.keras is Keras 3, or with TF_USE_LEGACY_KERAS=1 the package tf_keras.
 """
 
-from unidist.basics import (
+from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,
     cross_rank,
@@ -25,13 +25,11 @@ from unidist.basics import (
     start_timeline,
     stop_timeline,
 )
-from unidist.process_sets import ProcessSet, global_process_set
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow.keras import callbacks, elastic
 from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
-from unidist_tensorflow.checkpoint import load, save
-from unidist_tensorflow.compression import Compression
-from unidist_tensorflow.data import shard
-from unidist_tensorflow.keras_functions import (
+from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.keras.functions import (
     allgather,
     allreduce,
     broadcast,
@@ -39,11 +37,13 @@ from unidist_tensorflow.keras_functions import (
     load_model,
     reducescatter,
 )
-from unidist_tensorflow.keras_optimizers import PartialDistributedOptimizer
-from unidist_tensorflow.operations import Adasum, Average, Sum
-from unidist_tensorflow.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.train_step import TrainStep
-from unidist_tensorflow.training_distribute import DistributedOptimizer, distribute
+from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
+from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.operations.api import Adasum, Average, Sum
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.training.data import shard
+from unidist_tensorflow.training.distribute import DistributedOptimizer, distribute
+from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",

@@ -1,6 +1,6 @@
 """Keras callbacks by Horovod's names: `unidist.tensorflow.keras.callbacks`."""
 
-from unidist_tensorflow.keras_callbacks import (
+from unidist_tensorflow.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,

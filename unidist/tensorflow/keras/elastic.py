@@ -1,7 +1,7 @@
 """Elastic state of Keras models, by Horovod's names: `unidist.tensorflow.keras.elastic`."""
 
-from unidist_tensorflow.elastic import TensorFlowKerasState, run
-from unidist_tensorflow.keras_elastic import (
+from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
+from unidist_tensorflow.keras.elastic import (
     CommitStateCallback,
     KerasState,
     Policy,

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from unidist.buckets import ParameterInfo
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import ConfigurationError
-from unidist.gradients import AllReduceExchange, GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.allreduce import AllReduceExchange, GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.buckets import ParameterInfo
 from unidist.mesh import DATA_AXIS
-from unidist.strategy import GradientOwner, Strategy
+from unidist.strategy.interface import GradientOwner, Strategy
 
 if TYPE_CHECKING:
-    from unidist.context import Context
-    from unidist.exchange_options import ExchangeOptions
     from unidist.framework import Framework
+    from unidist.gradients.options import ExchangeOptions
+    from unidist.runtime.context import Context
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Work
-from unidist.compression import Bucket, BucketCompressor, GradientCompressor
 from unidist.errors import ConfigurationError
+from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor
 
 _MAX_RANKS = 127  # their signs are added up in one byte
 

@@ -1,0 +1,64 @@
+"""What Horovod's bindings do alike: its life and its process sets. Each has a copy of Horovod's Python side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from horovod.common.process_sets import ProcessSet
+
+from unidist.communicator import ReduceOp
+from unidist_horovod.bindings.interface import Binding, OperationFailed
+
+
+class CommonBinding(Binding):
+    """A binding by one of Horovod's modules `mpi_ops`.
+
+    Attributes:
+        mpi_ops: the module.
+    """
+
+    mpi_ops: ClassVar[Any]
+
+    def start(self) -> None:
+        """See `Binding.start`."""
+        self.mpi_ops.init()
+
+    def stop(self) -> None:
+        """See `Binding.stop`."""
+        if self.is_running():
+            self.mpi_ops._basics.shutdown()
+
+    def is_running(self) -> bool:
+        """See `Binding.is_running`."""
+        return bool(self.mpi_ops.is_initialized())
+
+    def place(self) -> tuple[int, int]:
+        """See `Binding.place`."""
+        return self.mpi_ops.rank(), self.mpi_ops.size()
+
+    def process_sets(self) -> dict[tuple[int, ...], int]:
+        """See `Binding.process_sets`."""
+        try:
+            found = self.mpi_ops._basics._get_process_set_ids_and_ranks()
+        except (ValueError, RuntimeError) as exc:
+            raise OperationFailed(str(exc)) from None
+        return {tuple(ranks): number for number, ranks in found.items()}
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """See `Binding.add_process_set`."""
+        try:
+            made: int = self.mpi_ops.add_process_set(ProcessSet(list(ranks))).process_set_id
+        except ValueError as exc:
+            raise OperationFailed(str(exc)) from None
+        return made
+
+
+def reductions(mpi_ops: Any) -> dict[ReduceOp, Any]:
+    """Return Horovod's names for reductions."""
+    return {
+        ReduceOp.SUM: mpi_ops.Sum,
+        ReduceOp.PRODUCT: mpi_ops.Product,
+        ReduceOp.MIN: mpi_ops.Min,
+        ReduceOp.MAX: mpi_ops.Max,
+    }

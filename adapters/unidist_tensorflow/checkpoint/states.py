@@ -1,0 +1,132 @@
+"""Ordinary Keras models, optimizers and random generators as the states of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
+from unidist.checkpoint.job import StatesOf
+from unidist.checkpoint.rng import RandomState
+from unidist.checkpoint.state import CARRIED, KeepsState, Plain, SavedSection, placements_of
+from unidist.errors import UsageError
+from unidist.optim.update import Update
+from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_tensorflow.checkpoint.optimizer import OptimizerState
+from unidist_tensorflow.checkpoint.tensors import piece_of, read_into
+from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.memory import dtype_of
+
+
+class KerasStates(StatesOf):
+    """See `StatesOf`."""
+
+    framework = TensorFlowFramework()
+
+    def model(self, model: Any) -> KeepsState:
+        """See `StatesOf.model`."""
+        return ModelState(model)
+
+    def optimizer(self, optimizer: Any, models: Mapping[str, Any]) -> KeepsState:
+        """See `StatesOf.optimizer`."""
+        if not models:
+            raise UsageError("the paths of an optimizer's variables are those of its model: give the model too")
+        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        state: KeepsState | None = None if bound is None else bound.inner.kept_state(models)
+        return OptimizerState(optimizer, models) if state is None else state
+
+    def random(self, rank: int, models: Mapping[str, Any]) -> KeepsState:
+        """See `StatesOf.random`."""
+        return KerasRandom(rank, models)
+
+    def piece(self, name: str, tensor: Any) -> Piece:
+        """See `StatesOf.piece`."""
+        return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
+
+    def update(self, optimizer: Any) -> Update | None:
+        """See `StatesOf.update`."""
+        return getattr(getattr(optimizer, "__dict__", {}).get(CARRIED), "_update", None)
+
+    def settle(self, optimizer: Any) -> None:
+        """See `StatesOf.settle`: an optimizer of which each rank keeps a share is built, so that it can be loaded."""
+        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        if bound is not None:
+            bound.build_to_load()
+
+
+class ModelState(KeepsState):
+    """The weights of a model, trainable or not. Seeds belong to the random generators, metrics are not saved.
+
+    Args:
+        model: built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if not getattr(model, "built", True):
+            raise UsageError(
+                f"the model {model.name!r} is not built: it has no weights yet. Call model.build(input_shape), or the "
+                "model on one batch, before"
+            )
+        placements = placements_of(model)
+        self._places: list[tuple[TensorInfo, Part, Any]] = []
+        for path, variable in stable_paths(model.weights).items():
+            dtype = dtype_of(variable)
+            placement = placements.placement(path, tuple(variable.shape), dtype)
+            self._places.append((placement.tensor(dtype), placement.part(), variable))
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `KeepsState.pieces`."""
+        return [piece_of(info, part, variable) for info, part, variable in self._places]
+
+    def values(self) -> dict[str, Plain]:
+        """See `KeepsState.values`."""
+        return {}
+
+    def check(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.check`."""
+        section.match([info for info, _, _ in self._places], strict=strict)
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`."""
+        for info, part, variable in self._places:
+            if info.name in section.tensors:
+                read_into(section, info.name, part, variable)
+
+
+class KerasRandom(RandomState):
+    """The seeds of the models' layers and TensorFlow's global generator, beside Python's and numpy's.
+
+    The seed that Keras uses for layers and operations outside of models cannot be reached.
+
+    Args:
+        rank: of this process.
+        models: by prefix of their paths.
+    """
+
+    def __init__(self, rank: int, models: Mapping[str, Any]) -> None:
+        super().__init__(rank)
+        self._variables: dict[str, Any] = {}
+        for prefix, model in models.items():
+            known = {id(each) for each in [*model.weights, *getattr(model, "metrics_variables", ())]}
+            seeds = [each for each in model.variables if id(each) not in known]
+            for number, variable in enumerate(seeds):
+                self._variables[f"keras.seed.{prefix}.{number}"] = variable
+        self._variables["tensorflow"] = tf.random.get_global_generator().state
+
+    def tensors(self) -> Sequence[Piece]:
+        """See `RandomState.tensors`."""
+        return [
+            piece_of(
+                TensorInfo(self.name(name), tuple(each.shape), dtype_of(each)), Part.whole(tuple(each.shape)), each
+            )
+            for name, each in self._variables.items()
+        ]
+
+    def set_tensor(self, generator: str, section: SavedSection, name: str) -> None:
+        """See `RandomState.set_tensor`."""
+        if generator in self._variables:
+            variable = self._variables[generator]
+            read_into(section, name, Part.whole(tuple(variable.shape)), variable)

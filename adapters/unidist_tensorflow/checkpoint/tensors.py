@@ -1,0 +1,32 @@
+"""Keras variables as pieces of a checkpoint, and filled from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unidist.buffer import Buffer
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
+from unidist.checkpoint.state import SavedSection
+from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, dtype_of, empty_array, tensor_of_array
+
+
+def piece_of(info: TensorInfo, part: Part, tensor: Any) -> Piece:
+    """Return a variable or tensor of this rank as a piece; it is copied when this rank is to write it."""
+
+    def copied() -> Buffer:
+        array = np.asarray(tensor)  # of a variable it may be a view of memory that the next update changes
+        return buffer_of_array(np.array(array, NUMPY_DTYPES[info.dtype], order="C").reshape(tuple(tensor.shape)))
+
+    return Piece(info, part, copied)
+
+
+def read_into(section: SavedSection, name: str, part: Part, variable: Any, *, factor: float = 1.0) -> None:
+    """Read a part of a tensor that was saved, times a factor, into a variable of this rank."""
+    array = empty_array(tuple(variable.shape), NUMPY_DTYPES[dtype_of(variable)])
+    section.read(name, part, buffer_of_array(array))
+    if factor != 1.0:
+        array *= array.dtype.type(factor)
+    variable.assign(tensor_of_array(array))

@@ -1,0 +1,137 @@
+"""A tf.data dataset whose samples can be dealt out anew when ranks come and go: what `shard` returns in elastic jobs.
+
+tf.data goes through samples in one order, so this does not pick samples by their numbers: each iteration asks, when it
+begins, how far training has come and who takes part, skips what is done, and takes every n-th sample of the rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unidist.elastic.batches import Deal, Position, SampleOrder
+from unidist.elastic.step_training import DealsAnew, Progress
+from unidist.mesh import DATA_AXIS
+from unidist.runtime import context
+from unidist_tensorflow.elastic.shuffling import shuffle_alike
+from unidist_tensorflow.memory import Array
+
+_FEED = "_unidist_feed"
+
+
+class DealtData(DealsAnew):
+    """The samples of a dataset, in this rank's shares of global batches.
+
+    Until `fit` of an elastic job trains on it, each iteration is an epoch of its own, dealt out to the ranks that
+    there are when it begins.
+
+    Args:
+        samples: the same in the same order on every rank.
+        order: how many, and whether to shuffle them; the order itself is tf.data's.
+        batch_size: samples of a rank, of the global batch at the beginning.
+        buffer_size: samples that are held in memory for shuffling.
+
+    Attributes:
+        dataset: of this rank's batches.
+        deals_per_take: steps that `take` joins, as Keras' `steps_per_execution` does.
+    """
+
+    def __init__(self, samples: tf.data.Dataset, order: SampleOrder, batch_size: int, buffer_size: int) -> None:
+        self.order, self.batch_size = order, batch_size
+        self.deals_per_take = 1
+        self._samples, self._buffer_size = samples, buffer_size
+        self._iterations = 0
+        self._progress: Callable[[], Progress] | None = None
+        self._deals: Iterator[Deal] = iter(())
+        self._expected: Any = None
+        self._taken: deque[Deal] = deque()
+        self._is_moved = True
+        self.dataset = tf.data.Dataset.range(1).flat_map(self._epoch)
+        setattr(self.dataset, _FEED, self)
+
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        """See `DealsAnew.follow`."""
+        self._progress = progress
+
+    def take(self) -> Deal | None:
+        """See `DealsAnew.take`; several deals are one of all their samples."""
+        assert self._progress is not None, "somebody trains on it"
+        now, place = self._progress(), context.current().topology
+        state = (now.position, now.global_batch, place.rank, place.world_size)
+        if state != self._expected:
+            self._deals = self._dealt(now.position, now.global_batch, place.rank, place.world_size)
+            self._is_moved = True
+        self._taken = deque(islice(self._deals, self.deals_per_take))
+        first, last = self._taken[0], self._taken[-1]
+        is_end = last.following.epoch > now.position.epoch
+        self._expected = None if is_end else (last.following, *state[1:])
+        return replace(first, following=last.following, total=sum(deal.total for deal in self._taken))
+
+    def take_alone(self) -> Deal:
+        """Return the first deal to one rank: something to try a step with. Changes nothing that counts."""
+        assert self.batch_size is not None, "given"
+        self._taken = deque([next(self._dealt(Position(), self.batch_size, 0, 1))])
+        return self._taken[0]
+
+    def next_of_taken(self) -> Deal:
+        """Return the deals of which the last `take` consists, one after another."""
+        return self._taken.popleft()
+
+    @property
+    def has_moved(self) -> bool:
+        """Say, once, that a new iteration over the dataset has to begin: the present one gives other samples."""
+        moved, self._is_moved = self._is_moved, False
+        return moved
+
+    def _dealt(self, position: Position, global_batch: int, rank: int, size: int) -> Iterator[Deal]:
+        in_order = replace(self.order, shuffle=False)  # which samples they are, is tf.data's
+        return in_order.deals(position, rank=rank, size=size, global_batch=global_batch)
+
+    def _place(self) -> Array:
+        """Return what an iteration that begins deals out: epoch, samples that are done, rank, size, global batch."""
+        runtime = context.current()
+        rank, size = runtime.axis_rank(DATA_AXIS), runtime.axis_size(DATA_AXIS)
+        if self._progress is not None:
+            now = self._progress()
+            found = (now.position.epoch, now.position.processed, rank, size, now.global_batch)
+        else:
+            assert self.batch_size is not None, "given"
+            found = (self._iterations, 0, rank, size, self.batch_size * size)
+            self._iterations += 1
+        return np.array(found, np.int64)
+
+    def _epoch(self, _: tf.Tensor) -> tf.data.Dataset:
+        place = tf.numpy_function(self._place, [], tf.int64)
+        place.set_shape([5])
+        # tf.data's optimizer crashes where skip takes what is not the first result of its node.
+        epoch, processed, rank, size, whole = (tf.identity(number) for number in tf.unstack(place))
+        dealt, length = self._samples, tf.constant(self.order.count, tf.int64)
+        if self.order.shuffle:
+            dealt = shuffle_alike(dealt, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
+        if self.order.drop_last:
+            length -= length % whole
+
+        def share(*samples: Any) -> Any:
+            """Return this rank's samples of a global batch; one that does not count if there are none."""
+            total = tf.shape(tf.nest.flatten(samples)[0], tf.int64)[0]
+            own = tf.range(tf.minimum(rank, total - 1), total, size)
+            found = tf.nest.map_structure(lambda each: tf.gather(each, own), samples)
+            return found if len(found) > 1 else found[0]
+
+        return dealt.take(length).skip(processed).batch(whole).map(share)
+
+
+def feed_of(dataset: Any) -> DealtData | None:
+    """Return the dealt data that a dataset has its samples from, whatever was done with them since."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return None
+    own: DealtData | None = getattr(dataset, _FEED, None)
+    if own is not None:
+        return own
+    return next((feed for each in dataset._inputs() if (feed := feed_of(each)) is not None), None)

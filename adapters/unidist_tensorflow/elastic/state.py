@@ -1,0 +1,187 @@
+"""Elastic state for TensorFlow and Keras, by Horovod's names: variables as values of a state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from unidist.checkpoint.job import Subjects
+from unidist.checkpoint.state import CARRIED, KeepsState, kept_state
+from unidist.elastic import state as elastic
+from unidist.elastic.durable.parts import DurableParts, parts_of
+from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
+from unidist.elastic.step_training import Policy
+from unidist.errors import PeerLostError
+from unidist.runtime import context
+from unidist_tensorflow.checkpoint.states import KerasStates
+from unidist_tensorflow.memory import DTYPES, Array, array_of
+from unidist_tensorflow.operations.functions import broadcast_variables
+from unidist_tensorflow.operations.graph import take_failure
+from unidist_tensorflow.optimizer.inner_step import keeps_share
+
+__all__ = [
+    "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState", "TensorFlowState", "run",
+]  # fmt: skip
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Wrap a training function `func(state, ...)`: its state is synchronised before it starts.
+
+    See `unidist.elastic.state.run`. An operation in a graph that lost a peer ends its run with an error of TensorFlow's;
+    it is recognised here.
+    """
+
+    @functools.wraps(func)
+    def recognising(state: State, *args: Any, **kwargs: Any) -> Result:
+        with recognising_losses():
+            return func(state, *args, **kwargs)
+
+    return elastic.run(recognising)
+
+
+@contextmanager
+def recognising_losses() -> Iterator[None]:
+    """Raise PeerLostError where a graph has lost a peer, and TensorFlow passes on no more than a text."""
+    take_failure()
+    try:
+        yield
+    except tf.errors.OpError as exc:
+        failure = take_failure()
+        if isinstance(failure, PeerLostError) and not isinstance(exc, PeerLostError):
+            raise failure from exc
+        raise
+
+
+class _Variables(Handler):
+    """Keeps a list of variables.
+
+    Args:
+        value: returns them; a list that may grow, as an optimizer's does.
+        session: of the TF1 graph they are in; None in eager mode.
+    """
+
+    def __init__(self, value: Callable[[], Sequence[Any]], session: Any = None) -> None:
+        self._session = session
+        # In a graph, before it is final: each run of the operation uses the same names.
+        self._broadcast = None if session is None else broadcast_variables(value(), root_rank=0)
+        self._saved: list[Array] = []
+        super().__init__(value)
+
+    def save(self) -> None:
+        variables = self.value()
+        if self._session is not None:
+            self._saved = self._session.run(list(variables))
+        else:
+            before = [*self._saved, *[None] * len(variables)]
+            tensors = map(tf.convert_to_tensor, variables)
+            self._saved = [_copied(tensor, kept) for tensor, kept in zip(tensors, before, strict=False)]
+
+    def restore(self) -> None:
+        for variable, value in zip(self.value(), self._saved, strict=False):  # those that came later stay
+            if self._session is not None:
+                variable.load(value, self._session)
+            else:
+                variable.assign(value)
+
+    def sync(self) -> None:
+        if self._session is not None:
+            self._session.run(self._broadcast)
+        else:
+            broadcast_variables(self.value(), root_rank=0)
+
+
+def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
+    """Return a tensor's values in memory of their own: that of the commit before, where it fits."""
+    if tensor.dtype not in DTYPES:  # a table, say
+        return np.array(tensor.numpy())
+    values = array_of(tensor)
+    if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
+        return values.copy()
+    np.copyto(kept, values)
+    return kept
+
+
+def _shared_optimizer(optimizer: Any, model: Any) -> SharedHandler:
+    def states(value: Any) -> Mapping[str, KeepsState]:
+        of_keras = KerasStates()
+        of_keras.settle(value)
+        sections = Subjects(model, value).sections(of_keras)
+        is_divided = kept_state(model) is not None  # else every rank has all of it
+        return {name: state for name, state in sections.items() if name != "model" or is_divided}
+
+    return SharedHandler(optimizer, states, KerasStates.framework.convert)
+
+
+class TensorFlowState(ObjectState):
+    """State of a list of variables: `TensorFlowState(variables, epoch=0)`.
+
+    Args:
+        variables: default: the global variables of the TF1 graph.
+        session: of a TF1 graph; default: the default session.
+        values: further attributes.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **values: Any) -> None:
+        self.variables = list(variables or tf.compat.v1.global_variables())
+        if not tf.executing_eagerly():
+            session = session or tf.compat.v1.get_default_session()
+            if session is None:
+                raise ValueError("TensorFlowState in a graph needs a session: pass it, or call it within one")
+        self.session = session
+        super().__init__({"all_variables": _Variables(lambda: self.variables, session)}, **values)
+
+
+class TensorFlowKerasState(ObjectState):
+    """State of a Keras model and its optimizer: `TensorFlowKerasState(model, optimizer, epoch=0)`.
+
+    Args:
+        model: built.
+        optimizer: default: the one that the model was compiled with.
+        backend: for Horovod's sake: Keras 3 has no sessions that it could give.
+        values: further attributes.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("the model has no variables yet; call model.build(input_shape) first")
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self.backend = backend
+        self._is_shared = keeps_share(self.optimizer)
+        handlers: dict[str, Handler] = {}
+        if self._is_shared:
+            handlers["optimizer"] = _shared_optimizer(self.optimizer, model)
+        else:
+            self._build_optimizer()
+        handlers["all_variables"] = _Variables(self._variables)
+        super().__init__(handlers, **values)
+
+    def _build_optimizer(self) -> None:
+        """In an elastic job: a rank that comes later has to have the variables that the others give it."""
+        is_elastic = context.is_initialized() and context.current().membership is not None
+        if is_elastic and self.optimizer is not None and not getattr(self.optimizer, "built", True):
+            self.optimizer.build(self.model.trainable_variables)
+
+    def _variables(self) -> list[Any]:
+        """Return what every rank has as a whole."""
+        if self._is_shared:
+            equal = self.optimizer.__dict__[CARRIED].inner.equal_everywhere(self.model)
+            divided = {id(each) for each in self.model.weights} - {id(each) for each in equal}
+            return [each for each in self.model.variables if id(each) not in divided]
+        own = [] if self.optimizer is None else self.optimizer.variables
+        return [*self.model.variables, *(own() if callable(own) else own)]
+
+    def durable_parts(self) -> DurableParts:
+        """See `State.durable_parts`."""
+        states = KerasStates()
+        if self.optimizer is not None:
+            states.settle(self.optimizer)
+        optimizers = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        return parts_of(states, {"model": self.model}, optimizers, {}, self._plain_sections())

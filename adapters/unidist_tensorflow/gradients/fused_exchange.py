@@ -1,0 +1,282 @@
+"""One fused exchange: all gradients of a step in, all reduced gradients out, as arrays. Knows no tensors.
+
+What goes in is copied into engine memory, where the engine reduces it; what comes out are views of that memory, or
+copies where the caller cannot promise to be done with them before the next step. Sparse gradients are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unidist.elastic.rebinding import check_movable
+from unidist.errors import ConfigurationError, UsageError
+from unidist.gradients.allreduce import ReducedGradients
+from unidist.gradients.buckets import ParameterInfo
+from unidist.negotiation.join import Announcement
+from unidist.negotiation.objects import gather_objects
+from unidist.optim.update import Update
+from unidist.runtime import context
+from unidist.training.agreement import Described, Description, check_alike, sparse_anywhere
+from unidist_tensorflow.gradients.slices import GatheredSlices, Slices
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
+
+try:
+    from unidist.engines._shm import copy as _copy_memory
+except ImportError:  # built without the C extension, where other engines work all the same
+    _copy_memory = None  # type: ignore[assignment]  # a function otherwise
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a step.
+
+    Args:
+        complete: the gradients are reduced; False inside a window of several passes, where nothing was sent, and where
+            a gradient has overflowed and no rank updates.
+        gradients: by place; None where no rank had one, and everywhere while the step is not complete or where each
+            rank takes its share of them (`Update.reduced`).
+        present: by place, whether any rank had a gradient.
+    """
+
+    complete: bool
+    gradients: tuple[Array | Slices | None, ...]
+    present: tuple[bool, ...]
+
+
+class FusedExchange:
+    """The exchange of the gradients of one list of variables, step after step. A *place* is a position in that list.
+
+    Args:
+        update: the framework-free side, without parameters so far.
+        variables: equal on every rank.
+        held: returns what this rank holds of each variable, and has gradients of; default: all of it.
+        keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
+        gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
+        step_on_joined: each rank takes its share of the gradients, and this does its step on a rank that has joined;
+            None: all ranks get whole gradients.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        variables: Sequence[ParameterInfo],
+        held: Callable[[], Sequence[ParameterInfo]] | None = None,
+        *,
+        keeps_results: bool,
+        gathers: bool,
+        step_on_joined: Callable[[Result], None] | None = None,
+    ) -> None:
+        self.update = update
+        self.variables = tuple(variables)
+        self._list_held = held
+        self._held = self.variables
+        self._keeps_results = keeps_results
+        self._gathers = gathers
+        self._step_on_joined = step_on_joined
+        self._slices: GatheredSlices | None = None
+        self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
+        self._views: dict[int, Array] = {}
+        self._announcements: list[Announcement] = []
+        if update.context.settings.autotune:
+            raise ConfigurationError(
+                "--autotune looks for the size of PyTorch's gradient buckets; TensorFlow's are exchanged all at once. "
+                "Leave it out."
+            )
+        check_movable(update)
+        self._announce_to()
+
+    def _announce_to(self) -> None:
+        """Let ranks of the present context that have joined take part."""
+        update = self.update
+        if update.options.process_set is None and 1 < update.num_ranks == update.context.topology.world_size:
+            for served in (self._take_part, self._take_part_in_flush, update.end_pass):
+                self._announcements.append(update.context.announcements.register(served))
+
+    def _follow(self) -> None:
+        """In an elastic job, go on in the present generation of the world. Collective when that is another one.
+
+        Graphs that were traced before hold on to this object, so it stays, and what it exchanges over is made anew.
+        """
+        if self.update.context.membership is None or self.update.context is context.current():
+            return
+        self.update.move_to(context.current())
+        self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
+        self._announce_to()
+
+    def run(self, own: Mapping[int, Array | Slices]) -> Result:
+        """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
+
+        Collective over the ranks that exchange; which gradients there are may differ between them.
+
+        Args:
+            own: gradients by place.
+
+        Raises:
+            ConfigurationError: the ranks' variables differ (the first time only).
+            PeerLostError: a rank is gone.
+        """
+        self._follow()
+        slices = self._prepare(own)
+        # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
+        for place in sorted(own, reverse=True):
+            if place in slices:
+                slices.add(place, own[place])
+            else:
+                self._take(place, own[place])
+        if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
+            self._announcements[2].announce()
+        if not self.update.begin_step():
+            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
+        if self._announcements:
+            self._announcements[0].announce()
+        return self._complete(None)
+
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`; in an elastic job collective when the world is another one, as `run` is."""
+        self._follow()
+        self.update.take_steps(steps)
+
+    def flush(self) -> Result | None:
+        """Complete a window that was cut short; None if no rank has anything in it. Collective."""
+        self._follow()
+        self._prepare({})
+        if self._announcements:
+            self._announcements[1].announce()
+        scale = self.update.short_window_scale()
+        return None if scale is None else self._complete(scale)
+
+    def _take(self, place: int, gradient: Array | Slices) -> None:
+        """Bring a dense gradient into its place, or add it to what earlier passes left there."""
+        index = self._indices[place]
+        if self.update.moves(index):
+            view = array_of_buffer(self.update.buffer(index), self._held[place].shape)
+        else:
+            view = self._views[place]
+        if isinstance(gradient, Slices):
+            gradient = gradient.dense(view.shape)
+        if gradient.shape != view.shape:
+            raise UsageError(
+                f"the gradient of {self.variables[place].name!r} has the shape {gradient.shape}, the variable "
+                f"{view.shape}"
+            )
+        if gradient.flags.c_contiguous and gradient.dtype == view.dtype and self.update.lends(index):
+            self.update.gradient_ready(index, lent=buffer_of_array(gradient.reshape(-1)))
+            return
+        if self.update.has_gradient(index):
+            np.add(view, gradient, out=view)
+        else:
+            _copy(view, gradient)
+        self.update.gradient_ready(index)
+
+    def _complete(self, scale: float | None) -> Result:
+        update = self.update
+        assert self._slices is not None
+        present, _ = update.finish(scale=scale)
+        gathered = self._slices.exchange(update.whole_scale(scale))
+        self._conclude(gathered)
+        update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
+        if update.overflowed:
+            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
+        if self._step_on_joined is not None:
+            return Result(True, (None,) * len(self.variables), tuple(present))
+        gradients: list[Array | Slices | None] = []
+        for place in range(len(self.variables)):
+            if place in self._slices:
+                gradients.append(gathered.get(place))
+            elif not present[self._indices[place]]:
+                gradients.append(None)
+            else:
+                gradients.append(self.given(self._views[place]))
+        return Result(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
+
+    def _conclude(self, gathered: dict[int, Slices]) -> None:
+        """Let the rules change what was reduced; they want each row of a sparse gradient once."""
+        if self.update.rules is None:
+            return
+        for place, slices in gathered.items():
+            gathered[place] = slices.coalesced()
+        found = [(place, slices.values) for place, slices in gathered.items() if slices.values.size]
+        rows = tuple(buffer_of_array(values.reshape(-1)) for _, values in found)
+        copies = self.update.copies or (lambda name: 1)
+        held = tuple(copies(self.variables[place].name) for place, _ in found)
+        self.update.conclude([ReducedGradients(rows, copies=held)] if rows else [])
+
+    def given(self, view: Array) -> Array:
+        """Return what a caller may have of an exchange's memory: a view, or a copy where it keeps results."""
+        if not self._keeps_results:
+            return view
+        kept = empty_array(view.shape, view.dtype)
+        _copy(kept, view)
+        return kept
+
+    def prepare(self) -> None:
+        """Agree with the other ranks on the variables before the first exchange. Collective."""
+        self._follow()
+        self._prepare({})
+
+    def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
+        """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
+        if self._slices is not None:
+            return self._slices
+        update = self.update
+        sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
+        if update.num_ranks > 1:
+            choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
+            described = tuple(
+                Described(info.name, info.shape, str(info.dtype), trained=True, sparse=place in sparse)
+                for place, info in enumerate(self.variables)
+            )
+            everyone: list[Description] = gather_objects(update.communicator, Description(choices, described))
+            check_alike(everyone, update.communicator.members, update.context.topology.rank)
+            sparse = sparse_anywhere(everyone)
+        dense = [place for place in range(len(self.variables)) if place not in sparse]
+        self._held = self.variables if self._list_held is None else tuple(self._list_held())
+        groups = update.options.group_numbers(dense)
+        infos = [self._held[place] for place in dense]
+        update.add_parameters(
+            [
+                ParameterInfo(info.name, info.shape, info.dtype, info.memory, groups.get(place))
+                for place, info in zip(dense, infos, strict=True)
+            ]
+        )
+        for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
+            self._indices[place] = index
+            if not update.moves(index):
+                self._views[place] = array_of_buffer(update.buffer(index), info.shape)
+        self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
+        return self._slices
+
+    def _take_part(self) -> None:
+        """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
+        self._prepare({})
+        result = self._complete(None)
+        if self._step_on_joined is not None and result.complete:
+            self._step_on_joined(result)
+
+    def _take_part_in_flush(self) -> None:
+        self._prepare({})
+        scale = self.update.short_window_scale()
+        if scale is not None:
+            result = self._complete(scale)
+            if self._step_on_joined is not None and result.complete:
+                self._step_on_joined(result)
+
+
+def _copy(target: Array, source: Array) -> None:
+    """Copy values of the target's shape; plain memory past the caches."""
+    plain = source.dtype == target.dtype and source.flags.c_contiguous
+    if plain and _copy_memory is not None and target.nbytes:
+        _copy_memory(address_of(target), address_of(source), target.nbytes)
+    else:
+        np.copyto(target, source)
+
+
+def nothing(info: ParameterInfo, *, sparse: bool) -> Array | Slices:
+    """Return what stands for a gradient that no rank has: no rows, or zeros."""
+    dtype = NUMPY_DTYPES[info.dtype]
+    if sparse:
+        return Slices(np.empty((0, *info.shape[1:]), dtype), np.empty(0, np.int64))
+    return np.zeros(info.shape, dtype)

@@ -1,0 +1,242 @@
+"""Gradients as tensors on one side, a fused exchange of arrays on the other: in eager mode and in graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unidist.errors import UsageError
+from unidist.gradients.buckets import ParameterInfo
+from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result, nothing
+from unidist_tensorflow.gradients.slices import Slices
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
+from unidist_tensorflow.operations import graph
+from unidist_tensorflow.operations.errors import as_op_errors
+
+EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
+"""Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
+
+HostFunction = Callable[..., Sequence[Array]]
+"""What a node of a graph calls: takes its inputs as arrays, and returns its results."""
+
+Gradient = Any
+"""A `tf.Tensor` or a `tf.IndexedSlices`."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is taken out of an exchange that is a node of a graph.
+
+    Args:
+        specs: types of the arrays, and what is known of their shapes.
+        arrays: gives them, of a complete exchange or of one inside of a window, where their values do not matter.
+    """
+
+    specs: Sequence[tf.TensorSpec]
+    arrays: Callable[[Result], Sequence[Array]]
+
+
+def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Result:
+    """Run the exchange with this rank's gradients by place."""
+    arrays: dict[int, Array | Slices] = {}
+    for place, gradient in own.items():
+        if isinstance(gradient, tf.IndexedSlices):
+            arrays[place] = Slices(array_of(gradient.values), array_of(tf.cast(gradient.indices, tf.int64)))
+        else:
+            arrays[place] = array_of(gradient)
+    with as_op_errors():
+        return exchange.run(arrays)
+
+
+def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bool) -> Gradient | None:
+    """Return a gradient that came out of an exchange, in the form wanted; None where no rank had one."""
+    gradient = result.gradients[place]
+    if gradient is None:
+        return None
+    shape = exchange.variables[place].shape
+    formed = _formed(gradient, shape, sparse=sparse)
+    if isinstance(formed, Slices):
+        return tf.IndexedSlices(tensor_of_array(formed.values), tensor_of_array(formed.indices), tf.constant(shape))
+    return tensor_of_array(formed)
+
+
+def exchange_in_graph(
+    exchange: FusedExchange,
+    own: Mapping[int, Gradient],
+    taken: Taken,
+    keeper: list[HostFunction] | None = None,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Add the exchange to the graph that is being built.
+
+    The node blocks until all ranks run theirs. It cannot hang: `tf.function` runs such nodes in program order, so
+    all ranks come to the same one; what else waits for peers (`graph`) does so on threads of its own.
+
+    Args:
+        exchange: what runs.
+        own: this rank's gradients by place.
+        taken: what to return of its result.
+        keeper: see `host_node`.
+
+    Returns:
+        Whether the step is complete, a bool; and what is taken.
+    """
+    places = sorted(own)
+    sparse = {place for place in places if isinstance(own[place], tf.IndexedSlices)}
+    inputs: list[tf.Tensor] = []
+    for place in places:
+        gradient = own[place]
+        if isinstance(gradient, tf.IndexedSlices):
+            inputs += [gradient.values, tf.cast(gradient.indices, tf.int64)]
+        else:
+            inputs.append(gradient)
+
+    def run(*arrays: Any) -> list[Array]:
+        given = iter([np.asarray(array) for array in arrays])
+        arguments: dict[int, Array | Slices] = {
+            place: Slices(next(given), next(given)) if place in sparse else next(given) for place in places
+        }
+        result = exchange.run(arguments)
+        return [np.asarray(result.complete), *taken.arrays(result)]
+
+    complete, *outputs = host_node(
+        run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME, keeper=keeper
+    )
+    return complete, outputs
+
+
+def host_node(
+    function: HostFunction,
+    inputs: Sequence[tf.Tensor],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    name: str,
+    keeper: list[HostFunction] | None = None,
+) -> list[tf.Tensor]:
+    """Add a Python function to the graph that is being built, or call it in eager mode; returns its results as tensors.
+
+    It runs in program order, and may wait for other ranks that run theirs. What it raises is kept for
+    `graph.take_failure`, as TensorFlow passes on no more than the text.
+
+    Args:
+        function: takes the inputs as arrays, in graphs as numpy gives them (scalars are no arrays).
+        inputs: of the node.
+        specs: types of the results, and what is known of their shapes.
+        name: of the node; XLA, which cannot call into the host, names it in its error.
+        keeper: belongs to what the function needs, and keeps it for the node, which ends with it; None: TensorFlow
+            keeps it, and all that it refers to, until the process ends.
+    """
+    if tf.executing_eagerly():
+        with as_op_errors():
+            return [tensor_of_array(array) for array in function(*map(array_of, inputs))]
+
+    kept = _kept(function, keeper)
+
+    def run(*arrays: Any) -> Sequence[Array]:
+        try:
+            return kept()(*arrays)
+        except Exception as exc:
+            graph.remember_failure(exc)
+            raise
+
+    with tf.device("CPU:0"):
+        outputs: list[tf.Tensor] = tf.numpy_function(run, inputs, [spec.dtype for spec in specs], name=name)
+    for output, spec in zip(outputs, specs, strict=True):
+        output.set_shape(spec.shape)
+    return outputs
+
+
+def _kept(function: HostFunction, keeper: list[HostFunction] | None) -> Callable[[], HostFunction]:
+    """Let a list keep a function, and return what gives it as long as the list is there; without a list for ever."""
+    if keeper is None:
+        return lambda: function
+    keeper.append(function)
+    reference = weakref.ref(function)
+
+    def found() -> HostFunction:
+        found = reference()
+        if found is None:
+            raise UsageError(
+                "a function of TensorFlow runs the update of an optimizer that is no more: keep the optimizer as long "
+                "as what was traced with it"
+            )
+        return found
+
+    return found
+
+
+class Since:
+    """What is added to the graph that is being built, from now on.
+
+    TensorFlow keeps nodes of the host in program order among themselves, but not against those inside of a `tf.cond`:
+    what shall come after such ones must say so.
+    """
+
+    def __init__(self) -> None:
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._first = 0 if self._graph is None else len(self._graph.get_operations())
+
+    def stateful(self) -> list[tf.Operation]:
+        """Return the operations with effects, for `tf.control_dependencies`; none in eager mode."""
+        if self._graph is None:
+            return []
+        return [operation for operation in self._graph.get_operations()[self._first :] if operation.op_def.is_stateful]
+
+
+def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> Taken:
+    """Return what takes gradients as a whole: first for each whether any rank had one, `(wanted,)` bool, then those.
+
+    A gradient that no rank had is zeros.
+
+    Args:
+        variables: of the exchange.
+        wanted: places of the gradients.
+        sparse: those of them whose gradient is taken as slices, in values and indices.
+    """
+    specs = [tf.TensorSpec([len(wanted)], tf.bool)]
+    for place in wanted:
+        info = variables[place]
+        dtype = tf.as_dtype(NUMPY_DTYPES[info.dtype])
+        if place in sparse:
+            specs += [tf.TensorSpec([None, *info.shape[1:]], dtype), tf.TensorSpec([None], tf.int64)]
+        else:
+            specs.append(tf.TensorSpec(info.shape, dtype))
+
+    def arrays(result: Result) -> list[Array]:
+        outputs = [np.array([result.gradients[place] is not None for place in wanted], bool)]
+        for place in wanted:
+            info, is_sparse = variables[place], place in sparse
+            gradient = result.gradients[place]
+            if gradient is None:
+                gradient = nothing(info, sparse=is_sparse)
+            formed = _formed(gradient, info.shape, sparse=is_sparse)
+            outputs += [formed.values, formed.indices] if isinstance(formed, Slices) else [formed]
+        return outputs
+
+    return Taken(specs, arrays)
+
+
+def gradients_of(
+    outputs: Sequence[tf.Tensor], variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]
+) -> list[Gradient]:
+    """Return the gradients among what `whole_gradients` has taken."""
+    rest = list(outputs[1:])
+    gradients: list[Gradient] = []
+    for place in wanted:
+        if place in sparse:
+            values, indices = rest.pop(0), rest.pop(0)
+            gradients.append(tf.IndexedSlices(values, indices, tf.constant(variables[place].shape)))
+        else:
+            gradients.append(rest.pop(0))
+    return gradients
+
+
+def _formed(gradient: Array | Slices, shape: Sequence[int], *, sparse: bool) -> Array | Slices:
+    """Return a gradient as slices or dense, whatever it is."""
+    if sparse:
+        return Slices.of(gradient)
+    return gradient.dense(shape) if isinstance(gradient, Slices) else gradient

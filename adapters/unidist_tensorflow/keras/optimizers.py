@@ -1,0 +1,98 @@
+"""The optimizers of `horovod.keras`: what `training_distribute` has, with the arguments in another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.reduce_ops import Op
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.optimizer.arguments import CompressionLike, local_variables
+from unidist_tensorflow.training import distribute as training_distribute
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressionLike = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Op.Average,
+    num_groups: int = 0,
+    groups: Groups = None,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return the optimizer, bound so that it uses gradients reduced over all ranks.
+
+    Args:
+        optimizer: see `training_distribute.DistributedOptimizer`, as all further arguments. Those after `groups` are
+            not in `horovod.keras`.
+    """
+    return training_distribute.DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressionLike = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Op.Average,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+) -> Any:
+    """Return a DistributedOptimizer that leaves out some layers: every rank trains its own.
+
+    Args:
+        optimizer: see `training_distribute.DistributedOptimizer`, as all further arguments.
+        local_layers: one layer or several, built.
+    """
+    variables = local_variables(local_layers)
+    bound = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        0,
+        groups,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in variables:
+        bound.register_local_var(variable)
+    return bound

@@ -1,0 +1,94 @@
+"""Runs an operation where it is asked for: at once in eager mode, as a node in graphs; with its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record  # the public API cannot say whether a tape is recording
+
+from unidist.horovod_api.scope import scope_of
+from unidist.negotiation.process_sets import ProcessSet
+from unidist_tensorflow.memory import array_of, dtype_of, tensor_of_array
+from unidist_tensorflow.operations import graph
+from unidist_tensorflow.operations.errors import as_op_errors
+from unidist_tensorflow.operations.exchange import Start
+
+Backward = Callable[[list[Any]], Sequence[Any]]
+"""Makes the gradients of the inputs from those of the outputs."""
+
+
+def execute(
+    start: Start,
+    tensors: Sequence[Any],
+    outputs: Sequence[tf.TensorSpec],
+    *,
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    grouped: bool = False,
+    ignore_name_scope: bool = False,
+    in_program_order: bool = False,
+) -> list[tf.Tensor]:
+    """Run an operation on tensors; every rank does it alike.
+
+    Args:
+        start: starts it, given arrays.
+        tensors: its inputs, `tf.Tensor`s.
+        outputs: types and static shapes of its results, for graphs.
+        kind: Horovod's word for the operation ("Allreduce"), of which a name is made where none was given.
+        name: what ranks match by.
+        process_set: the ranks that take part.
+        grouped: all tensors are equals; else the first one is the operand.
+        ignore_name_scope: see `graph.detached`.
+        in_program_order: see `graph.detached`.
+
+    Raises:
+        MismatchError: the ranks' calls differ. In eager mode also a `tf.errors.FailedPreconditionError`.
+        PeerLostError: a rank is gone. In eager mode also a `tf.errors.UnknownError`.
+    """
+    if not tf.executing_eagerly():
+        chosen = name or graph.default_name(f"Horovod{kind}", *(tensors if grouped else tensors[:1]))
+        return graph.detached(
+            start,
+            tensors,
+            outputs,
+            name=chosen,
+            ignore_name_scope=ignore_name_scope,
+            in_program_order=in_program_order,
+        )
+    with as_op_errors():
+        given = scope_of(process_set).name(kind.lower(), name)
+        return [tensor_of_array(array) for array in start([array_of(tensor) for tensor in tensors], given).wait()]
+
+
+def apply(run: Callable[..., Sequence[tf.Tensor]], backward: Backward, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """Return `run(*tensors)`, a list of tensors; the gradients of the inputs are `backward(gradients of the outputs)`.
+
+    Every rank runs backward through it alike: the backward operation is collective too.
+    """
+    if tf.executing_eagerly() and not record.could_possibly_record():
+        return list(run(*tensors))
+
+    @tf.custom_gradient
+    def operation(*inputs: tf.Tensor) -> Any:
+        results = list(run(*inputs))
+
+        def gradients(*upstream: Any) -> list[Any]:
+            return list(backward([_dense(each, result) for each, result in zip(upstream, results, strict=True)]))
+
+        return results, gradients
+
+    return list(operation(*tensors))
+
+
+def as_tensor(value: Any) -> tf.Tensor:
+    """Return a tensor, variable or array as a tensor of an element type that can be exchanged."""
+    tensor = tf.convert_to_tensor(value)
+    dtype_of(tensor)
+    return tensor
+
+
+def _dense(gradient: Any, result: tf.Tensor) -> tf.Tensor:
+    return tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)

@@ -1,0 +1,239 @@
+"""Operations on arrays: each function submits requests and returns what waits for them. Never blocks itself.
+
+The same functions serve eager mode and graphs (`dispatch`). Requests are submitted in the foreground: the thread that
+waits moves them, so no operation pays for a switch to a background thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unidist.buffer import Buffer
+from unidist.errors import UsageError
+from unidist.horovod_api.reduce_ops import Op, allreduction, reducescatter_scale
+from unidist.horovod_api.scope import Scope, scope_of
+from unidist.negotiation import AllocateOutput, NamedHandle, OperationKind, Request, reducescatter_rows
+from unidist.negotiation.process_sets import ProcessSet
+from unidist.runtime import context
+from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
+
+
+class Pending:
+    """Operations under way.
+
+    Args:
+        handles: of each.
+        collect: makes the results, when all have ended.
+        inputs: kept alive until then.
+    """
+
+    def __init__(
+        self, handles: Sequence[NamedHandle], collect: Callable[[], list[Array]], inputs: Sequence[Array] = ()
+    ) -> None:
+        self._handles = handles
+        self._collect = collect
+        self._inputs = inputs
+
+    def wait(self) -> list[Array]:
+        """Return the results; every operation has ended then. Raises the first error."""
+        error: BaseException | None = None
+        for handle in self._handles:
+            try:
+                handle.wait()
+            except Exception as exc:  # the others use memory that must not go away before they have ended
+                error = error or exc
+        if error is not None:
+            raise error
+        return self._collect()
+
+
+def names_of_group(name: str, count: int) -> list[str]:
+    """Return the names of the operations of a group; a single one has the name itself."""
+    return [name] if count == 1 else [f"{name}.{index}" for index in range(count)]
+
+
+def start_allreduce(
+    arrays: Sequence[Array], name: str, *, op: Op, prescale: float, postscale: float, process_set: ProcessSet
+) -> Pending:
+    """Start the all-reduces of several arrays; the engine fuses what is small."""
+    scope = scope_of(process_set)
+    asked = allreduction(op, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
+    outputs = [empty_array(array.shape, array.dtype) for array in arrays]
+    if asked.prescale != 1.0:
+        arrays = [np.asarray(array * asked.prescale).astype(array.dtype, copy=False) for array in arrays]
+    requests = [
+        Request(
+            each, asked.kind, buffer_of_array(array), buffer_of_array(output), array.shape, asked.op, 0, asked.scale
+        )
+        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+    ]
+    return Pending(_submit(scope, requests), lambda: outputs, arrays)
+
+
+def start_reducescatter(
+    arrays: Sequence[Array], name: str, *, op: int, prescale: float, postscale: float, process_set: ProcessSet
+) -> Pending:
+    """Start the reduce-scatters of several arrays."""
+    scope = scope_of(process_set)
+    scale = reducescatter_scale(op, prescale=prescale, postscale=postscale, size=scope.size)
+    if any(not array.ndim for array in arrays):
+        raise UsageError(f"reducescatter {name!r} divides rows; a scalar has none")
+    outputs = [
+        empty_array((reducescatter_rows(array.shape[0], scope.size)[scope.rank], *array.shape[1:]), array.dtype)
+        for array in arrays
+    ]
+    requests = [
+        Request(
+            each,
+            OperationKind.REDUCESCATTER,
+            buffer_of_array(array),
+            buffer_of_array(output),
+            array.shape,
+            scale=scale,
+        )
+        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+    ]
+    return Pending(_submit(scope, requests), lambda: outputs, arrays)
+
+
+def start_allgather(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+    """Start the all-gathers of several arrays; a scalar counts as one row."""
+    scope = scope_of(process_set)
+    arrays = [array if array.ndim else array.reshape(1) for array in arrays]
+    outputs: list[list[Array]] = [[] for _ in arrays]
+    requests = [
+        Request(
+            each,
+            OperationKind.ALLGATHER,
+            source=buffer_of_array(array),
+            shape=array.shape,
+            allocate_output=_allocator(array, output),
+        )
+        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+    ]
+    return Pending(_submit(scope, requests), lambda: [output[0] for output in outputs], arrays)
+
+
+def start_broadcast(arrays: Sequence[Array], name: str, *, root_rank: int, process_set: ProcessSet) -> Pending:
+    """Start the broadcasts of several arrays of rank `root_rank`, a world rank."""
+    scope = scope_of(process_set)
+    root = scope.root(root_rank)
+    outputs = [empty_array(array.shape, array.dtype) for array in arrays]
+    if scope.rank == root:
+        for output, array in zip(outputs, arrays, strict=True):
+            np.copyto(output, array)
+    requests = [
+        Request(each, OperationKind.BROADCAST, target=buffer_of_array(output), shape=output.shape, root=root)
+        for each, output in zip(names_of_group(name, len(arrays)), outputs, strict=True)
+    ]
+    return Pending(_submit(scope, requests), lambda: outputs)
+
+
+def start_alltoall(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+    """Start an all-to-all of `arrays[0]`; `arrays[1]`, where given, has the rows for each rank.
+
+    Its results are the rows received, and how many came from each rank, `(size,)` int32.
+    """
+    scope = scope_of(process_set)
+    array = arrays[0]
+    if not array.ndim:
+        raise UsageError(f"alltoall {name!r} divides rows; a scalar has none")
+    if len(arrays) > 1:
+        splits = tuple(int(count) for count in arrays[1].reshape(-1))
+    elif array.shape[0] % scope.size:
+        raise UsageError(f"alltoall {name!r}: {array.shape[0]} rows do not divide over {scope.size} ranks; pass splits")
+    else:
+        splits = (array.shape[0] // scope.size,) * scope.size
+    output: list[Array] = []
+    request = Request(
+        name,
+        OperationKind.ALLTOALL,
+        source=buffer_of_array(array),
+        shape=array.shape,
+        splits=splits,
+        allocate_output=_allocator(array, output),
+    )
+    [handle] = _submit(scope, [request])
+
+    def collect() -> list[Array]:
+        received = empty_array((scope.size,), np.dtype(np.int32))
+        received[:] = handle.rows
+        return [output[0], received]
+
+    return Pending([handle], collect, arrays)
+
+
+def start_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+    """Start a barrier; it has no results."""
+    del arrays  # there are none
+    return Pending(_submit(scope_of(process_set), [Request(name, OperationKind.BARRIER)]), list)
+
+
+class PendingCall:
+    """What blocks from its first to its last moment: it begins when somebody waits.
+
+    Args:
+        call: returns the results.
+    """
+
+    def __init__(self, call: Callable[[], list[Array]]) -> None:
+        self._call = call
+
+    def wait(self) -> list[Array]:
+        """Return the results."""
+        return self._call()
+
+
+def start_join(arrays: Sequence[Array], name: str) -> PendingCall:
+    """Prepare a join; its result is the rank that joined last, an int32 scalar."""
+    del arrays, name  # a join has none
+    return PendingCall(lambda: [_int32(context.current().join())])
+
+
+def start_send(arrays: Sequence[Array], name: str, *, to: int) -> PendingCall:
+    """Prepare a message to a rank; it has no results."""
+    del name  # messages are matched by their order
+
+    def call() -> list[Array]:
+        context.current().world.send(buffer_of_array(arrays[0]), to=to).wait()
+        return []
+
+    return PendingCall(call)
+
+
+def start_receive(arrays: Sequence[Array], name: str, *, source: int) -> PendingCall:
+    """Prepare to receive a message of the size and dtype of `arrays[0]` from a rank."""
+    del name  # messages are matched by their order
+
+    def call() -> list[Array]:
+        output = empty_array(arrays[0].shape, arrays[0].dtype)
+        context.current().world.recv(buffer_of_array(output), source=source).wait()
+        return [output]
+
+    return PendingCall(call)
+
+
+def _int32(value: int) -> Array:
+    made = empty_array((), np.dtype(np.int32))
+    made[...] = value
+    return made
+
+
+def _submit(scope: Scope, requests: Sequence[Request]) -> list[NamedHandle]:
+    """Submit all; where one is refused, those before it are left to end with the other ranks' failure."""
+    return [scope.submit(request, background=False) for request in requests]
+
+
+def _allocator(array: Array, output: list[Array]) -> AllocateOutput:
+    def allocate(rows: tuple[int, ...]) -> Buffer:
+        output.append(empty_array((sum(rows), *array.shape[1:]), array.dtype))
+        return buffer_of_array(output[0])
+
+    return allocate
+
+
+Start = Callable[[Sequence[Any], str], Pending | PendingCall]
+"""Starts operations on arrays under a name; one of the functions above with its options bound."""

@@ -1,0 +1,399 @@
+"""The state of one bound Keras optimizer: gradients out of the graph, through the exchange, and back to Keras.
+
+`apply` adds three nodes to a graph: the exchange of all gradients, what the inner step makes of the reduced ones, and
+one that says that the update is done. The last one has a second purpose: it takes the reduced gradients as inputs, so
+that TensorFlow, which reuses the memory of tensors that nobody else waits for, never makes a variable of engine memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from unidist.errors import UsageError
+from unidist.gradients.buckets import ParameterInfo
+from unidist.negotiation.objects import gather_objects
+from unidist.optim.update import Update
+from unidist.runtime import context
+from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.tensors import (
+    Gradient,
+    HostFunction,
+    Since,
+    exchange_eagerly,
+    exchange_in_graph,
+    host_node,
+)
+from unidist_tensorflow.memory import Array, dtype_of
+from unidist_tensorflow.operations.errors import as_op_errors
+from unidist_tensorflow.operations.functions import broadcast_variables
+from unidist_tensorflow.optimizer.arguments import with_groups
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, belongings, is_of_keras
+from unidist_tensorflow.optimizer.place import check_place
+
+_SCALE = tf.TensorSpec([], tf.float64)
+
+
+class Binding:
+    """The state of one bound optimizer.
+
+    Args:
+        optimizer: the optimizer, already of its new class.
+        plain: its class before.
+        update: the framework-free side.
+
+    Attributes:
+        inner: what updates the variables.
+        scale_local: gradients of local variables are divided by the number of ranks, as those that are averaged.
+        groups: lists of variables whose gradients travel together, or None; until the first update.
+    """
+
+    def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
+        self.scale_local = True
+        self.groups: Sequence[Sequence[Any]] | None = None
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._exchange: FusedExchange | None = None
+        self._places: dict[Any, int] = {}  # of exchanged variables by key
+        self._variables: list[Any] = []  # the exchanged ones
+        self._local: set[Any] = set()
+        self._built_for: list[Any] | None = None  # what `build` was called for, after the optimizer was bound
+        self._initial: Callable[[], Sequence[Any]] | None = None
+        self._of_model: Callable[[], Sequence[Any]] | None = None
+        self._started = False
+        self._weight: tf.Tensor | None = None
+        self._has_weighed = False
+        self._passes_vary = False
+        self._host_functions: list[HostFunction] = []
+        self.inner = self._make_inner()
+
+    def _make_inner(self) -> InnerStep:
+        sharding = self._update.sharding
+        if sharding is None:
+            return WholeStep(self._optimizer, self._plain, self._belongings)
+        inner: InnerStep = sharding.half_for(TensorFlowFramework())(self._optimizer, self._plain, self._update)
+        return inner
+
+    def register_local(self, variable: Any) -> None:
+        """Leave a variable out of the exchange; before the first update, alike on every rank."""
+        if self._exchange is not None:
+            raise UsageError("register_local_var() belongs before the first update: the exchange is set up already")
+        self._local.add(self._key(variable))
+
+    def belongs_to(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Say which variables the optimizer is for, when they exist."""
+        self._of_model = variables
+
+    def broadcast_when_built(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Give every rank rank 0's variables as soon as they exist; `settle` or the first `apply` does it."""
+        self._initial = variables
+
+    def settle(self) -> None:
+        """Do what was put off by `broadcast_when_built`. Collective, the first time."""
+        if self._initial is not None:
+            initial, self._initial = self._initial, None
+            if self._update.context.membership is not None and self._update.context is not context.current():
+                return  # in a later generation: the elastic state was synchronised, on ranks that came later too
+            with tf.init_scope():  # at once, also while a function is being traced: before its first run
+                broadcast_variables(initial(), root_rank=0)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer for these variables of the model. Collective where each rank keeps a share of it."""
+        self._built_for = list(variables)
+        self._variables = [variable for variable in self._built_for if self._key(variable) not in self._local]
+        self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
+        self.inner.build(self._entries(self._built_for, [None] * len(self._built_for)), self.exchange)
+
+    def built_anywhere(self) -> bool:
+        """Say whether any rank has built the optimizer: it may be rank 0 only that has loaded it. Collective."""
+        return any(gather_objects(self._update.communicator, self._optimizer.built))
+
+    def build_early(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer before its first update, if there is a reason to. Collective.
+
+        Ranks may differ in whether it is built: it may be rank 0 only that has loaded it.
+        """
+        if self.inner.is_built or not variables:
+            return
+        if self.inner.takes_shares:
+            if not self.built_anywhere():
+                return  # with the first update: until then variables may be left out
+            if not self._optimizer.built:
+                self._plain.build(self._optimizer, list(variables))
+        with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+            self.build(variables)
+        self._optimizer.built = True
+
+    def build_to_load(self) -> None:
+        """Give an optimizer of which each rank keeps a share that of the present ranks, to be loaded. Collective."""
+        if not self.inner.takes_shares:
+            return
+        variables = list(self._of_model()) if self._of_model is not None and not self.inner.is_built else []
+        with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+            if variables:
+                self.build(variables)
+                self._optimizer.built = True
+            elif self.inner.is_built:
+                self.inner.divide_anew(self.exchange)
+
+    def exchange(self) -> FusedExchange:
+        """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""
+        self.settle()
+        self._set_up()
+        assert self._exchange is not None
+        with tf.init_scope(), as_op_errors():
+            self._exchange.prepare()
+        return self._exchange
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """See `DistributedOptimizerMixin.apply`."""
+        gradients = list(grads)
+        if not gradients:
+            return
+        check_place()
+        variables = self._build(trainable_variables)
+        self.settle()
+        self._started = True
+        update = self._update
+        whole = update.sharding is None and update.rules is None
+        is_alone = update.num_ranks == 1 and update.context.membership is None  # else others may come
+        if whole and is_alone and update.accumulation.passes == 1:
+            self._plain.apply(self._optimizer, gradients, variables)
+            self._count([])
+            return
+        self._set_up()
+        if len(gradients) != len(variables):
+            raise UsageError(f"{len(gradients)} gradients for {len(variables)} variables: give one for each, or None")
+        variables, gradients = self._complete(variables, gradients)
+        for i, variable in enumerate(variables):
+            if self._key(variable) in self._places:
+                gradients[i] = self.inner.own_gradient(variable, gradients[i])
+        if tf.executing_eagerly():
+            self._apply_eagerly(variables, gradients)
+        else:
+            self._apply_in_graph(variables, gradients)
+
+    def takes_pieces(self) -> None:
+        """Let the number of passes of an update change from one to the next; before anything is traced."""
+        self._passes_vary = True
+
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`."""
+        if self._exchange is None:
+            self._update.take_steps(steps)
+        else:
+            self._exchange.take_steps(steps)
+
+    @contextmanager
+    def weighing(self, weight: tf.Tensor) -> Iterator[None]:
+        """Let losses that are scaled within count so much more or less.
+
+        Raises:
+            UsageError: the loss was not scaled.
+        """
+        self._weight = weight
+        self._has_weighed = False
+        try:
+            yield
+        finally:
+            self._weight = None
+        if not self._has_weighed:
+            raise UsageError(
+                "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
+                "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
+            )
+
+    def weighed(self, loss: Any) -> Any:
+        """Return the loss with the weight that `weighing` gives it."""
+        if self._weight is None:
+            return loss
+        self._has_weighed = True
+        return loss * tf.cast(self._weight, loss.dtype)
+
+    def flush(self) -> bool:
+        """See `DistributedOptimizerMixin.flush`."""
+        if not tf.executing_eagerly():
+            raise UsageError("flush() belongs outside of tf.function: it says whether there was anything to apply")
+        if self._update.accumulation.passes == 1 or not self._started:
+            return False
+        self._set_up()
+        assert self._exchange is not None
+        with as_op_errors():
+            result = self._exchange.flush()
+        if result is None or not result.complete:
+            return False
+        self._step_eagerly(self._variables, [None] * len(self._variables), result)
+        return True
+
+    @property
+    def passes(self) -> int:
+        """Passes that make one update."""
+        return self._update.accumulation.passes
+
+    # Which variables
+
+    def _key(self, variable: Any) -> Any:
+        return self._optimizer._var_key(variable)
+
+    def _build(self, variables: Any) -> list[Any]:
+        optimizer = self._optimizer
+        if not self.inner.is_built:
+            if variables is None and optimizer.built:
+                variables = self._trained
+            if variables is None:
+                raise ValueError("the optimizer is not built: give the variables along with the gradients")
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                self.build(list(variables))
+            optimizer.built = True
+        return list(self._trained if variables is None else variables)
+
+    @property
+    def _trained(self) -> list[Any]:
+        """The variables of the model that the optimizer is for."""
+        return list(self._optimizer._trainable_variables if self._built_for is None else self._built_for)
+
+    def _set_up(self) -> None:
+        if self._exchange is not None:
+            return
+        if self._update.rules is not None:
+            self._check_rules()
+        if self._local and self._update.context.membership is not None:
+            raise UsageError(
+                "local variables in an elastic job: a graph divides their gradients by the number of ranks that there "
+                "were when it was traced. Leave register_local_var out"
+            )
+        self._variables = [v for v in self._trained if self._key(v) not in self._local]
+        self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
+        self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
+        infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
+        shares = self.inner.takes_shares
+        self._exchange = FusedExchange(
+            self._update,
+            infos,
+            lambda: [self.inner.held(variable) for variable in self._variables],
+            keeps_results=not is_of_keras(self._optimizer, self._plain, self._trained),
+            gathers=not self._update.options.sparse_as_dense and not shares,
+            step_on_joined=self._step_on_joined if shares else None,
+        )
+
+    def _check_rules(self) -> None:
+        """Refuse what leaves gradients scaled, or out of what is clipped."""
+        for optimizer in (self._optimizer, getattr(self._optimizer, "inner_optimizer", self._optimizer)):
+            if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None) is not None:
+                raise UsageError(
+                    f"{type(self._optimizer).__name__} scales the loss by itself, and a strategy clips or scales "
+                    "gradients too: it would see them scaled. Give the plain optimizer, and --strategy precision=fp16"
+                )
+        if self._local:
+            raise UsageError(
+                "local variables and a strategy that clips or scales gradients do not go together: the norm would "
+                "differ between the ranks. Leave register_local_var out"
+            )
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss multiplied by the scale, where a strategy says so; else None."""
+        scaler = self._update.scaler
+        if scaler is None:
+            return None
+        scaler.was_applied = True
+        [scale] = host_node(lambda: [np.asarray(scaler.scale)], [], [_SCALE], name="unidist_loss_scale")
+        loss = tf.cast(loss, tf.float64 if loss.dtype == tf.float64 else tf.float32)  # float16 does not reach so far
+        return loss * tf.cast(scale, loss.dtype)
+
+    def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Add the variables that were not given: another rank may have a gradient for them."""
+        given = {self._key(variable) for variable in variables}
+        missing = [v for v in self._variables if v.trainable and self._key(v) not in given]
+        unknown = given - self._places.keys() - self._local
+        if unknown:
+            names = [str(getattr(v, "path", v.name)) for v in variables if self._key(v) in unknown]
+            raise ValueError(
+                f"unknown variables {names}: the optimizer was built for others. Make a new optimizer for them"
+            )
+        return variables + missing, gradients + [None] * len(missing)
+
+    def _own(self, variables: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Gradient]:
+        """Return the gradients that this rank has to exchange, by place."""
+        own: dict[int, Gradient] = {}
+        for variable, gradient in zip(variables, gradients, strict=True):
+            place = self._places.get(self._key(variable))
+            if gradient is not None and place is not None:
+                own[place] = gradient
+        return own
+
+    def _scaled(self, gradient: Any) -> Any:
+        """Return the gradient of a local variable as it is applied."""
+        if gradient is None or not self.scale_local:
+            return gradient
+        size = self._update.num_ranks
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+        return gradient / size
+
+    def _entries(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Entry]:
+        entries = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            place = self._places.get(self._key(variable))
+            entries.append(Entry(variable, self._scaled(gradient) if place is None else gradient, place))
+        return entries
+
+    # Eager mode
+
+    def _apply_eagerly(self, variables: list[Any], gradients: list[Any]) -> None:
+        assert self._exchange is not None
+        result = exchange_eagerly(self._exchange, self._own(variables, gradients))
+        if result.complete:
+            self._step_eagerly(variables, gradients, result)
+
+    def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: Result) -> None:
+        assert self._exchange is not None
+        self.inner.step_eagerly(self._exchange, self._entries(variables, gradients), result)
+        self._update.applied()
+
+    def _step_on_joined(self, result: Result) -> None:
+        """Update this rank's share on a rank that has joined, with nothing of its own."""
+        self._step_eagerly(self._variables, [None] * len(self._variables), result)
+
+    # Graphs
+
+    def _apply_in_graph(self, variables: list[Any], gradients: list[Any]) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        entries = self._entries(variables, gradients)
+        taken = self.inner.taken(exchange, entries)
+        complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken, self._host_functions)
+        if self._update.accumulation.passes == 1 and self._update.scaler is None and not self._passes_vary:
+            self._step_in_graph(exchange, entries, outputs)
+        else:
+            tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
+
+    def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
+        since = Since()
+        memory = self.inner.step_in_graph(exchange, entries, outputs)
+        with tf.control_dependencies(since.stateful()):
+            self._count(memory)
+        return True
+
+    def _belongings(self, variable: Any) -> list[Any]:
+        """Return the variable, and what the optimizer keeps for it: momentum and the like."""
+        return belongings(self._optimizer, variable)
+
+    def _count(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Say that the update is done, after everything before; the gradients live until then."""
+        if tf.executing_eagerly():
+            self._update.applied()
+            return
+
+        def applied(*_: Array) -> list[Array]:
+            self._update.applied()
+            return [np.asarray(True)]
+
+        name = "unidist_end_of_update_which_needs_jit_compile_False"
+        host_node(applied, gradients, [tf.TensorSpec([], tf.bool)], name=name, keeper=self._host_functions)

@@ -1,0 +1,271 @@
+"""What happens between the reduced gradients and the new variables: the inner step of a bound optimizer.
+
+The usual one, `WholeStep`, gives the optimizer's own class every gradient as a whole. A strategy with the power
+`ShardsUpdates` brings another one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.checkpoint.state import CARRIED, KeepsState
+from unidist.gradients.buckets import ParameterInfo
+from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
+from unidist_tensorflow.memory import dtype_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One variable of a call of `apply`.
+
+    Args:
+        variable: of the model.
+        gradient: this rank's own, or None.
+        place: of the variable in the exchange; None for a local one, whose gradient is used as it is.
+    """
+
+    variable: Any
+    gradient: Gradient | None
+    place: int | None
+
+
+class InnerStep(ABC):
+    """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
+
+    Attributes:
+        takes_shares: it takes this rank's share of the gradients (`Update.reduced`), not whole ones, and all are dense.
+    """
+
+    takes_shares = False
+
+    _optimizer: Any
+
+    @property
+    @abstractmethod
+    def is_built(self) -> bool:
+        """True when `build` has nothing to do any more."""
+
+    def held(self, variable: Any) -> ParameterInfo:
+        """Return what this rank holds of a variable: what it has gradients of. The default says all of it."""
+        name = str(getattr(variable, "path", variable.name))
+        return ParameterInfo(name, tuple(variable.shape), dtype_of(variable))
+
+    def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
+        """Return this rank's gradient of a variable in the type of what it holds; None where there is none."""
+        return gradient if gradient is None else as_gradient(gradient, variable)
+
+    def equal_everywhere(self, model: Any) -> list[Any]:
+        """Return what is to be equal on every rank of a model's and the optimizer's variables."""
+        return [*model.weights, *self._optimizer.variables]
+
+    @abstractmethod
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """Build the optimizer for these variables of the model, local ones included, before its first step.
+
+        Args:
+            entries: all variables that the optimizer is for, without gradients.
+            exchange: gives the exchange, prepared; collective when first called. Variables are equal on every rank
+                from then on, where the script wants that.
+        """
+
+    @abstractmethod
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """Update the variables by what an exchange has reduced."""
+
+    @abstractmethod
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """Return what `step_in_graph` needs of the exchange."""
+
+    @abstractmethod
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """Add the update of the variables to the graph that is being built.
+
+        Args:
+            exchange: as `taken` had it.
+            entries: as `taken` had them.
+            outputs: tensors of the arrays that it asked for.
+
+        Returns:
+            Tensors over memory of the exchange, which must live until the update is done.
+        """
+
+    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:  # noqa: B027 - whole state stays as it is
+        """Divide for the present ranks what each rank keeps a share of, where they have changed. Collective.
+
+        The optimizer is built. What it keeps for the shares has any values afterwards: they are loaded next.
+
+        Args:
+            exchange: see `build`.
+        """
+
+    def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
+        """Return the optimizer's state for a checkpoint; None leaves it to the adapter, as what every rank has whole.
+
+        Args:
+            models: whose variables the optimizer updates, by prefix of their paths.
+        """
+        return None
+
+    @abstractmethod
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """Do what Keras asks for at the end of training: give variables their moving averages, say. Collective."""
+
+
+class WholeStep(InnerStep):
+    """Every rank steps with all gradients.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound, or what has its `apply`.
+        belongings: returns a variable and what the optimizer keeps for it.
+    """
+
+    def __init__(self, optimizer: Any, plain: Any, belongings: Callable[[Any], Sequence[Any]]) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._belongings = belongings
+
+    @property
+    def is_built(self) -> bool:
+        """See `InnerStep.is_built`."""
+        return bool(self._optimizer.built)
+
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`."""
+        self._plain.build(self._optimizer, [entry.variable for entry in entries])
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        reduced = []
+        for entry in entries:
+            sparse = isinstance(entry.gradient, tf.IndexedSlices)
+            reduced.append(
+                entry.gradient if entry.place is None else tensor_of(exchange, result, entry.place, sparse=sparse)
+            )
+        self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`."""
+        return whole_gradients(exchange.variables, *_wanted(entries))
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        wanted, sparse = _wanted(entries)
+        by_place = dict(zip(wanted, gradients_of(outputs, exchange.variables, wanted, sparse), strict=True))
+        kept: list[tuple[tf.Tensor, Any, tf.Tensor]] = []
+        reduced = []
+        for entry in entries:
+            reduced.append(entry.gradient if entry.place is None else by_place[entry.place])
+            if entry.place is not None and entry.gradient is None:
+                # Whether another rank has a gradient is known when the graph runs: it is updated by zeros if none
+                # has, and then made what it was.
+                is_present = outputs[0][wanted.index(entry.place)]
+                kept += [(is_present, each, tf.identity(each)) for each in self._belongings(entry.variable)]
+
+        def restore() -> None:
+            for is_present, each, before in kept:
+                each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
+
+        with restoring(self._optimizer, restore):
+            self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+        return [gradient for gradient in by_place.values() if not isinstance(gradient, tf.IndexedSlices)]
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        self._plain.finalize_variable_values(self._optimizer, variables)
+
+
+def keeps_share(optimizer: Any) -> bool:
+    """Say whether an optimizer is bound so that each rank keeps a share of its state only."""
+    bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+    return bound is not None and bool(bound.inner.takes_shares)
+
+
+def as_gradient(gradient: Any, variable: Any) -> Gradient:
+    """Return a gradient in the type of its variable."""
+    dtype = tf.as_dtype(variable.dtype)
+    return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
+
+
+def belongings(optimizer: Any, variable: Any) -> list[Any]:
+    """Return a variable, and what an optimizer of Keras 3 keeps for it: momentum and the like.
+
+    Moving averages are left out: they are of the variable, whether it has a gradient or not.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    index = optimizer._get_variable_index(variable)
+    lists = [kept for name, kept in kept_lists(optimizer).items() if name != "_model_variables_moving_average"]
+    return [variable, *(kept[index] for kept in lists if kept[index] is not None)]
+
+
+@contextmanager
+def restoring(optimizer: Any, restore: Callable[[], None]) -> Iterator[None]:
+    """Call `restore` after the update of variables that is made within, but before moving averages are taken of them.
+
+    Args:
+        optimizer: whose `apply` is called.
+        restore: makes variables what they were.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    name = "_update_model_variables_moving_average"
+    if not getattr(optimizer, "use_ema", False):
+        yield
+        restore()
+        return
+    plain = getattr(optimizer, name)
+
+    def restore_first(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        return plain(*args, **kwargs)
+
+    optimizer.__dict__[name] = restore_first
+    try:
+        yield
+    finally:
+        del optimizer.__dict__[name]
+
+
+def kept_lists(optimizer: Any) -> dict[str, list[Any]]:
+    """Return what an optimizer of Keras 3 keeps for each of its variables, in their order, by attribute.
+
+    An element is None for a variable for which nothing is kept.
+    """
+    count = len(optimizer._trainable_variables)
+    own = {id(each) for each in optimizer.variables}
+    return {
+        name: kept
+        for name, kept in vars(optimizer).items()
+        if isinstance(kept, list)
+        and len(kept) == count
+        and any(id(each) in own for each in kept)
+        and all(each is None or id(each) in own for each in kept)
+        and name not in ("_variables", "_trainable_variables")
+    }
+
+
+def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:
+    """Return the places of the entries, and which of them have sparse gradients on this rank."""
+    wanted = [entry.place for entry in entries if entry.place is not None]
+    return wanted, {
+        entry.place for entry in entries if entry.place is not None and isinstance(entry.gradient, tf.IndexedSlices)
+    }
+
+
+def is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:
+    """Say whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return plain.__module__.startswith("keras.") and is_of_keras(inner, type(inner), variables)
+    overwrites = any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
+    return plain.__module__.startswith("keras.") and not overwrites

@@ -1,0 +1,147 @@
+"""Binds an update to an optimizer of tf_keras (TF_USE_LEGACY_KERAS=1): `apply_gradients` goes through unidist first.
+
+What is exchanged, and when, is `training_binding`'s; here is what tf_keras calls differently from Keras 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.errors import ConfigurationError, UsageError
+from unidist.optim.update import Update
+from unidist_tensorflow.keras_api import build_legacy_optimizer, is_old
+from unidist_tensorflow.optimizer.binding import Binding
+from unidist_tensorflow.optimizer.inner_step import InnerStep
+from unidist_tensorflow.optimizer.mixin import BoundMixin, bound_class
+
+
+class LegacyOptimizerMixin(BoundMixin):
+    """What a bound optimizer of tf_keras can do beyond its own class. Never instantiated; see `bind_legacy`."""
+
+    _unidist: LegacyBinding
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None, **options: Any
+    ) -> tf.Variable:
+        """Exchange the gradients, then let tf_keras clip, look for overflows and update. Collective.
+
+        Inside a window of accumulate=N nothing is sent and nothing changes, `iterations` included: it counts updates.
+
+        Args:
+            grads_and_vars: pairs; ranks may differ in which gradients are None.
+            name: as for any optimizer.
+            options: `skip_gradients_aggregation=True`, or `experimental_aggregate_gradients=False`: the gradients are
+                reduced already, by a DistributedGradientTape say, and are applied as they are.
+
+        Returns:
+            `iterations`.
+        """
+        pairs = list(grads_and_vars)
+        reduced = options.get("skip_gradients_aggregation", False) or not options.get(
+            "experimental_aggregate_gradients", True
+        )
+        if reduced:
+            super().apply_gradients(pairs, name=name, **options)  # type: ignore[misc]  # of an optimizer
+        elif pairs:
+            self._unidist.apply_pairs(pairs, name)
+        return self.iterations  # type: ignore[attr-defined]  # of an optimizer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to be put into a LossScaleOptimizer, which would look for infinities before the exchange."""
+        if name == "_is_wrapped_by_loss_scale_optimizer":
+            raise UsageError(
+                "a LossScaleOptimizer was put around a distributed optimizer: it would look for infinities before the "
+                "exchange, and only one rank would skip the step. model.compile() does so under mixed_float16. Put it "
+                "inside: DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(optimizer))"
+            )
+        super().__setattr__(name, value)
+
+
+class LegacyBinding(Binding):
+    """The state of one bound optimizer of tf_keras.
+
+    Args:
+        optimizer: the optimizer, already of its new class.
+        plain: its class before.
+        update: the framework-free side.
+    """
+
+    def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
+        self._apply_plainly = _PlainApply(plain)
+        super().__init__(optimizer, self._apply_plainly, update)  # type: ignore[arg-type]  # has what it needs
+
+    def apply_pairs(self, pairs: Sequence[tuple[Any, Any]], name: str | None) -> None:
+        """See `LegacyOptimizerMixin.apply_gradients`."""
+        self._apply_plainly.name = name
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def _build(self, variables: Any) -> list[Any]:
+        optimizer = self._optimizer
+        if "_trainable_variables" not in optimizer.__dict__:
+            build_legacy_optimizer(optimizer, list(variables), self._apply_plainly.name)
+            # As Keras 3 calls them; an ordinary assignment would track them, and save them with the optimizer.
+            optimizer.__dict__["_trainable_variables"] = list(variables)
+        return list(variables)
+
+    def _make_inner(self) -> InnerStep:
+        if self._update.sharding is not None:
+            raise ConfigurationError(
+                "the strategy shares updates over the ranks, which optimizers of tf_keras cannot; use one of Keras 3"
+            )
+        return super()._make_inner()
+
+    def _key(self, variable: Any) -> Any:
+        return variable.ref()
+
+    def _belongings(self, variable: Any) -> list[Any]:
+        if is_old(self._optimizer):
+            slots = self._optimizer.get_slot_names()
+            return [variable, *(self._optimizer.get_slot(variable, slot) for slot in slots)]
+        optimizer = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        index = optimizer._index_dict[optimizer._var_key(variable)]
+        count = len(optimizer._index_dict)
+        own = {id(each) for each in optimizer.variables}
+        lists = [kept for kept in vars(optimizer).values() if isinstance(kept, list) and len(kept) == count]
+        return [variable, *(kept[index] for kept in lists if id(kept[index]) in own)]
+
+
+_IS_REDUCED = {"skip_gradients_aggregation": True}
+
+
+class _PlainApply:
+    """The class of an optimizer before it was bound, as `Binding` calls it: with `apply`, which tf_keras has not.
+
+    Args:
+        plain: the class.
+    """
+
+    def __init__(self, plain: type[Any]) -> None:
+        self.name: str | None = None
+        self._plain = plain
+
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Apply reduced gradients. tf_keras warns of each that is None; here that is usual: no rank had one."""
+        pairs = list(zip(gradients, variables, strict=True))
+        given = [pair for pair in pairs if pair[0] is not None]
+        is_reduced = {"experimental_aggregate_gradients": False} if is_old(optimizer) else _IS_REDUCED
+        self._plain.apply_gradients(optimizer, given or pairs, name=self.name, **is_reduced)
+
+
+def bind_legacy(optimizer: Any, update: Update) -> Any:
+    """Bind `update` to `optimizer`, of tf_keras, and return it."""
+    check_legacy(optimizer)
+    plain = type(optimizer)
+    optimizer.__class__ = bound_class(plain, LegacyOptimizerMixin)
+    optimizer.__dict__["_unidist"] = LegacyBinding(optimizer, plain, update)
+    return optimizer
+
+
+def check_legacy(optimizer: Any) -> None:
+    """Raise UsageError unless this is an optimizer of tf_keras that is not bound."""
+    if isinstance(optimizer, LegacyOptimizerMixin):
+        raise UsageError("this optimizer is distributed already; call DistributedOptimizer() once")
+    if isinstance(getattr(optimizer, "inner_optimizer", None), LegacyOptimizerMixin):
+        raise UsageError("the optimizer inside of this one is distributed already; distribute the outer one only")

@@ -1,0 +1,80 @@
+"""`shard` for tf.data: each sample of an epoch on one rank."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from unidist.elastic.batches import SampleOrder
+from unidist.errors import UsageError
+from unidist.mesh import DATA_AXIS
+from unidist.runtime import context
+from unidist.training.sharding import Tail, check_tail
+from unidist_tensorflow.elastic.data import DealtData
+from unidist_tensorflow.elastic.shuffling import reshuffled
+
+
+def shard(
+    dataset: tf.data.Dataset,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    tail: Tail = "pad",
+    buffer_size: int | None = None,
+    batch_size: int | None = None,
+) -> tf.data.Dataset:
+    """Return this rank's share of a dataset of single samples, in batches where `batch_size` says so; else batch it.
+
+    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
+    Every epoch (every iteration over the result) the samples are dealt out anew; ranks iterate equally often.
+
+        dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=32)
+
+    In an elastic job, samples in batches can be dealt out anew when ranks come and go, and `fit` of a distributed model
+    does so: each sample counts once in an epoch, and those that do not divide make a smaller last batch
+    (`tail="drop"`: are left out). How many batches there are then follows the ranks, so the dataset has no length.
+    Loops of one's own under `ud.elastic.run` deal samples out themselves: a process that comes later counts other
+    epochs.
+
+    Args:
+        dataset: the same samples in the same order on every rank.
+        shuffle: in another order in each epoch, the same on every rank.
+        seed: equal on every rank.
+        tail: what happens to samples that do not divide: "pad" repeats the first ones of the dataset until all shares
+            are equal; "drop" leaves the last ones of the epoch out; "join" deals them out, so that the first ranks
+            have one sample more: the others then call `ud.join()` (or `fit` with `steps_per_epoch`).
+        buffer_size: samples that are held in memory for shuffling; default: all, which mixes best.
+        batch_size: samples of a batch of this rank.
+
+    Raises:
+        UsageError: an unknown tail, or a dataset of unknown length where that matters.
+    """
+    check_tail(tail)
+    runtime = context.current()
+    size, rank = runtime.axis_size(DATA_AXIS), runtime.axis_rank(DATA_AXIS)
+    count = int(dataset.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise UsageError("this dataset repeats for ever: shard it before repeat(), or there are no epochs to deal out")
+    if count < 0 and (tail != "join" or (shuffle and buffer_size is None)):
+        raise UsageError(
+            f"the length of this dataset is not known, which shard(tail={tail!r}, shuffle={shuffle}) needs. Say it "
+            "with dataset.apply(tf.data.experimental.assert_cardinality(n)), or use tail='join' and a buffer_size"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size={batch_size}: give at least 1")
+    if batch_size is not None and runtime.membership is not None:
+        if count < 0:
+            raise UsageError(
+                "the length of this dataset is not known, and an elastic job deals its samples out anew by their "
+                "number: say it with dataset.apply(tf.data.experimental.assert_cardinality(n))"
+            )
+        order = SampleOrder(count, seed, shuffle, drop_last=tail == "drop")
+        return DealtData(dataset, order, batch_size, buffer_size or max(count, 1)).dataset
+    dealt = dataset
+    if shuffle and count != 0:
+        dealt = reshuffled(dealt, buffer_size=buffer_size or count, seed=seed)
+    if tail == "pad" and count % size:
+        dealt = dealt.concatenate(dataset.repeat().take(-count % size))
+    elif tail == "drop":
+        dealt = dealt.take(count - count % size)
+    dealt = dealt.shard(size, rank)
+    return dealt if batch_size is None else dealt.batch(batch_size)

@@ -1,0 +1,311 @@
+"""The ways to make training distributed: `distribute(model, optimizer)` and Horovod's `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from unidist.checkpoint.state import placements_of
+from unidist.elastic.step_training import Policy, passes_of_step
+from unidist.errors import UsageError
+from unidist.horovod_api.arguments import Groups, check_passes
+from unidist.horovod_api.reduce_ops import Op
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.optim.accumulation import Accumulation
+from unidist.optim.precision import prepared_model
+from unidist.runtime import context
+from unidist.strategy.interface import Plan
+from unidist.strategy.plan import StrategyLike
+from unidist.training.binding import check_counts_alone, check_leaves_model, planned_update, step_strategy
+from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.operations.functions import broadcast_variables
+from unidist_tensorflow.optimizer.arguments import (
+    CompressionLike,
+    check_shares_nothing,
+    exchange_options,
+    listed_groups,
+)
+from unidist_tensorflow.optimizer.binding import Binding
+from unidist_tensorflow.optimizer.legacy import bind_legacy, check_legacy
+from unidist_tensorflow.optimizer.mixin import bind, check_plain, scales_loss
+from unidist_tensorflow.optimizer.place import check_place
+from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
+from unidist_tensorflow.training.elastic_fit import ElasticFit
+from unidist_tensorflow.training.lazy_init import check_deferred
+
+
+def distribute(
+    model: Any, optimizer: Any = None, strategy: StrategyLike = None, *, elastic: bool | Policy | None = None
+) -> tuple[Any, Any]:
+    """Spread training over all ranks, for `model.fit` and for loops of one's own.
+
+        model, optimizer = ud.distribute(model, keras.optimizers.Adam())
+        model.compile(optimizer, loss="mse")
+
+    Gives every rank rank 0's weights and optimizer state, and binds the optimizer: `apply` (`apply_gradients`, `fit`)
+    first exchanges all gradients, then clips, unscales and updates. Collective, and so is every `apply`. A model that
+    is not built yet gets rank 0's weights when it is: before its first step in `fit` and in `tf.function`, and in an
+    eager loop of one's own with the first `apply` (whose gradients come from the rank's own weights).
+
+    The weights are what `model.weights` lists. The state of random generators and metrics stays each rank's own;
+    `evaluate` returns this rank's metrics, and `MetricAverageCallback` averages them.
+
+    Args:
+        model: of Keras 3, built alike on every rank or not at all.
+        optimizer: of Keras 3, not distributed; default: the one that the model was compiled with. For a model of the
+            policy mixed_float16 it is put into a LossScaleOptimizer, as `compile` does.
+        strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
+            line's (`unidist launch --strategy`), else plain data parallelism.
+        elastic: what `fit` does in a job whose ranks come and go (`unidist launch --min-np`): True, or a
+            `ud.elastic.Policy`: each step is a transaction, and data of `ud.shard(dataset, batch_size=...)` is dealt
+            out anew, see docs/elastic.md; False: nothing; default: True where the data is such, and no
+            `ud.elastic.run` leads the training. In other jobs it changes nothing.
+
+    Returns:
+        The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
+
+    Raises:
+        ConfigurationError: the strategies do not fit the world or each other; something else distributes too.
+        NotInitializedError: `init()` was not called.
+        UsageError: no optimizer, one that is distributed already, or a model compiled with jit_compile=True.
+    """
+    plan = context.current().plan_for(strategy)
+    if elastic:
+        passes_of_step(plan)
+    chosen = _chosen_optimizer(model, optimizer)
+    model, bound = spread(model, chosen, plan)
+    if getattr(model, "optimizer", None) is not None and optimizer is None:
+        model.optimizer = bound
+    runs = step_strategy(plan)
+    if runs is None:
+        _prepare_fit(model, bound)
+        if context.current().membership is not None:
+            ElasticFit(model, bound, plan, elastic, lambda inputs: built_alike(model, bound, inputs))
+    else:
+        runs.runner_for(TensorFlowFramework())(model, None, bound).prepare_fit()
+    return model, bound
+
+
+def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
+    chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    if chosen is None:
+        raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
+    return chosen
+
+
+def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
+    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model and it. Collective.
+
+    Args:
+        model: the whole model, as the script made it.
+        optimizer: of Keras 3, for its variables; afterwards for those that this rank holds.
+        plan: of the run.
+    """
+    runtime = context.current()
+    check_place()
+    check_plain(optimizer)
+    check_deferred(model, plan)
+    divided = bool(plan.model_axes)
+    if divided:
+        prepare_to_divide(model, optimizer, runtime)
+    model = prepared_model(model, plan, runtime)
+    framework = TensorFlowFramework()
+    update = planned_update(runtime, plan, framework, places=placements_of(model))
+    if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
+        if divided:
+            raise UsageError(
+                "a LossScaleOptimizer of Keras sees this rank's part of a divided model only: build the model in "
+                "float32 and use --strategy precision=fp16, by which all ranks skip a step together"
+            )
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    if divided:
+        check_optimizer(model, optimizer)
+    bound = bind(optimizer, update)
+    for item in plan.strategies:
+        item.attach(model, update, framework)
+    bound._unidist.belongs_to(lambda: model.trainable_variables)
+    if divided:
+        bound._unidist.build_early(model.trainable_variables)
+    elif runtime.topology.world_size > 1:
+        _make_equal(model, bound._unidist)
+    return model, bound
+
+
+def _make_equal(model: Any, binding: Binding) -> None:
+    """Give all ranks the same values of what there is, now; of what is made later, when it is there. Collective."""
+
+    def variables() -> list[Any]:
+        return binding.inner.equal_everywhere(model)
+
+    binding.broadcast_when_built(variables)
+    if not model.built:
+        return
+    is_complete = _is_built(model) or binding.built_anywhere()  # an optimizer is built for all that there will be
+    if is_complete:
+        binding.build_early(model.trainable_variables)
+    binding.settle()
+    if not is_complete:  # the first forward pass makes the rest, or never calls it
+        binding.broadcast_when_built(variables)
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressionLike = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Op = Op.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return the optimizer, bound so that `apply` uses gradients reduced over all ranks.
+
+    Unlike `distribute` it copies nothing to other ranks: use `BroadcastGlobalVariablesCallback` or
+    `broadcast_variables`, as Horovod's scripts do.
+
+    Args:
+        optimizer: of Keras 3 or tf_keras; the same object is returned, of a subclass of its class. Under the global
+            policy mixed_float16 it is put into a LossScaleOptimizer first, which `compile` would else put around it.
+        name: replaces the optimizer's name.
+        device_dense: for Horovod's sake: gradients are exchanged from host memory, wherever they are.
+        device_sparse: the same.
+        compression: how gradients travel: a member of `Compression`, a class of one's own with its interface, the name
+            of a registered compressor with its options, or a `unidist.gradients.compression.GradientCompressor`. Default: as
+            `--strategy data:compression=` says.
+        sparse_as_dense: IndexedSlices are added up to dense gradients by the exchange. Without, those of all ranks are
+            gathered, as Horovod does: what one process would have on all samples.
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
+            it over the number of ranks.
+        op: Average or Sum.
+        backward_passes_per_step: calls of `apply` (tf_keras: `apply_gradients`) that make one update; their gradients
+            are added up. In between nothing changes, `iterations` included (Horovod counts every call there).
+        average_aggregated_gradients: the mean over those passes instead of their sum.
+        num_groups: deprecated; use `groups`.
+        groups: gradients of one group travel together: a number of groups, or a list of lists of variables, of which
+            those that are not the optimizer's are left out.
+        process_set: gradients are reduced over its ranks. A rank outside of it calls this too, and steps alone.
+        scale_local_gradients: divide gradients of local variables (`register_local_var`) by the number of ranks.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+        ConfigurationError: at the first update: the ranks' variables or arguments differ.
+    """
+    del device_dense, device_sparse
+    runtime = context.current()
+    check_place()
+    legacy = is_legacy_optimizer(optimizer)
+    if legacy:
+        check_legacy(optimizer)
+    else:
+        check_plain(optimizer)
+    check_passes(backward_passes_per_step)
+    options = exchange_options(
+        runtime,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    check_counts_alone(runtime, backward_passes_per_step)
+    check_leaves_model(runtime.plan, "DistributedOptimizer")
+    check_shares_nothing(runtime.plan, "DistributedOptimizer")
+    accumulation = None
+    if backward_passes_per_step != 1:
+        accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+    optimizer = _scaling_loss(optimizer)
+    if name is not None:
+        setattr(optimizer, "_name" if legacy and is_old(optimizer) else "name", name)
+    average = op is not Op.Sum
+    update = planned_update(
+        runtime, runtime.plan, TensorFlowFramework(), accumulation=accumulation, average=average, options=options
+    )
+    bound = bind_legacy(optimizer, update) if legacy else bind(optimizer, update)
+    bound._unidist.scale_local = scale_local_gradients
+    bound._unidist.groups = listed_groups(groups)
+    return bound
+
+
+def _scaling_loss(optimizer: Any) -> Any:
+    """Return the optimizer, under the global policy mixed_float16 in a LossScaleOptimizer, as `compile` would."""
+    if is_legacy_optimizer(optimizer):
+        precision = sys.modules["tf_keras"].mixed_precision
+        scales = isinstance(optimizer, precision.LossScaleOptimizer)
+        if precision.global_policy().name == "mixed_float16" and not scales:
+            return precision.LossScaleOptimizer(optimizer)
+    elif keras.config.dtype_policy().name == "mixed_float16" and not scales_loss(optimizer):
+        return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    return optimizer
+
+
+def _prepare_fit(model: Any, optimizer: Any) -> None:
+    """Let `fit` and `train_on_batch` give all ranks the same weights before the first step, and refuse XLA."""
+    _check_not_compiled_by_xla(model)
+    plain = model.train_step
+
+    def train_step(data: Any) -> Any:  # runs for each batch in eager mode, else when it is traced
+        _check_not_compiled_by_xla(model)
+        built_alike(model, optimizer, keras.utils.unpack_x_y_sample_weight(data)[0])
+        return plain(data)
+
+    model.train_step = train_step
+
+
+def built_alike(model: Any, optimizer: Any, inputs: Any) -> None:
+    """Make the model's variables, if there are none yet, and give all ranks the same. Collective, the first time.
+
+    Args:
+        model: of `optimizer`.
+        optimizer: bound.
+        inputs: for which the model is built.
+    """
+    if not _is_built(model):
+        _build_model(model, inputs)
+    optimizer._unidist.settle()
+
+
+def _is_built(model: Any) -> bool:
+    """Say whether the model has all its variables.
+
+    Keras' own `build`, of a class that has none, says that it is built where the model has a weight of its own, and
+    leaves its layers as they are.
+    """
+    return model.built and all(layer.built for layer in model._flatten_layers())
+
+
+def _build_model(model: Any, inputs: Any) -> None:
+    """Make the model's variables, with values at once, also while a function is being traced.
+
+    Those that a call in a function makes have no values before the function's first run.
+    """
+    if not all(
+        isinstance(each, tf.Tensor | tf.TensorSpec) for each in tf.nest.flatten(inputs)
+    ):  # ragged, sparse: no symbol for them
+        model(inputs, training=False)
+        return
+    with tf.init_scope():
+        model(tf.nest.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype.name), inputs))
+
+
+def _check_not_compiled_by_xla(model: Any) -> None:
+    if getattr(model, "jit_compile", False):
+        raise UsageError(
+            "the model is compiled with jit_compile=True: what XLA compiles cannot exchange gradients with other "
+            "processes. Use model.compile(..., jit_compile=False)"
+        )
+
+
+__all__ = ["DistributedOptimizer", "broadcast_variables", "distribute"]

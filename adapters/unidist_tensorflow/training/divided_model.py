@@ -1,0 +1,58 @@
+"""What goes before and after the division of a Keras model over ranks: equal values first, then a fitting optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unidist.checkpoint.state import placements_of
+from unidist.errors import UsageError
+from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_tensorflow.memory import dtype_of
+from unidist_tensorflow.operations.functions import broadcast_variables
+from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+
+def prepare_to_divide(model: Any, optimizer: Any, runtime: Context) -> None:
+    """Give all ranks rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks.
+
+    Raises:
+        UsageError: the model has no variables yet, or the optimizer has some.
+    """
+    if not getattr(model, "built", False):
+        raise UsageError(
+            "a model that is divided over ranks must have its variables: give it an Input, or call model.build(shape) "
+            "before it is distributed"
+        )
+    if getattr(optimizer, "built", False):
+        raise UsageError(
+            "the optimizer has state of the whole model already, and the model is to be divided over ranks: give a new "
+            "one, and load a checkpoint (unidist's load) afterwards"
+        )
+    broadcast_variables(list(model.weights), root_rank=0)  # not seeds: data ranks have their own random numbers
+    runtime.divide()
+
+
+def check_optimizer(model: Any, optimizer: Any) -> None:
+    """Raise UsageError if an optimizer cannot update this rank's part of a divided model by itself."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for option in ("global_clipnorm", "clipnorm"):
+        if getattr(inner, option, None) is not None:
+            raise UsageError(
+                f"{type(inner).__name__}({option}=...) sees this rank's part of a divided model only. Leave it out and "
+                "use --strategy clip_norm=..., which takes the norm over all ranks"
+            )
+    places = placements_of(model)
+    cut = [
+        path
+        for path, variable in stable_paths(model.weights).items()
+        if places.placement(path, tuple(variable.shape), dtype_of(variable)).shape != tuple(variable.shape)
+    ]
+    if needs_whole_variables(inner) and cut:  # asked in any case: it refuses optimizers that look at all variables
+        raise UsageError(
+            f"{type(inner).__name__} looks at a variable's whole tensor, and {cut[0]!r} (with {len(cut) - 1} more) is "
+            "cut over ranks. Use an element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline and zero, "
+            "which leave variables whole"
+        )

@@ -1,0 +1,156 @@
+"""`unidist.tensorflow`'s DistributedOptimizer: for optimizers of Keras 3, and of TF1 in graphs with sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.errors import UsageError
+from unidist.gradients.compression import GradientCompressor
+from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.reduce_ops import Op
+from unidist.horovod_api.scope import scope_of
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.runtime import context
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.operations.reductions import grouped_allreduce
+from unidist_tensorflow.optimizer.arguments import CompressionLike
+from unidist_tensorflow.training import distribute as training_distribute
+
+
+class DistributedTF1Mixin:
+    """What a distributed optimizer of TF1 does beyond its own class. Never instantiated."""
+
+    _unidist: _Reduction
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of reduced gradient and variable, as Horovod's optimizer does. Collective."""
+        pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]  # of an optimizer
+        return self._unidist.reduce(pairs)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable out: every rank updates it by its own gradient."""
+        self._unidist.local.add(var.ref())
+
+
+class _Reduction:
+    def __init__(self, *, scale_local: bool, sparse_as_dense: bool, **options: Any) -> None:
+        self.local: set[Any] = set()
+        self._scale_local = scale_local
+        self._sparse_as_dense = sparse_as_dense
+        self._options = options
+
+    def reduce(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        size = scope_of(self._options["process_set"]).size
+        results = list(pairs)
+        shared = [
+            index
+            for index, (gradient, each) in enumerate(pairs)
+            if gradient is not None and each.ref() not in self.local
+        ]
+        gradients = [pairs[index][0] for index in shared]
+        if self._sparse_as_dense:
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if shared and size > 1:
+            reduced = grouped_allreduce(gradients, name="DistributedOptimizer_Allreduce", **self._options)
+            for index, gradient in zip(shared, reduced, strict=True):
+                results[index] = (gradient, pairs[index][1])
+        for index, (gradient, each) in enumerate(pairs):
+            if self._scale_local and gradient is not None and each.ref() in self.local:
+                results[index] = (gradient / size, each)
+        return results
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: CompressionLike = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Op = Op.Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return the optimizer, of a subclass of its class that uses gradients reduced over all ranks.
+
+    For an optimizer of Keras 3 see `unidist.keras.DistributedOptimizer`, which has the same arguments in another order.
+    One of TF1 (`tf.compat.v1.train.Optimizer`) reduces in `compute_gradients`, in graphs that a session runs and in
+    `tf.function`; every rank must have gradients for the same variables.
+
+    Args:
+        optimizer: of Keras 3 or of TF1; the same object is returned.
+        name: see `unidist.keras.DistributedOptimizer`, as all further arguments. TF1: has no meaning.
+        use_locking: for Horovod's sake: what locks is the optimizer itself, which was made before.
+        device_dense: TF1: device for compressing and decompressing.
+        device_sparse: TF1: device for averaging slices.
+        compression: TF1: a member of `Compression`, or a class of one's own with its interface.
+        sparse_as_dense: reduce slices as dense gradients.
+        backward_passes_per_step: TF1: 1.
+        op: Average or Sum.
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum and multiplied after it.
+        average_aggregated_gradients: of several passes, the mean instead of the sum.
+        num_groups: deprecated; use `groups`.
+        groups: TF1: all gradients are one group in any case.
+        process_set: the ranks that take part.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+    """
+    del use_locking
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return training_distribute.DistributedOptimizer(
+            optimizer,
+            name,
+            device_dense,
+            device_sparse,
+            compression,
+            sparse_as_dense,
+            gradient_predivide_factor,
+            op,
+            backward_passes_per_step,
+            average_aggregated_gradients,
+            num_groups,
+            groups,
+            process_set,
+            scale_local_gradients,
+        )
+    context.current()
+    if isinstance(optimizer, DistributedTF1Mixin):
+        raise UsageError("this optimizer is distributed already")
+    if backward_passes_per_step != 1:
+        raise UsageError(
+            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of TF1 is not supported; use one "
+            "of keras.optimizers"
+        )
+    if isinstance(compression, str | GradientCompressor):
+        raise UsageError(
+            f"compression={compression!r} compresses buckets of gradients, but an optimizer of TF1 exchanges single "
+            "tensors; use a member of Compression, or a class like Horovod's Compressor"
+        )
+    if op not in (Op.Average, Op.Sum):
+        raise ValueError(f"op={Op(op).name}: gradients of TF1's optimizers are reduced by Average or Sum")
+    if gradient_predivide_factor != 1.0 and op != Op.Average:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} splits an average; use op=Average")
+    scaling = {}
+    if gradient_predivide_factor != 1.0:
+        scaling = {"prescale_factor": 1 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor}
+    tf1: Any = optimizer
+    plain = type(tf1)
+    tf1.__class__ = type(plain.__name__, (DistributedTF1Mixin, plain), {"__doc__": plain.__doc__})
+    tf1._unidist = _Reduction(
+        scale_local=scale_local_gradients,
+        sparse_as_dense=sparse_as_dense,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        op=op,
+        process_set=process_set,
+        **scaling,
+    )
+    return tf1

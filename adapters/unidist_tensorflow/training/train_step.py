@@ -1,0 +1,87 @@
+"""`TrainStep`: one call that trains a Keras model on a batch, the same with every strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from unidist.runtime import context
+from unidist.strategy.plan import StrategyLike
+from unidist.training.binding import step_strategy
+from unidist.training.mean_loss import MeanLoss
+from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.training.distribute import built_alike, spread
+from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
+
+
+class TrainStep:
+    """Forward, backward, exchange and update in one call, which is the same with every strategy.
+
+        step = ud.TrainStep(model, keras.optimizers.Adam(), keras.losses.MeanSquaredError())
+        for x, y in ud.shard(dataset, batch_size=32):
+            loss = step(x, y)
+
+    For loops of one's own; `model.fit` needs `distribute` only. Gives all ranks rank 0's weights. Collective, and so is
+    every call of its methods. The step is compiled as a `tf.function`.
+
+    Args:
+        model: of Keras 3, built alike on every rank, or not at all where no strategy divides it.
+        optimizer: of Keras 3, not distributed.
+        loss_fn: takes targets and outputs, as Keras' losses do; the mean of what it returns is the loss, to which those
+            that layers add (regularisation) are added.
+        strategy: a strategy line ("pipeline=2,zero=1"), strategy objects, or a list of both; default: the command
+            line's (`unidist launch --strategy`), else plain data parallelism.
+
+    Attributes:
+        model: as this rank holds it.
+        optimizer: the bound optimizer.
+
+    Raises:
+        ConfigurationError: the strategies do not fit the world, each other or the model.
+        NotInitializedError: `init()` was not called.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
+        runtime = context.current()
+        plan = runtime.plan_for(strategy)
+        runs = step_strategy(plan)
+        make: Any = WholeStepRunner if runs is None else runs.runner_for(TensorFlowFramework())
+        self.model, self.optimizer = spread(model, optimizer, plan)
+        self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
+        self._mean_loss = MeanLoss(runtime)
+
+    def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
+        """Train on one batch.
+
+        With `accumulate=N` every N-th call updates the weights.
+
+        Args:
+            inputs: this rank's share of the batch along the data axis, the same on all ranks along the others: a tensor
+                or array, or a list, tuple or dict of them, as the model takes it.
+            targets: likewise, for the loss function.
+
+        Returns:
+            The mean loss over the batches of all ranks, a scalar, equal on every rank.
+
+        Raises:
+            PeerLostError: a rank has died or could not go on; names it.
+        """
+        inputs, targets = structure_of(inputs), structure_of(targets)
+        built_alike(self.model, self.optimizer, inputs)
+        return self._mean(self._runner.run(inputs, targets))
+
+    def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
+        """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
+        inputs, targets = structure_of(inputs), structure_of(targets)
+        built_alike(self.model, self.optimizer, inputs)
+        return self._mean(self._runner.evaluate(inputs, targets))
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the model's outputs for this rank's inputs as in inference, on every rank along the model's axes."""
+        inputs = structure_of(inputs)
+        built_alike(self.model, self.optimizer, inputs)
+        return self._runner.predict(inputs)
+
+    def _mean(self, loss: tf.Tensor) -> tf.Tensor:
+        return tf.constant(self._mean_loss(float(loss)), loss.dtype)

@@ -1,0 +1,105 @@
+"""Checkpoints of PyTorch training: `save` and `load`. What is in a checkpoint: docs/checkpoints.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from unidist.checkpoint.job import MappingLike, Subjects, load_job, save_job
+from unidist.checkpoint.loading import Loaded
+from unidist.checkpoint.save_request import OnError, SaveHandle
+from unidist_torch.checkpoint.states import TorchStates
+
+__all__ = ["Loaded", "SaveHandle", "load", "save"]
+
+Models = torch.nn.Module | Mapping[str, torch.nn.Module] | None
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: Models = None,
+    optimizer: Optimizers = None,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    keep: int | None = None,
+    asynchronous: bool = False,
+    on_error: OnError = "raise",
+    rng: bool = False,
+) -> SaveHandle:
+    """Save a checkpoint that any number of ranks, with any strategy, can load. Collective: every rank calls it alike.
+
+        ud.save("run", model, optimizer, step=1000, keep=3, extra={"epoch": 7})
+
+    Every rank writes about as much. What was at this path before stays whole until the new checkpoint is complete.
+    Nothing is changed by saving, before the first step either. Gradients are not saved: save between two updates.
+
+    Args:
+        path: a folder in a file system that all ranks share: the checkpoint itself, or, with `step`, a series of them.
+        model: its parameters and persistent buffers; or several models by name.
+        optimizer: its state and options, also of a distributed one; or several by name.
+        extra: the script's own: plain values and tensors, nested in dicts and lists. Rank 0's is saved.
+        step: number of this checkpoint in the series; its folder is `path/step-N`.
+        keep: remove the oldest of the series when this many are complete; those of later steps than `step` stay.
+        asynchronous: return as soon as the state is copied, and write while training goes on. The next `save`, `load`
+            or `shutdown` waits for it, and so does `wait()` of what is returned, which also raises its errors.
+        on_error: when the disk is full or refuses: "raise" on every rank, or "warn" and go on without this checkpoint.
+        rng: save the random number generators of torch, Python and numpy, of each rank.
+
+    Returns:
+        The save: `done()`, `wait()`, `path`, and `error` where on_error="warn" let it pass.
+
+    Raises:
+        CheckpointError: it could not be saved, on this rank or another one.
+        UsageError: something cannot be saved, or the ranks ask for different things.
+    """
+    return save_job(
+        TorchStates(),
+        path,
+        Subjects(model, optimizer),
+        extra=extra,
+        step=step,
+        keep=keep,
+        asynchronous=asynchronous,
+        on_error=on_error,
+        rng=rng,
+    )
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: Models = None,
+    optimizer: Optimizers = None,
+    *,
+    strict: bool = True,
+    mapping: MappingLike = None,
+    rng: bool = False,
+) -> Loaded:
+    """Load a checkpoint, saved by any number of ranks, with any strategy, by PyTorch or Keras. Collective.
+
+    Each rank reads what it needs. Nothing is changed on any rank unless the checkpoint fits on all; if damaged data are
+    found only while they are read, the model is in part overwritten. Call it before or after `distribute`.
+
+    Args:
+        path: of a checkpoint, or of a series, whose latest complete one is loaded.
+        model: as it was saved; or several by name. On the device that it shall be on.
+        optimizer: its state and options are replaced; or several by name. Options of a Keras optimizer are not taken,
+            but for the learning rate.
+        strict: tensors that only one of checkpoint and model has are an error; else what both have is loaded, with a
+            warning.
+        mapping: names of the checkpoint for those of the model where they differ, with the order of dims: a dict, or a
+            YAML or JSON file; see docs/checkpoints.md.
+        rng: set the random number generators of each rank to what it saved; a rank that was not there keeps its own.
+
+    Returns:
+        `extra` as it was saved, `step`, the folder as `path`, and `facts` of the job that saved it.
+
+    Raises:
+        CheckpointError: there is none, it is incomplete, damaged, of another format version, or does not fit.
+        UsageError: the ranks ask for different things.
+    """
+    return load_job(TorchStates(), path, Subjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)

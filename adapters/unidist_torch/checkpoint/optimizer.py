@@ -1,0 +1,247 @@
+"""What a torch optimizer keeps for its parameters, as the state of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
+from unidist.checkpoint.format.slots import TORCH, Speech
+from unidist.checkpoint.state import KeepsState, PlacesParameters, Plain, SavedSection, WholeParameters, placements_of
+from unidist.errors import CheckpointError, UsageError
+from unidist_torch.checkpoint.tensors import piece_of, read_into
+from unidist_torch.memory import TORCH_DTYPES, dtype_of
+from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
+
+MASTER = "master"
+"""The slot by which a strategy that shares updates saves its copy of a 16-bit parameter in a wider type."""
+
+
+class OptimizerState(KeepsState):
+    """What an optimizer that every rank steps as a whole keeps for its parameters.
+
+    Args:
+        optimizer: bound or not.
+        placements: of its parameters, by their identity; see `parameter_placements`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, placements: Mapping[int, Placement]) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError("the state of LBFGS cannot be saved: it belongs to no parameter. Save the model alone.")
+        self._optimizer = optimizer
+        self._placements = placements
+        self._speech = speech_of(optimizer)
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `KeepsState.pieces`: nothing before the first step."""
+        found = []
+        for _, parameter in self._parameters():
+            placement = self._placements[id(parameter)]
+            for slot, value in self._optimizer.state.get(parameter, {}).items():
+                if is_slot(slot, value, parameter):
+                    found.append(self._piece(placement, self._speech.neutral(slot), value, parameter))
+        return found
+
+    def values(self) -> dict[str, Plain]:
+        """See `KeepsState.values`."""
+        record = OptimizerRecord(self._speech)
+        for number, group in enumerate(self._optimizer.param_groups):
+            record.groups[str(number)] = plain_options(group)
+        for number, parameter in self._parameters():
+            path = self._placements[id(parameter)].name
+            record.group_of[path] = str(number)
+            scalars = {
+                slot: value if isinstance(value, int) else float(value)
+                for slot, value in self._optimizer.state.get(parameter, {}).items()
+                if value is not None and not is_slot(slot, value, parameter)
+            }
+            if scalars:
+                record.scalars[path] = scalars
+        return record.values()
+
+    def names(self) -> Collection[str]:
+        """See `KeepsState.names`."""
+        return [self._placements[id(parameter)].name for _, parameter in self._parameters()]
+
+    def check(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.check`."""
+        placements = [self._placements[id(parameter)] for _, parameter in self._parameters()]
+        record = OptimizerRecord.check(
+            section, self._speech, {placement.name: placement for placement in placements}, strict=strict
+        )
+        self._groups(record)
+        for name in section.tensors:
+            path, slot = split_slot(name)
+            self._speech.factor(slot, record.speech, record.learning_rate(path))
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`. The optimizer's own `load_state_dict` takes it, with its hooks."""
+        record = OptimizerRecord.of(section.values)
+        slots: dict[str, list[str]] = {}
+        for name in section.tensors:
+            path, slot = split_slot(name)
+            if slot != MASTER:  # the model has the same, rounded
+                slots.setdefault(path, []).append(slot)
+        state: dict[int, dict[str, Any]] = {}
+        for index, (_, parameter) in enumerate(self._parameters()):
+            placement = self._placements[id(parameter)]
+            entry: dict[str, Any] = {}
+            for slot, number in self._scalars(record, placement.name).items():
+                entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
+            for slot in slots.get(placement.name, ()):
+                entry[self._speech.native(slot)] = self._slot(section, record, placement, slot, parameter)
+            if entry:
+                state[index] = entry
+        self._optimizer.load_state_dict({"state": state, "param_groups": self._groups(record)})
+
+    def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                yield number, parameter
+
+    def _piece(self, placement: Placement, slot: str, value: torch.Tensor, parameter: torch.Tensor) -> Piece:
+        dtype = dtype_of(value)
+        if value.shape == parameter.shape:
+            return piece_of(placement.tensor(dtype, slot), placement.part(), value)
+        if placement != Placement.whole(placement.name, parameter.shape):
+            raise UsageError(
+                f"the slot {slot!r} of {placement.name!r} has the shape {list(value.shape)} and not its parameter's, "
+                "which is spread over ranks: what it is of the whole is not known"
+            )
+        info = TensorInfo(slot_name(placement.name, slot), tuple(value.shape), dtype)
+        return piece_of(info, Part.whole(info.shape), value)
+
+    def _scalars(self, record: OptimizerRecord, path: str) -> dict[str, float]:
+        found = record.scalars.get(path, {})
+        if record.speech.dialect == TORCH:
+            return found
+        family = self._speech.family
+        return {STEP: found[STEP]} if STEP in found and family is not None and family.counts_steps else {}
+
+    def _slot(
+        self, section: SavedSection, record: OptimizerRecord, placement: Placement, slot: str, parameter: torch.Tensor
+    ) -> torch.Tensor:
+        name = slot_name(placement.name, slot)
+        info = section.tensors[name]
+        dtype = parameter.dtype if info.dtype.is_floating else TORCH_DTYPES[info.dtype]
+        if info.shape == placement.shape:
+            # In the parameter's memory order, which fused optimizers rely on.
+            value, part = torch.empty_like(parameter, dtype=dtype, device="cpu"), placement.part()
+        else:
+            value, part = torch.empty(info.shape, dtype=dtype), Part.whole(info.shape)
+        read_into(section, name, part, value)
+        factor = self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
+        return value if factor == 1.0 else value.mul_(factor)
+
+    def _groups(self, record: OptimizerRecord) -> list[dict[str, Any]]:
+        """Return the groups as `load_state_dict` wants them, with the options that were saved."""
+        groups: list[dict[str, Any]] = []
+        count = 0
+        for group in self._optimizer.param_groups:
+            paths = [self._placements[id(parameter)].name for parameter in group["params"]]
+            numbers = list(dict.fromkeys(record.group_of[path] for path in paths if path in record.group_of))
+            saved = [record.groups[number] for number in numbers]
+            if any(options != saved[0] for options in saved[1:]):
+                raise CheckpointError(
+                    f"the parameters of one group here ({', '.join(paths[:3])}, ...) were in {len(saved)} groups with "
+                    "different options when they were saved. Make the groups that were saved."
+                )
+            made = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            if saved:
+                made |= _taken_options(record, saved[0], made)
+            groups.append({**made, "params": list(range(count, count + len(paths)))})
+            count += len(paths)
+        return groups
+
+
+def parameter_placements(
+    optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]
+) -> dict[int, Placement]:
+    """Return where the parameters of an optimizer belong, by `id`.
+
+    Args:
+        optimizer: over parameters of the models.
+        models: by prefix of their paths. Without any, parameters have the names that the optimizer was given, or
+            numbers.
+
+    Raises:
+        UsageError: there are models, and a parameter is none of theirs.
+    """
+    paths: dict[int, tuple[str, str, PlacesParameters]] = {}
+    for prefix, model in models.items():
+        model = uncompiled(model)
+        placements = placements_of(model)
+        for path, parameter in model.named_parameters():
+            paths[id(parameter)] = (prefix, path, placements)
+    found: dict[int, Placement] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names")
+        for position, parameter in enumerate(group["params"]):
+            prefix, path, placements = paths.get(id(parameter), ("", "", WholeParameters()))
+            if not path and models:
+                raise UsageError(
+                    f"parameter {position} of group {number} of the optimizer is none of the models'. Save every model "
+                    "whose parameters the optimizer updates: model={'a': ..., 'b': ...}"
+                )
+            path = path or (given[position] if given else f"{number}.{position}")
+            placement = placements.placement(path, tuple(parameter.shape), dtype_of(parameter))
+            placement = replace(placement, name=uncompiled_path(placement.name))
+            found[id(parameter)] = placement.named_under(prefix)
+    return found
+
+
+def speech_of(optimizer: torch.optim.Optimizer) -> Speech:
+    """Return how an optimizer, bound or not, names its state."""
+    kind = type(optimizer)
+    return Speech.of(TORCH, kind.__mro__[2] if hasattr(optimizer, "_unidist") else kind)
+
+
+def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group; a learning rate that is a tensor becomes a number.
+
+    What is no plain value (a function, say) is left out: the script gives it again.
+    """
+    found: dict[str, Any] = {}
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            found[key] = value.item()
+        elif key not in ("params", "param_names") and _is_plain(value):
+            found[key] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def is_slot(slot: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Say whether state is a tensor of its parameter, and no count of steps or the like."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.dim() > 0 or (parameter.dim() == 0 and slot != STEP)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _taken_options(record: OptimizerRecord, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the checkpoint sets; of another dialect's the learning rate alone."""
+    if record.speech.dialect != TORCH:
+        rate = record.speech.option(saved, "learning_rate")
+        saved = {} if rate is None else {"lr": rate}
+    taken: dict[str, Any] = {}
+    for key, value in saved.items():
+        current = own.get(key)
+        if isinstance(current, torch.Tensor):
+            value = torch.full_like(current, value)
+        taken[key] = tuple(value) if isinstance(current, tuple) else value
+    return taken
+
+
+def scalar_dtype() -> torch.dtype:
+    """Return the type in which torch's optimizers count steps."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

@@ -1,0 +1,137 @@
+"""Ordinary torch models, optimizers and random generators as the states of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
+from unidist.checkpoint.job import StatesOf
+from unidist.checkpoint.rng import RandomState
+from unidist.checkpoint.state import KeepsState, Plain, SavedSection, placements_of
+from unidist.errors import UsageError
+from unidist.optim.update import Update
+from unidist_torch.checkpoint.optimizer import OptimizerState, parameter_placements
+from unidist_torch.checkpoint.tensors import piece_of, read_into
+from unidist_torch.framework import TorchFramework
+from unidist_torch.memory import buffer_of, dtype_of
+from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
+
+
+class TorchStates(StatesOf):
+    """See `StatesOf`."""
+
+    framework = TorchFramework()
+
+    def model(self, model: torch.nn.Module) -> KeepsState:
+        """See `StatesOf.model`."""
+        return ModelState(model)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]) -> KeepsState:
+        """See `StatesOf.optimizer`."""
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"optimizer: {type(optimizer).__name__} is no optimizer of PyTorch")
+        placements = parameter_placements(optimizer, models)
+        binding = getattr(optimizer, "_unidist", None)
+        shared = None if binding is None else binding.kept_state(placements)
+        return OptimizerState(optimizer, placements) if shared is None else shared
+
+    def random(self, rank: int, models: Mapping[str, torch.nn.Module]) -> KeepsState:
+        """See `StatesOf.random`."""
+        return TorchRandom(rank)
+
+    def piece(self, name: str, tensor: torch.Tensor) -> Piece:
+        """See `StatesOf.piece`."""
+        return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
+
+    def update(self, optimizer: Any) -> Update | None:
+        """See `StatesOf.update`."""
+        return getattr(getattr(optimizer, "_unidist", None), "_update", None)
+
+    def settle(self, optimizer: Any) -> None:
+        """See `StatesOf.settle`."""
+        binding = getattr(optimizer, "_unidist", None)
+        if binding is not None:
+            binding.settle()
+
+
+class ModelState(KeepsState):
+    """Parameters and persistent buffers, and what modules give as extra state.
+
+    Args:
+        model: whose `state_dict` names them; what is shared by several modules is saved once, under its first name.
+            Names are those of the same model without `torch.compile`.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model = uncompiled(model)
+        self._placements = placements_of(model)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._others: dict[str, Any] = {}
+        seen: set[int] = set()
+        for path, value in model.state_dict(keep_vars=True).items():
+            if not isinstance(value, torch.Tensor):
+                self._others[path] = value
+            elif id(value) not in seen:
+                seen.add(id(value))
+                self._tensors[path] = value
+
+    def pieces(self) -> Sequence[Piece]:
+        """See `KeepsState.pieces`."""
+        return [piece_of(info, part, self._tensors[path]) for path, info, part in self._places()]
+
+    def values(self) -> dict[str, Plain]:
+        """See `KeepsState.values`."""
+        return {"extra_state": self._others} if self._others else {}
+
+    def names(self) -> Collection[str]:
+        """See `KeepsState.names`."""
+        return [info.name for _, info, _ in self._places()]
+
+    def check(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.check`."""
+        section.match([info for _, info, _ in self._places()], strict=strict)
+        for path, tensor in self._tensors.items():
+            if tensor.is_meta:
+                raise UsageError(f"{path!r} is on the meta device; give the model memory with to_empty() before load()")
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`."""
+        for path, info, part in self._places():
+            if info.name in section.tensors:
+                read_into(section, info.name, part, self._tensors[path])
+        others = section.values.get("extra_state", {})
+        known = {path: others[path] for path in self._others if path in others}
+        if known:
+            self._model.load_state_dict(known, strict=False)
+
+    def _places(self) -> Iterator[tuple[str, TensorInfo, Part]]:
+        for path, tensor in self._tensors.items():
+            dtype = dtype_of(tensor)
+            placement = self._placements.placement(path, tuple(tensor.shape), dtype)
+            placement = replace(placement, name=uncompiled_path(placement.name))
+            yield path, placement.tensor(dtype), placement.part()
+
+
+class TorchRandom(RandomState):
+    """The generators of torch, on the CPU and on CUDA devices, beside Python's and numpy's."""
+
+    def tensors(self) -> Sequence[Piece]:
+        """See `RandomState.tensors`."""
+        states = {"torch": torch.get_rng_state()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["torch.cuda"] = torch.cuda.get_rng_state()
+        return [Piece.whole(self.name(name), tuple(state.shape), buffer_of(state)) for name, state in states.items()]
+
+    def set_tensor(self, generator: str, section: SavedSection, name: str) -> None:
+        """See `RandomState.set_tensor`."""
+        state = torch.empty(section.tensors[name].shape, dtype=torch.uint8)
+        read_into(section, name, Part.whole(state.shape), state)
+        if generator == "torch":
+            torch.set_rng_state(state)
+        elif generator == "torch.cuda" and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state)

@@ -1,0 +1,150 @@
+"""A DataLoader whose samples can be dealt out anew when ranks come and go: what `shard` returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data
+
+from unidist.elastic.batches import Deal, Position
+from unidist.elastic.step_training import DealsAnew, Progress
+from unidist.errors import UsageError
+from unidist.runtime import context
+
+if TYPE_CHECKING:
+    from unidist.elastic.batches import SampleOrder
+    from unidist.topology import Topology
+
+
+class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
+    """A loader like any other until an elastic `TrainStep` trains on it; from then on it follows that one's progress.
+
+    The iteration in which that happens is epoch 0, the next one epoch 1: each gives what is left of its epoch, so
+    nothing where others have completed it.
+
+    Args:
+        order: of the samples, where they are dealt out anew.
+        options: of the DataLoader, as it is until then.
+    """
+
+    def __init__(self, order: SampleOrder, **options: Any) -> None:
+        super().__init__(**options)
+        self.order = order
+        self._iterations = 0
+        self._progress: Callable[[], Progress] | None = None
+        self._rest: list[Deal] = []
+        self._deal: Callable[[], Deal] | None = None
+        shared = {
+            name: getattr(self, name)
+            for name in (
+                "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+                "generator", "prefetch_factor", "persistent_workers",
+            )
+        }  # fmt: skip
+        self._dealt: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            self.dataset, batch_sampler=_Batches(self), **shared
+        )
+
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        """See `DealsAnew.follow`."""
+        self._progress = progress
+        self._iterations = 1  # this one is the first
+
+    def take(self) -> Deal | None:
+        """See `DealsAnew.take`."""
+        deal, self._deal = self._deal, None
+        return None if deal is None else deal()
+
+    def __iter__(self) -> Any:
+        self._iterations += 1
+        return self._iterate(self._iterations - 1)
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        if self._progress is None:
+            return super().__len__()
+        return self.order.num_batches(self._progress().global_batch)
+
+    def _iterate(self, index: int) -> Iterator[Any]:
+        if self._progress is None:
+            yield from self._first(index)
+            index = 0
+        if self._progress is not None:
+            yield from self._following(self._progress, index)
+
+    def _first(self, index: int) -> Iterator[Any]:
+        """Give what any loader gives, until somebody trains on it."""
+        place = context.current().topology  # that the batches are dealt out for; later it may be another one
+        for number, batch in enumerate(super().__iter__()):
+            self._give(functools.partial(self._first_deal, place, is_first=index == number == 0))
+            yield batch
+            if self._progress is not None:
+                return
+
+    def _first_deal(self, place: Topology, *, is_first: bool) -> Deal:
+        """Return what a batch would be that was dealt out for training: the very first one is the same in both ways."""
+        assert self.batch_size is not None, "checked by shard"
+        whole = self.batch_size * place.world_size
+        if is_first:
+            start = Position()
+            deals = self.order.deals(start, rank=place.rank, size=place.world_size, global_batch=whole)
+            deal = next(deals, None)
+            if deal is not None and deal.total == whole:
+                return deal
+        nowhere = Position(-1)
+        return Deal(nowhere, nowhere, place.rank, place.world_size, 0, ())
+
+    def _following(self, progress: Callable[[], Progress], epoch: int) -> Iterator[Any]:
+        """Give what is left of an epoch, dealt out anew whenever the progress is not what the last batch led to."""
+        batches: Iterator[Any] = iter(())
+        expected: tuple[Position, int, int] | None = None
+        self._check_given()
+        while (now := progress()).position.epoch == epoch:
+            topology = context.current().topology
+            place = (now.position, topology.rank, topology.world_size)
+            if place != expected:
+                self._rest = list(
+                    self.order.deals(now.position, rank=place[1], size=place[2], global_batch=now.global_batch)
+                )
+                deals, batches = iter(self._rest), iter(self._dealt)
+            deal = next(deals)
+            batch = next(batches)
+            self._give(functools.partial(_itself, deal))
+            yield batch
+            self._check_given()
+            expected = (deal.following, deal.rank, deal.size)
+        if progress().position.epoch < epoch:
+            raise UsageError(
+                f"epoch {progress().position.epoch} was left before its end: in an elastic job the ranks go through "
+                "all batches of an epoch. Use elastic=False and ud.elastic.run for another kind of loop"
+            )
+
+    def _give(self, deal: Callable[[], Deal]) -> None:
+        self._deal = deal
+        context.current().feed = self
+
+    def _check_given(self) -> None:
+        if self._progress is not None and self._deal is not None:
+            raise UsageError(
+                "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
+                "be. For evaluation use a loader of its own"
+            )
+
+
+def _itself(deal: Deal) -> Deal:
+    return deal
+
+
+class _Batches(torch.utils.data.Sampler[list[int]]):
+    """The batches of indices that are left, where a rank has no sample one that stands in for it."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([list(deal.indices) or [0] for deal in self._loader._rest])
+
+    def __len__(self) -> int:
+        return len(self._loader._rest)

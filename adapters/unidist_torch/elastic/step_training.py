@@ -1,0 +1,111 @@
+"""Steps of `TrainStep` as transactions, for elastic jobs: the state that is kept, and a global batch in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unidist.elastic.batches import Deal
+from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
+from unidist.elastic.step_training import Progress
+from unidist.errors import UsageError
+from unidist.runtime import context
+from unidist.training.mean_loss import MeanLoss
+from unidist_torch.elastic.state import TorchState
+from unidist_torch.models.batches import check_samples, cut
+from unidist_torch.models.step_runner import LossFunction, StepRunner
+
+
+class TrainingState(TorchState):
+    """Model, optimizer, progress and what else belongs to training.
+
+    Args:
+        model: this rank's.
+        optimizer: bound.
+        progress: of the training; an attribute.
+        others: objects with `state_dict` and `load_state_dict`.
+    """
+
+    progress: Progress
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, others: Mapping[str, Any]
+    ) -> None:
+        super().__init__(model, optimizer, progress=progress)
+        self._handlers.update({f"state.{name}": StatefulHandler(value) for name, value in others.items()})
+        self._handlers["generators"] = _TorchGeneratorsHandler(None)
+
+
+class _TorchGeneratorsHandler(GeneratorsHandler):
+    """PyTorch's random generators, too."""
+
+    def save(self) -> None:
+        super().save()
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        super().restore()
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+
+
+class PiecewiseStep:
+    """Trains on a rank's share of a global batch, in micro-batches, so that the mean is over all samples of all ranks.
+
+    Args:
+        make_runner: makes the runner of the passes, for a loss function.
+        loss_fn: the user's.
+        optimizer: bound.
+        together: no rank can compute while another one does not, so one that has no sample computes with one that
+            does not count.
+    """
+
+    def __init__(
+        self,
+        make_runner: Callable[[LossFunction], StepRunner],
+        loss_fn: LossFunction,
+        optimizer: Any,
+        *,
+        together: bool = False,
+    ) -> None:
+        self._weight = 1.0
+        self._together = together
+        self._optimizer = optimizer
+        self._runner = make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets))
+
+    def train(self, deal: Deal, inputs: Any, targets: Any, *, batch_size: int) -> float:
+        """Compute gradients and update the parameters. Collective.
+
+        Args:
+            deal: of the batch.
+            inputs: see `TrainStep`, of all of this rank's samples; if there are none, of one that does not count.
+            targets: likewise.
+            batch_size: samples of a micro-batch, at most.
+
+        Returns:
+            The mean loss over the samples of all ranks.
+        """
+        pieces, count = deal.pieces(batch_size), max(len(deal.indices), 1)
+        if len(pieces) > 1:
+            try:
+                check_samples(inputs, targets, count)
+            except ValueError as exc:
+                raise UsageError(
+                    f"this rank has {count} samples of this step and takes them in {len(pieces)} micro-batches of at "
+                    f"most {batch_size}, but {exc}. Give inputs and targets the samples along their first dim, or use "
+                    "ud.elastic.Policy(global_batch='rescale')"
+                ) from exc
+        self._optimizer._unidist.take_steps(len(pieces))
+        total = 0.0
+        for start, stop in pieces:
+            if stop > start or self._together:
+                self._weight = deal.weight(stop - start)
+                piece = (start, stop) if stop > start else (0, 1)
+                total += float(self._runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return MeanLoss(context.current())(total)

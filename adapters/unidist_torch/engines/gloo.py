@@ -1,0 +1,116 @@
+"""gloo as a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from unidist.buffer import HOST, Buffer
+from unidist.communicator import Capabilities, ReduceOp, Work
+from unidist_torch.engines.process_group import BREAK_TAG, PROBE_TAG, ProcessGroupCommunicator
+from unidist_torch.memory import buffer_of, tensor_of
+
+
+class GlooCommunicator(ProcessGroupCommunicator):
+    """gloo over TCP, at the address of this host in the job; device tensors are staged through host memory."""
+
+    backend = "gloo"
+    waits_in_slices = True
+    polls_messages = False  # is_completed() of a message becomes true in wait() only
+
+    def _make_group(self, store: Store) -> Any:
+        self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
+        options._timeout = self.timeout
+        options._threads = 2
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def _tensor(self, buffer: Buffer) -> torch.Tensor:
+        return tensor_of(buffer)
+
+    def _break(self, group: Any) -> None:
+        # abort() of torch's gloo does nothing, and connections stay while anything refers to a message of the group.
+        # But a receive that takes too long closes all of them. From a peer that is lost already it fails at once, and
+        # closes none: hence one from each.
+        token = torch.zeros(1, dtype=torch.uint8)
+        for peer in range(self.size):
+            if peer != self.rank:
+                with suppress(RuntimeError):
+                    group.recv([token], peer, BREAK_TAG).wait(timedelta(milliseconds=1))
+
+    def _probe(self, group: Any, peer: int) -> None:
+        # gloo tells a lost connection to what waits to be moved, and forgets the message that is being moved. Anything
+        # new fails; nobody receives this one.
+        group.send([torch.zeros(1, dtype=torch.uint8)], peer, PROBE_TAG)
+
+    # gloo itself moves device tensors in some operations only: all of them go through host memory here.
+
+    def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
+        """See `Communicator.allreduce`."""
+        return _on_host(super().allreduce, source, target, op=op, scale=scale)
+
+    def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
+        """See `Communicator.allgather`."""
+        return _on_host(super().allgather, source, target, counts=counts)
+
+    def broadcast(self, buffer: Buffer, *, root: int) -> Work:
+        """See `Communicator.broadcast`."""
+        return _on_host(super().broadcast, buffer, root=root)
+
+    def reducescatter(
+        self,
+        source: Buffer,
+        target: Buffer,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """See `Communicator.reducescatter`."""
+        return _on_host(super().reducescatter, source, target, op=op, scale=scale, counts=counts)
+
+    def alltoall(
+        self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Work:
+        """See `Communicator.alltoall`."""
+        return _on_host(super().alltoall, source, target, send_counts=send_counts, receive_counts=receive_counts)
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        """See `Communicator.send`."""
+        return _on_host(super().send, buffer, to=to)
+
+    def recv(self, buffer: Buffer, *, source: int) -> Work:
+        """See `Communicator.recv`."""
+        return _on_host(super().recv, buffer, source=source)
+
+
+def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:
+    """Run an operation on host copies of device buffers; the last buffer is the one that receives the result."""
+    if all(buffer.memory == HOST for buffer in buffers):
+        return operation(*buffers, **arguments)
+    target = tensor_of(buffers[-1])
+    copies = [tensor_of(buffer).cpu() for buffer in buffers]
+    work = operation(*(buffer_of(copy) for copy in copies), **arguments)
+    return _StagedWork(work, lambda: target.copy_(copies[-1]))
+
+
+class _StagedWork(Work):
+    def __init__(self, inner: Work, copy_back: Callable[[], object]) -> None:
+        self._inner = inner
+        self._copy_back: Callable[[], object] | None = copy_back
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._inner.wait(timeout)
+        if self._copy_back is not None:
+            copy_back, self._copy_back = self._copy_back, None
+            copy_back()
+
+    def done(self) -> bool:
+        return self._inner.done()

@@ -1,0 +1,157 @@
+"""An operation of a process group under way: how it is waited for, and what becomes of torch.distributed's errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from unidist.communicator import Work
+from unidist.errors import PeerLostError, StalledError, UsageError
+
+if TYPE_CHECKING:
+    from unidist_torch.engines.process_group import ProcessGroupCommunicator
+
+_SLICE_SEC = 0.25
+_FIRST_PROBE_SEC = 2.0  # the next after twice as long, and so on: each leaves a few bytes behind in the group
+
+
+class Translation:
+    """Turns torch.distributed's RuntimeErrors into PeerLostError or StalledError, told apart by the time waited."""
+
+    def __init__(self, communicator: ProcessGroupCommunicator, what: str, timeout: timedelta, peer: int | None) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._timeout = timeout
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        self._begin = time.monotonic()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, RuntimeError) or isinstance(error, UsageError | PeerLostError):
+            return
+        communicator = self._communicator
+        where = f"{self._what} on rank {communicator.rank} ({communicator.description})"
+        ranks = () if self._peer is None else (self._peer,)
+        reason = communicator._aborted
+        communicator._aborted = reason or f"after a failed {self._what}"
+        if reason:
+            raise PeerLostError(f"{where}: this communicator was aborted: {reason}", ranks=ranks) from error
+        if time.monotonic() - self._begin >= 0.95 * self._timeout.total_seconds():
+            who = f"rank {self._peer}" if self._peer is not None else "some of the ranks"
+            raise StalledError(
+                f"{where}: {who} did not come within {self._timeout.total_seconds():g} s. They are alive, but do "
+                "something else: look where they are.",
+                ranks=ranks,
+            ) from error
+        raise PeerLostError(f"{where}: a peer died, left or aborted: {error}", ranks=ranks) from error
+
+
+class GroupWork(Work):
+    """Operations that were started in a process group, as one.
+
+    Args:
+        communicator: whose they are.
+        what: the operation, for messages.
+        works: torch's.
+        finish: called when all of them are complete.
+        peer: the other rank, if this is a message.
+    """
+
+    def __init__(
+        self,
+        communicator: ProcessGroupCommunicator,
+        what: str,
+        works: list[Any],
+        finish: Callable[[], None] | None,
+        peer: int | None,
+    ) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._works = works
+        self._finish = finish
+        self._peer = peer
+        self._waiter: threading.Thread | None = None
+        self._failure: RuntimeError | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        limit = self._communicator.timeout if timeout is None else timeout
+        with self._communicator._translated(self._what, limit, self._peer):
+            if self._peer is not None and not self._communicator.polls_messages:
+                self._wait_for_message(self._peer, limit)
+            while self._works:
+                if self._peer is None and self._communicator.waits_in_slices:
+                    self._wait_in_slices(self._works[0], limit)
+                else:
+                    self._works[0].wait(limit)
+                self._works.pop(0)
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+
+    def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
+        """Wait so that an abort ends it, also where the other end of a connection is silent and no error comes."""
+        communicator = self._communicator
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
+            remaining = deadline - time.monotonic()
+            try:
+                work.wait(timedelta(seconds=max(0.001, min(_SLICE_SEC, remaining))))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # at once: it failed, or was completed just after this slice had ended
+                    return
+                if remaining <= 0:
+                    raise
+                if communicator._aborted:
+                    communicator._abandoned = True
+                    raise
+
+    def done(self) -> bool:
+        if self._peer is None or self._communicator.polls_messages or not self._works:
+            return all(work.is_completed() for work in self._works)
+        return not self._wait_aside(self._communicator.timeout).is_alive()
+
+    def _wait_for_message(self, peer: int, limit: timedelta) -> None:
+        """Wait so that an abort ends it, and a lost connection also where the message is not told of it."""
+        if not self._works:
+            return
+        communicator = self._communicator
+        begin = time.monotonic()
+        deadline, probe_at = begin + limit.total_seconds(), begin + _FIRST_PROBE_SEC
+        waiter = self._wait_aside(limit + timedelta(seconds=_SLICE_SEC))
+        while True:
+            now = time.monotonic()
+            waiter.join(max(0.0, min(_SLICE_SEC, deadline - now)))
+            if not waiter.is_alive():
+                break
+            if communicator._aborted:
+                raise RuntimeError("a message was under way")
+            if now >= deadline:
+                communicator.break_connections()
+                raise RuntimeError(f"the message did not move within {limit.total_seconds():g} s")
+            if now >= probe_at:
+                communicator.probe(peer)
+                probe_at = now + (now - begin)
+        self._works.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait_aside(self, limit: timedelta) -> threading.Thread:
+        """Return the thread that waits for the message: a wait in the backend cannot be given up."""
+        if self._waiter is None:
+            work = self._works[0]
+
+            def wait() -> None:
+                try:
+                    work.wait(limit)
+                except RuntimeError as exc:
+                    self._failure = exc
+
+            self._waiter = threading.Thread(target=wait, name=f"unidist {self._what}", daemon=True)
+            self._waiter.start()
+        return self._waiter

@@ -1,0 +1,83 @@
+"""What a script may pass as `compression=`: names, unidist's compressors, and Horovod-style ones for single tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+
+from unidist.buffer import Buffer
+from unidist.builtin.half import BFloat16, Float16
+from unidist.errors import UsageError
+from unidist.gradients.compression import GradientCompressor
+from unidist.gradients.per_tensor import PerTensor, TensorAccess
+from unidist.horovod_api.arguments import bucket_compressor
+from unidist.registry import CompressorSpec, Registry
+from unidist_torch.memory import buffer_of, tensor_of
+from unidist_torch.operations.compression import BF16Compressor, FP16Compressor, NoneCompressor
+
+
+class TensorCompressor(Protocol):
+    """Horovod's interface: a class or an object with these two."""
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return what is added up instead of `tensor`, and what `decompress` needs."""
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """Return the result in the form of the original tensor."""
+
+
+CompressionLike = str | GradientCompressor | TensorCompressor | type[Any]
+"""A name with options ("powersgd/rank=2"), a compressor of unidist, or one of Horovod's kind."""
+
+_OWN: dict[Any, GradientCompressor | None] = {
+    NoneCompressor: None,
+    FP16Compressor: Float16(),
+    BF16Compressor: BFloat16(),
+}
+
+
+def compressor_of(compression: CompressionLike, registry: Registry[CompressorSpec]) -> GradientCompressor | None:
+    """Return the compressor; None for `Compression.none`, which leaves it to the strategy.
+
+    Raises:
+        ConfigurationError: an unknown name.
+        ValueError: something that is no compressor.
+    """
+    return bucket_compressor(
+        compression, registry, members=_OWN, otherwise=lambda given: PerTensor.of(given, TorchTensors())
+    )
+
+
+def tensor_compressor(compression: CompressionLike) -> TensorCompressor:
+    """Return a compressor of single tensors, for what is not exchanged in buckets.
+
+    Raises:
+        UsageError: one of buckets.
+    """
+    if isinstance(compression, str | GradientCompressor):
+        raise UsageError(
+            f"compression={compression!r} compresses buckets of gradients, but op=Adasum exchanges single tensors; "
+            "use a member of Compression, or a class like Horovod's Compressor"
+        )
+    return cast(TensorCompressor, compression)
+
+
+class TorchTensors(TensorAccess):
+    """Gradients as PyTorch's tensors."""
+
+    def view(self, memory: Buffer, shape: Sequence[int]) -> torch.Tensor:
+        """See `TensorAccess.view`."""
+        return tensor_of(memory, shape)
+
+    def compress(self, compressor: TensorCompressor, gradient: torch.Tensor) -> tuple[torch.Tensor, Buffer, Any]:
+        """See `TensorAccess.compress`."""
+        compressed, ctx = compressor.compress(gradient)
+        wire = compressed.detach().contiguous()
+        return wire, buffer_of(wire), ctx
+
+    def decompress(self, compressor: TensorCompressor, gradient: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+        """See `TensorAccess.decompress`."""
+        with torch.no_grad():
+            gradient.copy_(compressor.decompress(reduced, ctx))

@@ -1,0 +1,319 @@
+"""Moving tensors by name: all-gather, broadcast, all-to-all; barrier, join; and send and recv. See `operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unidist.buffer import Buffer
+from unidist.errors import UsageError
+from unidist.horovod_api.reduce_ops import Op
+from unidist.horovod_api.scope import scope_of
+from unidist.negotiation import OperationKind, Request
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.runtime import context
+from unidist_torch.memory import buffer_of
+from unidist_torch.operations import differentiable
+from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
+from unidist_torch.operations.reductions import Average, allreduce, grouped_allreduce
+
+# All-gather
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the tensors of all ranks concatenated along dim 0, in rank order. Dim 0 may differ between ranks.
+
+    Differentiable; the gradient is averaged over the ranks, as Horovod's is.
+
+    Args:
+        tensor: all dims but the first are equal on every rank; a scalar counts as one row.
+        name: what ranks match by.
+        process_set: the ranks that take part.
+    """
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return _allgather(values, name, process_set, background=False).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return _own_rows(allreduce(gradient, op=Average, process_set=process_set), tensor, process_set)
+
+    return differentiable.apply(tensor, run, backward)
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `allgather` and return a handle. Not differentiable, like every asynchronous form."""
+    return _allgather(tensor, name, process_set, background=True)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Return the all-gathers of several tensors, which are submitted together. Differentiable."""
+
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allgather_async(values, name, process_set).wait()
+
+    def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        reduced = grouped_allreduce(gradients, op=Average, process_set=process_set)
+        return [_own_rows(each, tensor, process_set) for each, tensor in zip(reduced, tensors, strict=True)]
+
+    return differentiable.apply_group(tensors, run, backward)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `grouped_allgather` and return a handle."""
+    name = scope_of(process_set).name("grouped_allgather", name)
+    return GroupHandle(
+        [_allgather(tensor, f"{name}.{index}", process_set, background=True) for index, tensor in enumerate(tensors)]
+    )
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start the reduction of a sparse tensor, by gathering indices and values; equal rows are not yet summed.
+
+    Args:
+        tensor: sparse COO, of one shape on every rank.
+        name: what ranks match by.
+        op: Average or Sum.
+        process_set: the ranks that take part.
+
+    Returns:
+        A handle that may also be called, as Horovod's is.
+    """
+    if op not in (Op.Average, Op.Sum):
+        raise UsageError(f"sparse_allreduce_async computes Average or Sum, not {Op(op).name}")
+    scope = scope_of(process_set)
+    name = scope.name("sparse_allreduce", name)
+    indices = tensor._indices().t().contiguous()
+
+    def combine(parts: list[torch.Tensor]) -> torch.Tensor:
+        values = parts[1] / scope.size if op is Op.Average else parts[1]
+        return torch.sparse_coo_tensor(parts[0].t(), values, tensor.shape)
+
+    return GroupHandle(
+        [
+            _allgather(indices, f"{name}.indices", process_set, background=True),
+            _allgather(tensor._values(), f"{name}.values", process_set, background=True),
+        ],
+        combine,
+    )
+
+
+# Broadcast
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return rank `root_rank`'s tensor on every rank; the tensor itself is not changed. Differentiable.
+
+    Args:
+        tensor: of the same shape on every rank.
+        root_rank: a world rank, also where a process set is given.
+        name: what ranks match by.
+        process_set: the ranks that take part.
+    """
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return start_broadcast(_copy_of(values), root_rank, name, process_set, background=False).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        averaged = allreduce(gradient, op=Average, process_set=process_set)
+        return averaged if context.current().topology.rank == root_rank else torch.zeros_like(averaged)
+
+    return differentiable.apply(tensor, run, backward)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `broadcast` and return a handle."""
+    return start_broadcast(_copy_of(tensor), root_rank, name, process_set, background=True)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Replace the tensor's content by rank `root_rank`'s; returns the tensor."""
+    return start_broadcast(tensor, root_rank, name, process_set, background=False).wait()
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Start `broadcast_` and return a handle."""
+    return start_broadcast(tensor, root_rank, name, process_set, background=True)
+
+
+# All-to-all
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send `splits[i]` rows to rank i and return the rows received, in rank order. Differentiable.
+
+    Args:
+        tensor: `(rows, ...)`; all dims but the first equal on every rank.
+        splits: rows for each rank, adding up to dim 0; default: equal shares.
+        name: what ranks match by.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows received; with `splits` also how many came from each rank, `(size,)` int32, as Horovod does.
+    """
+    received = torch.empty(0, dtype=torch.int32)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        nonlocal received
+        output, received = _alltoall(values, splits, name, process_set, background=False).wait()
+        return output
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        returned: torch.Tensor = alltoall(gradient, received, process_set=process_set)[0]
+        return returned
+
+    output = differentiable.apply(tensor, run, backward)
+    return output if splits is None else (output, received)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `alltoall` and return a handle; its result is always (rows received, rows from each rank)."""
+    return _alltoall(tensor, splits, name, process_set, background=True)
+
+
+# Without data, and without names
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it."""
+    scope = scope_of(process_set)
+    scope.submit(Request(scope.name("barrier", None), OperationKind.BARRIER), background=False).wait()
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has run out of data, and return when every rank has; returns the last one to say so.
+
+    Until then it takes part with zeros in what the others do: sums and averages by name, and the updates of
+    optimizers (averages still divide by the number of all ranks, as Horovod's do). Whatever else the others start
+    ends there with MismatchError.
+
+    Args:
+        device: accepted for Horovod's sake; zeros are made where they are needed.
+    """
+    return context.current().join()
+
+
+def send(tensor: torch.Tensor, dst: int) -> None:
+    """Send a tensor to rank `dst`, which calls `recv`. Returns when the tensor may be changed again."""
+    context.current().world.send(buffer_of(tensor.detach().contiguous()), to=dst).wait()
+
+
+def recv(tensor: torch.Tensor, src: int) -> torch.Tensor:
+    """Fill the tensor with the next message of rank `src`, of the same size and dtype; returns the tensor."""
+    memory = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    context.current().world.recv(buffer_of(memory), source=src).wait()
+    if memory is not tensor:
+        tensor.copy_(memory)
+    return tensor
+
+
+# How it is done
+
+
+def _allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, *, background: bool) -> Handle:
+    scope = scope_of(process_set)
+    source = host_copy(tensor if tensor.dim() else tensor.reshape(1))
+    output: list[torch.Tensor] = []
+    request = Request(
+        scope.name("allgather", name),
+        OperationKind.ALLGATHER,
+        source=buffer_of(source),
+        shape=tuple(source.shape),
+        allocate_output=_allocator(source, output),
+    )
+    return Handle(scope.submit(request, background=background), lambda: output[0].to(tensor.device))
+
+
+def _own_rows(gathered: torch.Tensor, tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Return the rows of a gathered tensor that came from this rank, in the shape of `tensor`."""
+    rows = allgather(torch.tensor([tensor.shape[0] if tensor.dim() else 1]), process_set=process_set)
+    start = int(rows[: scope_of(process_set).rank].sum())
+    return gathered.narrow(0, start, tensor.shape[0] if tensor.dim() else 1).reshape(tensor.shape)
+
+
+def start_broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, background: bool
+) -> Handle:
+    """Start a broadcast in place; without `background` it moves while somebody waits."""
+    scope = scope_of(process_set)
+    memory, copy_back = staged(tensor)
+    request = Request(
+        scope.name("broadcast", name),
+        OperationKind.BROADCAST,
+        target=buffer_of(memory),
+        shape=tuple(tensor.shape),
+        root=scope.root(root_rank),
+    )
+    return Handle(scope.submit(request, background=background), lambda: tensor, copy_back)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    background: bool,
+) -> Handle:
+    scope = scope_of(process_set)
+    if not tensor.dim():
+        raise UsageError("alltoall divides rows; a scalar has none")
+    if splits is not None:
+        rows = [int(count) for count in splits]
+    elif tensor.shape[0] % scope.size:
+        raise UsageError(f"alltoall: {tensor.shape[0]} rows do not divide over {scope.size} ranks; pass splits")
+    else:
+        rows = [tensor.shape[0] // scope.size] * scope.size
+    source = host_copy(tensor)
+    output: list[torch.Tensor] = []
+    request = Request(
+        scope.name("alltoall", name),
+        OperationKind.ALLTOALL,
+        source=buffer_of(source),
+        shape=tuple(source.shape),
+        splits=tuple(rows),
+        allocate_output=_allocator(source, output),
+    )
+    handle = scope.submit(request, background=background)
+    return Handle(handle, lambda: (output[0].to(tensor.device), torch.tensor(handle.rows, dtype=torch.int32)))
+
+
+def _allocator(source: torch.Tensor, output: list[torch.Tensor]) -> Callable[[tuple[int, ...]], Buffer]:
+    def allocate(rows: tuple[int, ...]) -> Buffer:
+        output.append(torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype))
+        return buffer_of(output[0])
+
+    return allocate

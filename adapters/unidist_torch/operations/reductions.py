@@ -1,0 +1,366 @@
+"""Reductions of tensors by name: all-reduce and reduce-scatter, with Horovod's signatures. See `operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unidist.errors import UsageError
+from unidist.horovod_api.reduce_ops import Op, allreduction, reducescatter_scale, reduction_of
+from unidist.horovod_api.scope import scope_of
+from unidist.negotiation import OperationKind, Request, reducescatter_rows
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_torch.memory import buffer_of
+from unidist_torch.operations import differentiable
+from unidist_torch.operations.compression import Compression, Compressor
+from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
+
+Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
+
+
+# All-reduce
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the reduction of `tensor` over all ranks; the tensor itself is not changed. Differentiable.
+
+    Args:
+        tensor: dense, of any shape, the same on every rank.
+        average: deprecated by Horovod: True for Average, False for Sum.
+        name: what ranks match by.
+        compression: `Compression.none`, `.fp16` or `.bf16`: the type in which it is reduced.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: factor for the tensor before the reduction.
+        postscale_factor: factor for the result. On integers the scaling is done in float64 and truncated.
+        process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: the ranks' calls differ.
+        PeerLostError: a rank is gone.
+    """
+    reduction = reduction_of(op, average)
+    compressed, ctx = compression.compress(tensor)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return _allreduce(
+            values, None, name, reduction, prescale_factor, postscale_factor, process_set, background=False
+        ).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return allreduce(
+            gradient,
+            op=reduction,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+
+    return compression.decompress(differentiable.apply(compressed, run, backward), ctx)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `allreduce` and return a handle; the tensor must not be changed until it is done. Not differentiable."""
+    return _allreduce(
+        tensor, None, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Like `allreduce`, but the result replaces the tensor's content; returns the tensor."""
+    reduction = reduction_of(op, average)
+    _allreduce(tensor, tensor, name, reduction, prescale_factor, postscale_factor, process_set, background=False).wait()
+    return tensor
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `allreduce_` and return a handle."""
+    return _allreduce(
+        tensor, tensor, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return the reductions of several tensors, which are submitted and exchanged together. Differentiable."""
+    reduction = reduction_of(op, average)
+    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allreduce_async(
+            values, None, name, reduction, prescale_factor, postscale_factor, process_set
+        ).wait()
+
+    def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_allreduce(
+            gradients,
+            op=reduction,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+
+    outputs = differentiable.apply_group(compressed, run, backward)
+    return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce` and return a handle."""
+    return _grouped_allreduce(
+        tensors, [None] * len(tensors), average, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Like `grouped_allreduce`, but the results replace the tensors' content; returns the tensors."""
+    grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return list(tensors)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Start `grouped_allreduce_` and return a handle."""
+    return _grouped_allreduce(tensors, list(tensors), average, name, op, prescale_factor, postscale_factor, process_set)
+
+
+# Reduce-scatter
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduction over all ranks. Differentiable.
+
+    Args:
+        tensor: `(rows, ...)`, the same shape on every rank. Rows that do not divide go to the first ranks.
+        name: what ranks match by.
+        compression: see `allreduce`.
+        op: Average or Sum.
+        process_set: the ranks that take part.
+        prescale_factor: see `allreduce`.
+        postscale_factor: see `allreduce`.
+    """
+    compressed, ctx = compression.compress(tensor)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        return _reducescatter(
+            values, name, op, process_set, prescale_factor * postscale_factor, background=False
+        ).wait()
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        return _reducescatter_backward(gradient, op, process_set, prescale_factor * postscale_factor)
+
+    return compression.decompress(differentiable.apply(compressed, run, backward), ctx)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Start `reducescatter` and return a handle."""
+    return _reducescatter(tensor, name, op, process_set, prescale_factor * postscale_factor, background=True)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's rows of the reductions of several tensors, submitted together. Differentiable."""
+    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        return grouped_reducescatter_async(values, name, op, process_set, prescale_factor, postscale_factor).wait()
+
+    def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        scale = prescale_factor * postscale_factor
+        return [_reducescatter_backward(gradient, op, process_set, scale) for gradient in gradients]
+
+    outputs = differentiable.apply_group(compressed, run, backward)
+    return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Op = Op.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Start `grouped_reducescatter` and return a handle."""
+    name = scope_of(process_set).name("grouped_reducescatter", name)
+    scale = prescale_factor * postscale_factor
+    return GroupHandle(
+        [
+            _reducescatter(tensor, f"{name}.{index}", op, process_set, scale, background=True)
+            for index, tensor in enumerate(tensors)
+        ]
+    )
+
+
+# How it is done
+
+
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor | None],
+    average: bool | None,
+    name: str | None,
+    op: Op | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> GroupHandle:
+    reduction = reduction_of(op, average)
+    name = scope_of(process_set).name("grouped_allreduce", name)
+    return GroupHandle(
+        [
+            _allreduce(tensor, target, f"{name}.{index}", reduction, prescale, postscale, process_set, background=True)
+            for index, (tensor, target) in enumerate(zip(tensors, targets, strict=True))
+        ]
+    )
+
+
+def _allreduce(
+    tensor: torch.Tensor,
+    target: torch.Tensor | None,
+    name: str | None,
+    reduction: Op,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    *,
+    background: bool,
+) -> Handle:
+    """Start an all-reduce into `target`, which is None or the tensor itself."""
+    scope = scope_of(process_set)
+    asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
+    source = tensor.detach()
+    if asked.prescale != 1.0:
+        source = source.mul_(asked.prescale) if target is not None else source * asked.prescale
+    if target is None:
+        source = source.contiguous()
+        target = torch.empty_like(source)
+        given, _ = staged(source)
+        result, copy_back = staged(target)
+    else:
+        given, copy_back = staged(source)
+        result = given
+    request = Request(
+        scope.name("allreduce", name),
+        asked.kind,
+        buffer_of(given),
+        buffer_of(result),
+        tuple(source.shape),
+        asked.op,
+        0,
+        asked.scale,
+    )
+    return Handle(scope.submit(request, background=background), lambda: target, copy_back)
+
+
+def _reducescatter(
+    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet, scale: float, *, background: bool
+) -> Handle:
+    scope = scope_of(process_set)
+    factor = reducescatter_scale(op, prescale=scale, postscale=1.0, size=scope.size)
+    if not tensor.dim():
+        raise UsageError("reducescatter divides rows; a scalar has none")
+    source = host_copy(tensor)
+    rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
+    target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype)
+    request = Request(
+        scope.name("reducescatter", name),
+        OperationKind.REDUCESCATTER,
+        buffer_of(source),
+        buffer_of(target),
+        tuple(source.shape),
+        scale=factor,
+    )
+    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device))
+
+
+def _reducescatter_backward(gradient: torch.Tensor, op: Op, process_set: ProcessSet, scale: float) -> torch.Tensor:
+    from unidist_torch.operations.movement import allgather
+
+    factor = scale * (scope_of(process_set).size if op is Op.Sum else 1)
+    return allgather(gradient * factor if factor != 1.0 else gradient, process_set=process_set)

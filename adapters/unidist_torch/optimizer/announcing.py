@@ -1,0 +1,56 @@
+"""Tells ranks that have joined (`ud.join`) what a bound optimizer is about to exchange, so that they take part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unidist.negotiation.join import Announcement
+from unidist.optim.update import Update
+
+
+class Announcing:
+    """The announcements of one optimizer. They cost a named operation of one byte each.
+
+    Only an optimizer whose gradients go to every rank announces: a joined rank serves all that is announced.
+
+    Args:
+        update: of the optimizer.
+        take_part: what a joined rank does in an update's exchange.
+        take_part_in_flush: the same for `flush`.
+        take_part_in_loss: the same for the mean of a closure's loss.
+        take_part_in_pass: the same for a pass that is not the last of its window, where that is exchanged.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        take_part: Callable[[], None],
+        take_part_in_flush: Callable[[], None],
+        take_part_in_loss: Callable[[], None],
+        take_part_in_pass: Callable[[], None],
+    ) -> None:
+        self._announcements: list[Announcement] = []
+        context = update.context
+        if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
+            for served in (take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass):
+                self._announcements.append(context.announcements.register(served))
+
+    def update(self) -> None:
+        """An update's exchange comes. Collective."""
+        self._announce(0)
+
+    def flush(self) -> None:
+        """A `flush` comes. Collective."""
+        self._announce(1)
+
+    def loss(self) -> None:
+        """The mean of a loss comes. Collective."""
+        self._announce(2)
+
+    def end_of_pass(self) -> None:
+        """The end of a pass that is exchanged comes. Collective."""
+        self._announce(3)
+
+    def _announce(self, number: int) -> None:
+        if self._announcements:
+            self._announcements[number].announce()

@@ -1,0 +1,350 @@
+"""The state of one bound torch optimizer: what its methods do, and the order of an update."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.checkpoint.format.pieces import Placement
+from unidist.checkpoint.state import KeepsState
+from unidist.elastic.rebinding import carry
+from unidist.errors import UsageError
+from unidist.optim.update import Update
+from unidist.training import autotune
+from unidist_torch.framework import TorchFramework
+from unidist_torch.gradients.sparse import SparseGradients
+from unidist_torch.memory import buffer_of
+from unidist_torch.optimizer.announcing import Announcing
+from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
+from unidist_torch.optimizer.parameter_gradients import ParameterGradients
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+
+class Binding:
+    """The state of one bound optimizer.
+
+    Args:
+        optimizer: the optimizer, already of its new class.
+        plain: its class before.
+        update: the framework-free side.
+        names: paths of parameters, where known.
+
+    Attributes:
+        gradients: of its parameters, in the present context.
+        skip: `step` shall not exchange.
+        warns: `step` after `synchronize` without `skip_synchronize` warns, as Horovod does.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        plain: type[torch.optim.Optimizer],
+        update: Update,
+        names: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        self.skip = False
+        self.warns = False
+        self._synchronized = False
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._names = {id(tensor): name for name, tensor in (names or {}).items()}
+        self._begin()
+        carry(update, self)
+
+    def _begin(self) -> None:
+        """Make what belongs to the present context. Collective."""
+        optimizer, plain, update = self._optimizer, self._plain, self._update
+        self._callback_queued = False
+        self._tuner: autotune.Tuner | None = None
+        sharding = update.sharding
+        if sharding is None:
+            self._inner: InnerStep = WholeStep(optimizer, plain, update)
+        else:
+            self._inner = sharding.half_for(TorchFramework())(optimizer, plain, update)
+        options = update.options  # after the inner step was made, which may have changed them
+        self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
+        self.gradients = ParameterGradients(
+            optimizer,
+            self._names,
+            update=update,
+            inner=self._inner,
+            sparse=self._sparse,
+            before_gradient=self._finish_after_backward,
+        )
+        self._announcing = Announcing(
+            update, self._take_part, self._take_part_in_flush, self._take_part_in_loss, update.end_pass
+        )
+        self.gradients.agree()
+        self._tuner = autotune.tuner_for(update)
+
+    def move_to(self, context: Context) -> None:
+        """See `Carried.move_to`: parameters and the optimizer's state stay where they are, gradients are forgotten."""
+        self.gradients.close()
+        self._synchronized = False
+        self._update.move_to(context)
+        self._begin()
+
+    # What the optimizer's methods do
+
+    def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
+        """See `DistributedOptimizerMixin.step`."""
+        if closure is not None:
+            return self._step_with_closure(closure)
+        accumulation = self._update.accumulation
+        if grad_scaler is not None and self._update.rules is not None:
+            raise UsageError(
+                "torch's GradScaler and a strategy that clips or scales gradients (clip_norm, clip_value, "
+                "precision=fp16): the strategy acts when the backward pass ends, before the scaler has unscaled. Leave "
+                "the scaler out and use --strategy precision=fp16, or clip after scaler.unscale_(optimizer)"
+            )
+        if grad_scaler is not None and accumulation.stepwise and accumulation.passes > 1:
+            raise UsageError(
+                f"GradScaler with accumulate={accumulation.passes}: the scaler would change its scale inside a window, "
+                "between gradients that are added up. Use bfloat16, which needs no scaler, or "
+                "backward_passes_per_step."
+            )
+        if self._update.reduces_each_pass and not self._update.completes_window:
+            self._announcing.end_of_pass()
+        if not self._update.begin_step():
+            return None
+        self._check_order()
+        if not (self.skip or self._update.window.finished):
+            self._finish()
+        loss = self._inner_step(grad_scaler)
+        self._applied()
+        return loss
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """See `DistributedOptimizerMixin.zero_grad`."""
+        if self._update.window.is_open:
+            return
+        if self._update.window.in_round:
+            # Buckets may be on their way: complete the round on every rank alike, then forget it.
+            self._finish()
+        self._plain.zero_grad(self._optimizer, set_to_none or self._inner.shares)
+        self._callback_queued = False  # of a backward pass that raised before its end
+        self._sparse.clear()
+        self._update.reset_window()
+
+    def synchronize(self) -> None:
+        """See `DistributedOptimizerMixin.synchronize`."""
+        if self._update.completes_window:
+            if not self._update.window.finished:
+                self._finish()
+            self._synchronized = True
+
+    def clip_norm(self, max_norm: float, order: float) -> float:
+        """See `clipping.clip_grad_norm_`."""
+        if not self._update.completes_window:
+            return 0.0
+        if not self._update.window.finished:
+            self._finish()
+        norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self.gradients.parameters))
+        self.gradients.show_anew()
+        return norm
+
+    def flush(self) -> bool:
+        """See `DistributedOptimizerMixin.flush`."""
+        self._announcing.flush()
+        scale = self._update.short_window_scale()
+        if scale is None:
+            return False
+        self._complete(scale=scale)
+        self._inner_step(None)
+        self._applied()
+        return not self._update.overflowed
+
+    def settle(self) -> None:
+        """Complete the exchange that is under way, if there is one."""
+        if self._update.window.in_round and self._update.completes_window:
+            self._finish()
+        self._synchronized = False
+
+    @property
+    def shares(self) -> bool:
+        """Each rank updates a share of the parameters."""
+        return self._inner.shares
+
+    @property
+    def passes(self) -> int:
+        """Backward passes per update."""
+        return self._update.accumulation.passes
+
+    def set_passes(self, passes: int) -> None:
+        """See `DistributedOptimizerMixin.set_backward_passes_per_step`."""
+        self._update.set_passes(passes)
+
+    def take_steps(self, steps: int) -> None:
+        """See `Update.take_steps`."""
+        self._update.take_steps(steps)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `InnerStep.state_dict`."""
+        return self._inner.state_dict()
+
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
+        """See `InnerStep.state_loaded`."""
+        self._inner.state_loaded(state_dict)
+
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
+        """See `InnerStep.kept_state`."""
+        return self._inner.kept_state(placements)
+
+    def _check_order(self) -> None:
+        if self.skip and self._update.window.in_round:
+            raise UsageError(
+                "step() inside skip_synchronize(), but synchronize() was not called since backward(): the gradients "
+                "are not reduced. Call optimizer.synchronize() before, or step() without skip_synchronize()."
+            )
+        if self.warns and self._synchronized and not self.skip:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "Horovod exchanges the gradients a second time here; put step() into "
+                "`with optimizer.skip_synchronize():`.",
+                stacklevel=4,
+            )
+        self._synchronized = False
+
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
+        if self._update.accumulation.passes > 1:
+            raise UsageError("step(closure) and accumulation of several passes do not go together; use one of them")
+        if self._update.scaler is not None:
+            raise UsageError(
+                "step(closure) and a scaled loss do not go together: an overflow shows when the step has begun. Call "
+                "the closure before step(), or use precision=bf16, which needs no scaling"
+            )
+
+        if self._inner.shares:  # which no closure finds: the step begins when the gradients are there
+            with torch.enable_grad():
+                loss = closure()
+            self._finish()
+            loss = self._mean_loss(loss)
+            self._inner_step(None)
+            self._applied()
+            return loss
+
+        def reduced() -> Any:
+            loss = closure()
+            self._finish()
+            self._update.reset_window()
+            return self._mean_loss(loss)
+
+        loss = self._plain.step(self._optimizer, reduced)
+        self._applied()
+        return loss
+
+    def _mean_loss(self, loss: Any) -> Any:
+        """Average the loss over the ranks: an optimizer that looks at it must decide alike everywhere."""
+        value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1).cpu()
+        self._announcing.loss()
+        self._average(value)
+        if isinstance(loss, torch.Tensor):
+            return value.to(device=loss.device, dtype=loss.dtype).reshape(loss.shape)
+        return float(value)
+
+    def _average(self, value: torch.Tensor) -> None:
+        communicator = self._update.communicator
+        communicator.allreduce(buffer_of(value), buffer_of(value), scale=1.0 / communicator.size).wait()
+
+    def _inner_step(self, grad_scaler: Any) -> Any:
+        if self._update.overflowed:
+            self._inner.skip()
+            return None
+        return self._inner.step(grad_scaler)
+
+    def _applied(self) -> None:
+        self._callback_queued = False
+        self._sparse.clear()
+        if self._update.overflowed:
+            self._update.reset_window()
+        else:
+            self._update.applied()
+
+    # What this rank does for the others after it has joined
+
+    def _take_part(self) -> None:
+        self._take_part_in(None)
+
+    def _take_part_in_flush(self) -> None:
+        scale = self._update.short_window_scale()
+        if scale is not None:
+            self._take_part_in(scale)
+
+    def _take_part_in_loss(self) -> None:
+        self._average(torch.zeros(1, dtype=torch.float64))
+
+    def _take_part_in(self, scale: float | None) -> None:
+        """Exchange without gradients, except for those of a window that `join` has cut short."""
+        self.gradients.forget()
+        self._complete(scale=scale)
+        if self._update.overflowed:
+            self._inner.skip()
+        else:
+            self._inner.take_part()
+        self.gradients.forget()
+        self._update.reset_window()
+
+    # The exchange
+
+    def _finish_after_backward(self) -> None:
+        """Complete the exchange when this backward pass ends, if it is the last of its window."""
+        if self._callback_queued or not self._update.completes_window:
+            return
+        self._callback_queued = True
+
+        def finish() -> None:
+            self._callback_queued = False
+            self._finish()
+
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _finish(self) -> None:
+        """Complete the exchange and give every parameter its reduced gradient. Collective."""
+        self._announcing.update()
+        self._complete(scale=None)
+
+    def _complete(self, *, scale: float | None) -> None:
+        gradients = self.gradients
+        gradients.watch()
+        notice = self._finish_from(0, scale)
+        if notice:  # on some rank something is trained that was not agreed on
+            gradients.changed = False
+            known = len(gradients.parameters)
+            gradients.agree()
+            if len(gradients.parameters) > known:
+                self._finish_from(known, scale)
+        self._sparse.exchange(gradients.parameters, scale=self._update.whole_scale(scale))
+        self._update.conclude(self._sparse.reduced(gradients.parameters))
+        self._sparse.make_sparse(gradients.parameters)
+        if self._tuner is not None and self._tuner.due():
+            self._retune(self._tuner)
+
+    def _retune(self, tuner: autotune.Tuner) -> None:
+        """Use what rank 0 wants to try, or to keep. Collective."""
+        is_first = self._update.communicator.rank == 0
+        choice: autotune.Choice = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
+        if autotune.apply(choice, self._update):
+            self.gradients.find_places(0)
+        tuner.restart()
+        if choice.final:
+            self._tuner = None
+
+    def _finish_from(self, first: int, scale: float | None) -> int:
+        """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
+        self.gradients.take_stray(first)
+        present, notice = self._update.finish(notice=int(self.gradients.changed), scale=scale, first_parameter=first)
+        dense = self._sparse.as_dense
+        self._inner.take(
+            first,
+            [
+                None if not (is_present or dense) and self._sparse.agreed(index) else is_present
+                for index, is_present in enumerate(present, start=first)
+            ],
+        )
+        return notice

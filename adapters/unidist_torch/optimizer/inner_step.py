@@ -1,0 +1,148 @@
+"""What happens between the reduced gradients and the new parameters: the inner step of a bound optimizer.
+
+The usual one, `WholeStep`, gives every parameter its whole gradient and calls the step of the optimizer's own class.
+A strategy with the power `ShardsUpdates` brings another one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.errors import UsageError
+from unidist.optim.update import Update
+from unidist_torch.optimizer.grad_scaler import scaled_step
+
+if TYPE_CHECKING:
+    from unidist.checkpoint.format.pieces import Placement
+    from unidist.checkpoint.state import KeepsState
+
+
+class InnerStep(ABC):
+    """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
+
+    The binding calls `parameters_changed` whenever exchanges were made (first when the optimizer is bound), then for
+    every update `take`, and `step` or, where a gradient has overflowed, `skip`.
+
+    Attributes:
+        shares: each rank updates a share of the parameters: there is no whole `p.grad`, and gradients are dense.
+    """
+
+    shares: bool = False
+
+    def before_agreement(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Called before the ranks agree on parameters and make exchanges; the update's options may be changed here."""
+
+    @abstractmethod
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Take note of the parameters from number `first` on, which are new or have new places. Collective.
+
+        Args:
+            parameters: all that are exchanged, as numbered by the `Update`.
+            first: those before are as they were.
+            views: for each parameter the memory that its gradient is written to, in its shape; None where that moves.
+        """
+
+    @abstractmethod
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """Take the reduced gradients of the parameters from number `first` on, just after `Update.finish`.
+
+        Args:
+            first: number of the first of them.
+            present: for each, whether any rank had a gradient (one without is not to be updated); None for one whose
+                sparse gradients travel elsewhere, and which is left alone here.
+        """
+
+    @abstractmethod
+    def step(self, grad_scaler: Any) -> Any:
+        """Update the parameters on every rank; returns what the step of the optimizer's class returns.
+
+        Args:
+            grad_scaler: torch's GradScaler, which the script uses, or None.
+        """
+
+    def take_part(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Do what this rank, which has joined, owes to those that go on: called in place of `step`."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the optimizer's `state_dict` where its own would not do; None: it does. Collective if it shares."""
+        return None
+
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters.
+
+        Args:
+            state_dict: as it was given; torch has brought its tensors to the types of the parameters.
+        """
+
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
+        """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer.
+
+        Args:
+            placements: of its parameters, by their identity.
+        """
+        return None
+
+    def skip(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Forget the gradients: on some rank one has overflowed, and no rank steps."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Give back memory and communicators. Idempotent."""
+
+
+def keeps_share(optimizer: Any) -> bool:
+    """Say whether each rank keeps a share only of the state of an optimizer."""
+    return bool(getattr(getattr(optimizer, "_unidist", None), "shares", False))
+
+
+class WholeStep(InnerStep):
+    """Every rank steps with all gradients.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound.
+        update: the framework-free side.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._views: Sequence[torch.Tensor | None] = ()
+
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
+        """See `InnerStep.parameters_changed`."""
+        self._parameters = parameters
+        self._views = views
+
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """See `InnerStep.take`: a gradient becomes a view of the memory that it was reduced in."""
+        for index, is_present in enumerate(present, start=first):
+            if is_present is not None:
+                self._parameters[index].grad = self._views[index] if is_present else None
+
+    def step(self, grad_scaler: Any) -> Any:
+        """See `InnerStep.step`. The gradients are reduced, so every rank's scaler finds the same overflows."""
+        return scaled_step(self._plain, self._optimizer, grad_scaler)
+
+    def skip(self) -> None:
+        """See `InnerStep.skip`: a script that never zeroes gradients must not add to infinities."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def refuse_scaler(grad_scaler: Any, strategy: str) -> None:
+    """Raise UsageError if the script uses torch's GradScaler, which looks for whole gradients, with `strategy`."""
+    if grad_scaler is not None:
+        raise UsageError(
+            f"torch's GradScaler looks at whole gradients, of which strategy {strategy!r} leaves a share on each rank. "
+            "Leave the scaler out and use --strategy precision=fp16 beside it, or bfloat16, which needs no scaling"
+        )

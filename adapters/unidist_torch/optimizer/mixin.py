@@ -1,0 +1,149 @@
+"""Binds an update to a torch optimizer: the optimizer stays what it is, its `step` goes through unidist.
+
+The optimizer object keeps its identity, state and class for isinstance; its class is replaced by a subclass
+whose `step` and `zero_grad` ask the binding first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from unidist.errors import UsageError
+from unidist.optim.update import Update
+from unidist_torch.optimizer.binding import Binding
+
+# GradScaler hands itself to `step(grad_scaler=...)`, which is what lets the overflow check see reduced gradients.
+warnings.filterwarnings("ignore", message="GradScaler is going to stop passing itself", category=FutureWarning)
+
+
+class DistributedOptimizerMixin:
+    """What a bound optimizer can do beyond its own class. Never instantiated; see `bind`."""
+
+    _unidist: Binding
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
+        """Complete the exchange and update the parameters, or, inside a window of accumulate=N, do nothing.
+
+        Args:
+            closure: computes the loss again, as for any torch optimizer; its loss is averaged over the ranks.
+            grad_scaler: given by torch's GradScaler.
+        """
+        return self._unidist.step(closure, grad_scaler)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; inside a window of accumulate=N they are kept.
+
+        Between `backward` and `step` it completes the exchange and discards what came out. (Horovod raises
+        AssertionError there.)
+        """
+        self._unidist.zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """Complete the exchange: afterwards every `p.grad` holds the reduced gradient (to clip it, say).
+
+        Inside a window of accumulate=N it does nothing. Every rank calls it alike.
+        """
+        self._unidist.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Do not exchange in `step` inside this block: `synchronize` was called before."""
+        self._unidist.skip = True
+        try:
+            yield
+        finally:
+            self._unidist.skip = False
+
+    def flush(self) -> bool:
+        """Apply a window of accumulate=N that the end of an epoch cut short; with mean over the passes that were.
+
+        Every rank calls it, also one whose window is empty.
+
+        Returns:
+            Whether there was anything to apply on any rank.
+        """
+        return self._unidist.flush()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes that make one update."""
+        return self._unidist.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Let an update take `passes` backward passes from now on. Between two updates, on every rank alike.
+
+        Raises:
+            UsageError: there are gradients that were not applied, or `--strategy accumulate` counts the passes.
+        """
+        self._unidist.set_passes(passes)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
+        self._unidist.settle()
+        super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
+        self._unidist.state_loaded(state_dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options as torch does: of all parameters, on every rank.
+
+        Where a strategy shares the state over the ranks (`zero`), it is gathered from them from the first update on:
+        then every rank calls it alike.
+        """
+        state = self._unidist.state_dict()
+        return super().state_dict() if state is None else state  # type: ignore[misc]  # of the torch optimizer
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""
+        super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
+        self._unidist.gradients.changed = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy as the plain optimizer: what binds it to this process stays here."""
+        plain = type(self).__mro__[2]
+        return plain.__new__, (plain,), self.__getstate__()
+
+
+# torch wraps the `step` of a class in what calls step hooks, unless this says that it did: `load_state_dict` would do
+# it here. The plain class's step is wrapped already, and hooks would run twice.
+DistributedOptimizerMixin.step.hooked = True  # type: ignore[attr-defined]
+
+
+def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None) -> Any:
+    """Bind `update` to `optimizer` and return it; see `Framework.bind_update`. Collective."""
+    check_plain(optimizer)
+    plain = type(optimizer)
+    wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
+    optimizer.__class__ = type(plain.__name__, (DistributedOptimizerMixin, plain), {"__doc__": plain.__doc__})
+    optimizer._unidist = Binding(optimizer, plain, update, names)  # type: ignore[attr-defined]
+    if wrapped_step is not None:
+        rewrap(optimizer)
+    return optimizer
+
+
+def check_plain(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if the optimizer is bound already, or is none."""
+    if not hasattr(optimizer, "param_groups"):
+        raise UsageError(
+            f"an optimizer of torch.optim is expected, not {type(optimizer).__name__}. Of several optimizers give each "
+            "in a call of its own"
+        )
+    if hasattr(optimizer, "_unidist"):
+        raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")
+
+
+def rewrap(optimizer: torch.optim.Optimizer) -> None:
+    """Let a scheduler that was made before see that `step` is called: it looks for these two attributes."""
+    bound = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return bound(*args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]

@@ -1,0 +1,231 @@
+"""The parameters of one bound optimizer and their gradients: which there are, and how each comes into its place.
+
+Gradients are written to engine memory by post-accumulate hooks, and `p.grad` becomes a view of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unidist.buffer import HOST
+from unidist.errors import UsageError
+from unidist.gradients.buckets import ParameterInfo
+from unidist.optim.update import Update
+from unidist.training.agreement import Description, check_alike, sparse_anywhere, trained_anywhere
+from unidist_torch.allocator import keep_freed_memory
+from unidist_torch.gradients.parameters import describe
+from unidist_torch.gradients.shared_gradient import SharedGradient, shared_gradient
+from unidist_torch.gradients.sparse import SparseGradients
+from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.optimizer.inner_step import InnerStep
+from unidist_torch.optimizer.places import Place, place_of
+
+
+class ParameterGradients:
+    """The gradients of one bound optimizer on this rank, until they are exchanged.
+
+    Args:
+        optimizer: whose parameters these are.
+        names: of parameters by identity, where known.
+        update: counts passes, and has the places.
+        inner: told of new parameters and places.
+        sparse: takes the gradients that are sparse.
+        before_gradient: called for each gradient of a backward pass, before it is taken.
+
+    Attributes:
+        parameters: those that are exchanged, as numbered by the `Update`.
+        changed: this rank trains something that was not agreed on.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        *,
+        update: Update,
+        inner: InnerStep,
+        sparse: SparseGradients,
+        before_gradient: Callable[[], None],
+    ) -> None:
+        self.parameters: list[torch.Tensor] = []
+        self.changed = False
+        self._optimizer = optimizer
+        self._names = names
+        self._update = update
+        self._inner = inner
+        self._sparse = sparse
+        self._before_gradient = before_gradient
+        self._shows = not inner.shares
+        self._places: list[Place] = []
+        self._index: dict[int, int] = {}
+        self._hooks: list[Any] = []
+
+    def agree(self) -> None:
+        """Agree with the other ranks on the parameters; those that are new get a place and a hook. Collective."""
+        self._inner.before_agreement()
+        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        described = tuple(
+            describe(parameter, position, self._names, sparse=self._sparse.pending(self._index.get(id(parameter), -1)))
+            for position, parameter in enumerate(listed)
+        )
+        choices = f"{self._update.options}, {'mean' if self._update.average else 'sum'} over the ranks"
+        everyone: list[Description] = self._sparse.gather(Description(choices, described))
+        check_alike(everyone, self._sparse.members, self._update.context.topology.rank)
+        groups = self._update.options.group_numbers(
+            [position for position in range(len(listed)) if trained_anywhere(everyone, position)]
+        )
+        sparse = sparse_anywhere(everyone)
+        new = []
+        for position, parameter in enumerate(listed):
+            known = self._index.get(id(parameter))
+            if known is None:
+                if trained_anywhere(everyone, position):
+                    new.append((position, parameter))
+            elif position in sparse:
+                self._sparse.agree(known)
+        infos = [
+            ParameterInfo(
+                described[position].name,
+                tuple(parameter.shape),
+                dtype_of(parameter),
+                memory_kind(parameter),
+                groups.get(position),
+            )
+            for position, parameter in new
+        ]
+        first = len(self.parameters)
+        self._update.add_parameters(infos)
+        if any(info.memory == HOST for info in infos):
+            keep_freed_memory()
+        for index, (_, parameter) in enumerate(new, start=first):
+            self.parameters.append(parameter)
+            self._index[id(parameter)] = index
+        self.find_places(first)
+        self.watch()
+
+    def find_places(self, first: int) -> None:
+        """Find the places for the gradients of the parameters from number `first` on."""
+        del self._places[first:]
+        for index in range(first, len(self.parameters)):
+            self._places.append(place_of(self._update, index, self.parameters[index]))
+        self._inner.parameters_changed(self.parameters, first, [place.view for place in self._places])
+
+    def watch(self) -> None:
+        """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.
+
+        What is trained may change while training goes on: layers are unfrozen, groups are added.
+        """
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._index:
+                    self.changed = True
+        self._hooks += [None] * (len(self.parameters) - len(self._hooks))
+        for index, parameter in enumerate(self.parameters):
+            if self._hooks[index] is None and parameter.requires_grad:
+                self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._make_hook(index))
+
+    def take_computed(self, parameter: torch.Tensor) -> None:
+        """Take a gradient that did not come from autograd's own accumulation, see `step_runner.gradient_computed`."""
+        index = self._index.get(id(parameter))
+        if index is None:
+            self.changed = True  # it is agreed on when the round is complete, which finds the gradient
+        else:
+            self._take(index, parameter)
+
+    def memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """See `step_runner.gradient_memory`."""
+        index = self._index.get(id(parameter))
+        return None if index is None or self._update.has_gradient(index) else self._places[index].view
+
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        """A gradient has been computed: bring it into its place, and say so."""
+        gradient = parameter.grad
+        assert gradient is not None
+        update = self._update
+        if update.in_backward:
+            self._before_gradient()
+        if gradient.layout is not torch.strided:
+            if not self._sparse.agreed(index):
+                self.changed = True
+            if not self._sparse.as_dense:
+                if self._inner.shares:
+                    self._refuse_sparse(index)
+                self._take_sparse(index, parameter, gradient)
+                return
+            gradient = self._sparse.densify(index, gradient)
+        place = self._places[index]
+        if not place.holds(gradient):
+            if update.has_gradient(index):
+                place.add(gradient)
+            else:
+                place.copy(gradient)
+        # Before the last pass of a window the script must not see half a sum: it might clip it.
+        parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
+        update.gradient_ready(index)
+
+    def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return what the script sees as a gradient."""
+        return self._places[index].view if self._shows else shared_gradient(parameter)
+
+    def take_stray(self, first: int) -> None:
+        """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
+        for index in range(first, len(self.parameters)):
+            gradient = self.parameters[index].grad
+            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, SharedGradient):
+                continue
+            if gradient.layout is not torch.strided:
+                if not self._sparse.as_dense:
+                    continue
+                gradient = gradient.to_dense()
+            if not self._places[index].holds(gradient):
+                self._places[index].copy(gradient)
+            self._update.hold(index)
+            if not self._shows:
+                self.parameters[index].grad = None  # its share will be elsewhere
+
+    def show_anew(self) -> None:
+        """Give parameters whose sparse gradients travelled as dense ones what their places hold now, as sparse ones."""
+        if self._sparse.as_dense:
+            for index, parameter in enumerate(self.parameters):
+                if self._sparse.agreed(index) and parameter.grad is not None:
+                    parameter.grad = self._shown(index, parameter)
+            self._sparse.make_sparse(self.parameters)
+
+    def forget(self) -> None:
+        """Leave no parameter a gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Take the hooks away, and the gradients."""
+        for hook in self._hooks:
+            if hook is not None:
+                hook.remove()
+        self.forget()
+
+    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        owner = weakref.ref(self)  # Python's collector does not see through a parameter's hooks
+
+        def hook(parameter: torch.Tensor) -> None:
+            gradients = owner()
+            if gradients is not None:
+                gradients._take(index, parameter)
+
+        return hook
+
+    def _refuse_sparse(self, index: int) -> None:
+        raise UsageError(
+            f"the gradient of {self._update.parameters[index].name!r} is sparse, and strategies that share out updates "
+            "take dense ones. Make the embedding with sparse=False, or bind the optimizer with "
+            "DistributedOptimizer(sparse_as_dense=True)"
+        )
+
+    def _take_sparse(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._sparse.add(index, gradient)
+        if not self._update.window.is_last_pass(index) or self._update.accumulation.passes > 1:
+            parameter.grad = None
+        self._update.pass_without_buffer(index)

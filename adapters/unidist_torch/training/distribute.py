@@ -1,0 +1,185 @@
+"""The two ways to make training distributed: `distribute(model, optimizer)` and Horovod's `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unidist.checkpoint.state import placements_of
+from unidist.errors import UsageError
+from unidist.horovod_api.arguments import Groups, check_passes, exchange_options
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.optim.accumulation import Accumulation
+from unidist.optim.precision import prepared_model
+from unidist.runtime import context
+from unidist.strategy.interface import Plan
+from unidist.strategy.plan import StrategyLike
+from unidist.training.binding import check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
+from unidist_torch.framework import TorchFramework
+from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
+from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
+from unidist_torch.operations.api import Adasum, Average, Op, Sum
+from unidist_torch.operations.compression import Compression
+from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
+from unidist_torch.optimizer.mixin import check_plain
+from unidist_torch.training.adasum_optimizer import bind_adasum
+from unidist_torch.training.divided_model import follow_model, prepare_to_divide
+
+
+def distribute(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike = None
+) -> tuple[torch.nn.Module, Any]:
+    """Spread training over all ranks; the script keeps its loop, its model and its optimizer.
+
+    Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
+    exchanged while `backward` runs, and when it returns every `p.grad` holds the average over the ranks, ready to be
+    clipped. Collective, and so is every backward pass that completes an update. Broadcasts nothing later.
+
+    Args:
+        model: built alike on every rank.
+        optimizer: over the model's parameters.
+        strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
+            line's (`unidist launch --strategy`), else plain data parallelism.
+
+    Returns:
+        The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
+
+    Raises:
+        ConfigurationError: the strategies do not fit the world or each other; the ranks' models differ.
+        NotInitializedError: `init()` was not called.
+    """
+    runtime = context.current()
+    plan = runtime.plan_for(strategy)
+    check_leaves_loop(plan)
+    return spread(model, optimizer, plan, in_backward=True), optimizer
+
+
+def spread(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool
+) -> torch.nn.Module:
+    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model. Collective.
+
+    Args:
+        model: the whole model, as the script made it.
+        optimizer: over its parameters; afterwards over those that this rank holds.
+        plan: of the run.
+        in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
+    """
+    runtime = context.current()
+    framework = TorchFramework()
+    check_plain(optimizer)
+    _check_owned(optimizer, framework.parameters(model))
+    divided = bool(plan.model_axes)
+    deferred = prepare_deferred(model, plan)
+    if divided:
+        prepare_to_divide(model, optimizer, runtime)
+    model = prepared_model(model, plan, runtime)
+    names = framework.parameters(model)
+    places = placements_of(model)
+    if divided:
+        follow_model(optimizer, names, places)
+    update = planned_update(runtime, plan, framework, in_backward=in_backward, places=places)
+    framework.bind_update(optimizer, update, names=names)
+    for item in plan.strategies:
+        item.attach(model, update, framework)
+    if not divided:
+        if not deferred:  # then all ranks have the same values already
+            broadcast_parameters(framework.model_state(model), root_rank=0)
+        if runtime.topology.world_size > 1:
+            broadcast_optimizer_state(optimizer, root_rank=0)
+    return model
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters = None,
+    compression: CompressionLike = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the optimizer, bound so that its `step` uses gradients reduced over all ranks. Collective.
+
+    As in Horovod, gradients are complete after `optimizer.synchronize()`, which `step` calls where the script does
+    not. Unlike `distribute` it copies nothing to other ranks: call `broadcast_parameters` and
+    `broadcast_optimizer_state`, as Horovod's scripts do.
+
+    Args:
+        optimizer: any torch optimizer; the same object is returned, of a subclass of its class.
+        named_parameters: names for messages; as `model.named_parameters()`, of all parameters or none.
+        compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
+            options ("powersgd/rank=2"), an `unidist.gradients.compression.GradientCompressor`, or a class of one's own with
+            Horovod's `compress` and `decompress`. Default: as `--strategy data:compression=` says, else not at all.
+        backward_passes_per_step: call `step` once after this many backward passes; their gradients are summed.
+            (`--strategy accumulate=N` is for scripts that call `step` after every pass.)
+        op: Average, Sum, or Adasum: the inner optimizer steps on this rank's own gradients, and the changes of the
+            parameters are combined (https://arxiv.org/abs/2006.02924).
+        gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by
+            it over the number of ranks: keeps sums of 16-bit gradients in range.
+        num_groups: deprecated; use `groups`.
+        groups: gradients of one group travel together, in one bucket: a number of groups, or a list of lists of
+            parameters. The others are packed into buckets as usual, where Horovod sends each alone.
+        sparse_as_dense: sparse gradients travel as dense ones, and are sparse again at the update.
+        process_set: gradients are reduced over its ranks. A rank outside of it calls this too, and steps alone.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+        NotImplementedError: Adasum with a process set.
+        ConfigurationError: the ranks' models or arguments differ.
+    """
+    runtime = context.current()
+    op = Op(op)
+    options = exchange_options(
+        runtime,
+        compressor=compressor_of(compression, runtime.plugins.compressors),
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        position=position_in(optimizer),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    check_passes(backward_passes_per_step)
+    refuse_deferred(parameter for group in optimizer.param_groups for parameter in group["params"])
+    names = names_of(optimizer, named_parameters)
+    if op not in (Average, Sum, Adasum):
+        raise UsageError(f"DistributedOptimizer computes Average, Sum or Adasum, not {Op(op).name}")
+    if op is Adasum and runtime.topology.world_size > 1:
+        if options.process_set is not None:
+            raise NotImplementedError("op=Adasum within a process set is not supported, as in Horovod; leave one out")
+        if runtime.settings.strategy:
+            raise UsageError(
+                f"op=Adasum exchanges no gradients, and --strategy {runtime.settings.strategy} is about them; "
+                "leave one out"
+            )
+        compressor = tensor_compressor(compression)
+        return bind_adasum(optimizer, runtime, names=names, compression=compressor, passes=backward_passes_per_step)
+    check_counts_alone(runtime, backward_passes_per_step)
+    check_leaves_model(runtime.plan, "DistributedOptimizer")
+    accumulation = None
+    if backward_passes_per_step != 1:
+        accumulation = Accumulation(passes=backward_passes_per_step, average=False, stepwise=False)
+    framework = TorchFramework()
+    update = planned_update(
+        runtime, runtime.plan, framework, accumulation=accumulation, average=op is not Sum, options=options
+    )
+    bound = framework.bind_update(optimizer, update, names=names)
+    bound._unidist.warns = True
+    return bound
+
+
+def _check_owned(optimizer: torch.optim.Optimizer, names: Any) -> None:
+    owned = {id(tensor) for tensor in names.values()}
+    strays = sum(id(parameter) not in owned for group in optimizer.param_groups for parameter in group["params"])
+    if strays:
+        raise UsageError(
+            f"the optimizer has {strays} parameters that are not the model's. Create the optimizer after the model "
+            "is final, from model.parameters(); for parameters of several models use DistributedOptimizer."
+        )

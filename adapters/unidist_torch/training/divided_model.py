@@ -1,0 +1,71 @@
+"""What goes before and after the division of a model over ranks: equal values first, then the optimizer follows.
+
+A strategy cuts parameters in place (the object stays, its `data` is a part), or leaves whole ones to other ranks. The
+optimizer was made for all of them: here it forgets what is elsewhere, and its state is cut like the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.checkpoint.state import PlacesParameters
+from unidist.errors import UsageError
+from unidist_torch.framework import TorchFramework
+from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.optimizer.elementwise import needs_whole_tensors
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+
+def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, runtime: Context) -> None:
+    """Give all ranks rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks."""
+    framework = TorchFramework()
+    state = framework.model_state(model)
+    broadcast_parameters(state, root_rank=0)
+    if optimizer.state:
+        broadcast_optimizer_state(optimizer, root_rank=0)
+    for kind in sorted({"host"} | {memory_kind(tensor).partition(":")[0] for tensor in state.values()}):
+        runtime.divide(memory=kind)
+
+
+def follow_model(optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Tensor], places: PlacesParameters) -> None:
+    """Let the optimizer of the whole model be that of this rank's part.
+
+    Args:
+        optimizer: not bound yet.
+        names: the parameters of this rank's part, by path.
+        places: where they belong in the whole model.
+
+    Raises:
+        UsageError: parameters are cut, and the optimizer needs whole ones.
+    """
+    cut = {}
+    for path, parameter in names.items():
+        placement = places.placement(path, tuple(parameter.shape), dtype_of(parameter))
+        if placement.shape != tuple(parameter.shape):
+            cut[parameter] = placement
+    if needs_whole_tensors(optimizer) and cut:  # asked in any case: it refuses optimizers that look at all parameters
+        first = next(iter(cut.values())).name
+        raise UsageError(
+            f"{type(optimizer).__name__} looks at a parameter's whole tensor, and {first!r} (with {len(cut) - 1} more) "
+            "is cut over ranks. Use an element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline and zero, "
+            "which leave parameters whole"
+        )
+    held = {id(parameter) for parameter in names.values()}
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) in held]
+    for parameter in [each for each in optimizer.state if id(each) not in held]:
+        del optimizer.state[parameter]
+    for parameter, placement in cut.items():
+        state: dict[str, Any] = optimizer.state.get(parameter, {})
+        for slot, value in state.items():
+            if isinstance(value, torch.Tensor) and tuple(value.shape) == placement.shape:
+                for dim, indices in enumerate(placement.indices):
+                    if len(indices) != value.shape[dim]:
+                        value = value.index_select(dim, torch.tensor(indices, device=value.device))
+                state[slot] = value.clone()

@@ -1,0 +1,149 @@
+"""`TrainStep`: one call that trains on a batch, the same with every strategy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.elastic.batches import Deal
+from unidist.elastic.step_training import DealsAnew, Policy, StepTraining, passes_of_step, training_of
+from unidist.runtime import context
+from unidist.strategy.plan import StrategyLike
+from unidist.training.binding import step_strategy
+from unidist.training.mean_loss import MeanLoss
+from unidist_torch.elastic.state import shares_parameters
+from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
+from unidist_torch.framework import TorchFramework
+from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
+from unidist_torch.training.distribute import spread
+
+if TYPE_CHECKING:
+    from unidist.control.elastic.member import Member
+
+
+class TrainStep:
+    """Forward, backward, exchange and update in one call, which is the same with every strategy.
+
+        step = ud.TrainStep(model, optimizer, torch.nn.functional.cross_entropy)
+        for x, y in ud.shard(loader):
+            loss = step(x, y)
+
+    Takes the place of `distribute` and of the loop's forward, backward, `step` and `zero_grad`; needed by strategies
+    that run the passes themselves (`pipeline`). Copies rank 0's model to all ranks. Collective, and so is every call
+    of its methods.
+
+    Args:
+        model: built alike on every rank, whole.
+        optimizer: over the model's parameters. With strategies that divide the model it is over this rank's part of
+            them afterwards.
+        loss_fn: takes what the model returns and the targets, and returns the mean loss over the samples, a scalar.
+        strategy: a strategy line ("pipeline=2,zero=1"), strategy objects, or a list of both; default: the command
+            line's (`unidist launch --strategy`), else plain data parallelism.
+        elastic: what a job does whose ranks come and go (`unidist launch --min-np`): True, or a `ud.elastic.Policy`:
+            each call is a transaction, and the loader of `ud.shard` that the batches come from deals them out anew,
+            see docs/elastic.md; False: nothing; default: True where the batches come from such a loader and no
+            `ud.elastic.run` leads the training. In other jobs True deals the samples out in the same way.
+
+    Attributes:
+        model: as this rank holds it.
+        optimizer: the same object, bound.
+
+    Raises:
+        ConfigurationError: the strategies do not fit the world, each other, the model or an elastic job.
+        NotInitializedError: `init()` was not called.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFunction,
+        strategy: StrategyLike = None,
+        *,
+        elastic: bool | Policy | None = None,
+    ) -> None:
+        runtime = context.current()
+        plan = runtime.plan_for(strategy)
+        if elastic:
+            passes_of_step(plan)
+        runs = step_strategy(plan)
+        make: Any = WholeStepRunner if runs is None else runs.runner_for(TorchFramework())
+        self.model = spread(model, optimizer, plan, in_backward=False)
+        self.optimizer: Any = optimizer
+        self._make_runner = lambda loss: make(self.model, loss, optimizer)
+        self._loss_fn = loss_fn
+        self._runner: StepRunner = self._make_runner(loss_fn)
+        self._mean_loss = MeanLoss(runtime)
+        self._plan, self._elastic = plan, elastic
+        self._has_begun = False
+        self._training: StepTraining | None = None
+
+    def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Train on one batch.
+
+        With `accumulate=N` every N-th call updates the parameters.
+
+        Args:
+            inputs: this rank's share of the batch along the data axis, the same on all ranks along the others: one
+                value, a tuple of positional arguments for the model, or a mapping of keyword arguments.
+            targets: likewise, for the loss function.
+
+        Returns:
+            The mean loss over the batches of all ranks, a detached scalar, equal on every rank.
+
+            A step of an elastic job that was broken off, and a rank's first one where the others are further, return
+            that of the last step that counts (NaN: there was none).
+
+        Raises:
+            PeerLostError: a rank has died or could not go on; names it. Not in elastic training.
+            UsageError: elastic training is asked for, and the batches do not come from `ud.shard`.
+        """
+        if not self._has_begun:
+            self._training = training_of(context.current(), self._elastic, self._make_training)
+            self._has_begun = True
+        self.model.train()
+        if self._training is not None:
+            return self._like_parameters(self._training.step(lambda deal: self._take(deal, inputs, targets)))
+        loss = self._runner.run(inputs, targets)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self._mean(loss)
+
+    def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Return the mean loss of a batch in evaluation mode; arguments as for a call. Changes nothing.
+
+        In elastic training it is not collective: that of this rank's batch, as ranks come and go in between.
+        """
+        if self._training is not None:
+            return self._like_parameters(float(self._runner.evaluate(inputs, targets)))
+        return self._mean(self._runner.evaluate(inputs, targets))
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
+        return self._runner.predict(inputs)
+
+    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self._mean_loss(float(loss)), dtype=loss.dtype, device=loss.device)
+
+    # Elastic training
+
+    def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
+        passes = passes_of_step(self._plan)
+        together = shares_parameters(self.model)
+        self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
+        return StepTraining(
+            membership,
+            feed,
+            policy,
+            lambda progress: TrainingState(self.model, self.optimizer, progress, policy.state),
+            passes=passes,
+        )
+
+    def _take(self, deal: Deal, inputs: Any, targets: Any) -> float:
+        assert self._training is not None, "it calls this"
+        return self._pieces.train(deal, inputs, targets, batch_size=self._training.progress.batch_size)
+
+    def _like_parameters(self, loss: float) -> torch.Tensor:
+        parameter = next(self.model.parameters())
+        return torch.tensor(loss, dtype=parameter.dtype, device=parameter.device)

@@ -1,0 +1,272 @@
+"""The ranks of one host, as the launcher sees them over a connection: their output, their ends, signals to them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from unidist.control.connection import Connection, ConnectionLost
+from unidist.control.coordinator import BEATS_PER_LIMIT
+from unidist.control.wire import Message, WireError
+from unidist.errors import ConfigurationError
+from unidist.jobs.processes import HostShare, LocalProcesses, free_port, watch_exit
+from unidist.topology import Topology
+from unidist_launch.agent.order import AgentOrder
+from unidist_launch.output.lines import Stream
+
+_TURN_SEC = 0.05
+_LAST_OUTPUT_SEC = 1.0
+_GOODBYE_SEC = 1.0
+_READ_BYTES = 1 << 16
+_MAX_READS = 256
+_MAX_UNTAKEN_BYTES = 4 << 20
+"""Output that the launcher has not taken yet; with more, ranks wait for their pipes as they do for a slow terminal."""
+
+
+class _Pipe(NamedTuple):
+    rank: int
+    stream: Stream
+
+
+class AgentRanks:
+    """Runs the host's ranks. A context manager; leaving it kills what is left and closes the connection.
+
+    Args:
+        order: the agent's orders.
+        connection: to the control server.
+        server: address at which this host reaches the control server.
+        address: at which the other hosts reach this one.
+    """
+
+    def __init__(self, order: AgentOrder, connection: Connection, *, server: str, address: str) -> None:
+        self._order = order
+        self._connection = connection
+        self._reached = server
+        self._server = f"[{server}]:{order.port}" if ":" in server else f"{server}:{order.port}"
+        self._address = address
+        self._heartbeat_sec = order.heartbeat_sec
+        self._heard = self._beat = time.monotonic()
+        self._processes: LocalProcesses | None = None
+        self._places: tuple[Topology, ...] = ()
+        self._ended: set[int] = set()
+        self._is_done = self._may_leave = False
+        self._num_untaken = 0
+        self._stack = ExitStack()
+        self._stack.callback(lambda: self._connection.close())
+        self._selector = self._stack.enter_context(selectors.DefaultSelector())
+        self._pipes = self._stack.enter_context(selectors.DefaultSelector())
+        self._selector.register(connection, selectors.EVENT_READ, self._receive)
+
+    def introduce(self) -> None:
+        """Say who this is, and what this host is like; before `run`.
+
+        Raises:
+            ConnectionLost: the launcher is gone.
+        """
+        self._connection.send(self._facts())
+
+    def run(self) -> None:
+        """Do what the launcher says until it has no more use for this agent.
+
+        Raises:
+            ConnectionLost: the launcher is gone, or silent for too long.
+        """
+        self._watch_termination()
+        while not self._may_leave:
+            self._turn()
+            if self._processes is not None and not self._is_done:
+                self._collect_exits()
+                if len(self._ended) == len(self._places):
+                    self._finish()
+        self._send({"type": "goodbye"})
+        deadline = time.monotonic() + _GOODBYE_SEC
+        while self._connection.pending_bytes and time.monotonic() < deadline:
+            self._turn()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _facts(self) -> Message:
+        return {
+            "type": "agent",
+            "host": self._order.host,
+            "name": socket.gethostname(),
+            "address": self._address,
+            "launcher": self._reached,
+            "port": free_port(self._address),
+            "cores": len(os.sched_getaffinity(0)),
+            "pid": os.getpid(),
+        }
+
+    def _turn(self) -> None:
+        """Wait for the next event and deal with it; keep up the heartbeat."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._connection.pending_bytes else 0)
+        if self._selector.get_key(self._connection).events != wanted:
+            self._selector.modify(self._connection, wanted, self._receive)
+        self._look()
+        now = time.monotonic()
+        if now - self._beat >= self._heartbeat_sec / BEATS_PER_LIMIT:
+            self._beat = now
+            self._send({"type": "beat"})
+        if now - self._heard > self._heartbeat_sec:
+            raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
+
+    def _look(self) -> None:
+        """Wait a moment for what comes from the ranks, the launcher and signals, and deal with it."""
+        for key, _ in self._selector.select(_TURN_SEC):
+            key.data()
+        self._watch_pipes()
+
+    def _watch_termination(self) -> None:
+        """Tell the launcher when this agent gets SIGTERM, as from a scheduler that wants its host: it ends the job.
+
+        A handler, not SIG_IGN, which the ranks would inherit.
+        """
+        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stack.callback(os.close, read_end)
+        self._stack.callback(os.close, write_end)
+
+        def tell() -> None:
+            os.read(read_end, 4096)
+            if self._order.tells_termination:
+                self._send({"type": "terminating"})
+
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, -1)
+        self._selector.register(read_end, selectors.EVENT_READ, tell)
+
+    def _read_pipes(self) -> None:
+        for key, _ in self._pipes.select(0):
+            self._read(key.fd, key.data)
+
+    def _watch_pipes(self) -> None:
+        """Look at the pipes only while the launcher keeps up with what it is sent."""
+        wanted = self._num_untaken < _MAX_UNTAKEN_BYTES
+        if wanted != (self._pipes in self._selector.get_map()):
+            if wanted:
+                self._selector.register(self._pipes, selectors.EVENT_READ, self._read_pipes)
+            else:
+                self._selector.unregister(self._pipes)
+
+    def _receive(self) -> None:
+        self._connection.flush()
+        try:
+            messages = self._connection.receive()
+        except WireError as exc:
+            raise ConnectionLost(str(exc)) from exc
+        for message in messages:
+            self._heard = time.monotonic()
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "start":
+            self._start(message)
+        elif kind == "signal" and self._processes is not None:
+            self._processes.signal(int(message["number"]))
+        elif kind == "taken":
+            self._num_untaken -= int(message["bytes"])
+        elif kind == "end":
+            self._may_leave = True
+        elif kind == "failed":
+            raise ConfigurationError(str(message["text"]))
+
+    def _start(self, message: Message) -> None:
+        self._places = tuple(Topology(*place) for place in message["places"])
+        variables = {
+            "UNIDIST_CONTROL_ADDRESS": self._server,
+            "UNIDIST_HOST_ADDRESS": message["addresses"][self._order.host],
+            "UNIDIST_GENERATION": str(message["generation"]),
+        }
+        defaults = {"MASTER_ADDR": message["addresses"][0], "MASTER_PORT": str(message["master_port"])}
+        secret = bytes.fromhex(self._order.secret)
+        # Ranks of a host meet by what stands before the slash; each agent sweeps its own, by all of it.
+        job_id = f"{self._order.job_id}.{self._places[0].node_rank}/{self._order.host}"
+        share = HostShare(job_id, secret, self._places, variables, defaults)
+        try:
+            self._processes = self._stack.enter_context(
+                LocalProcesses(len(self._places), env=self._order.env, die_with_thread=True, share=share)
+            )
+            pids = [self._start_rank(place.rank) for place in self._places]
+        except ConfigurationError as exc:
+            self._send({"type": "refused", "text": str(exc)})
+            self._ended = {place.rank for place in self._places}
+            self._is_done = True
+            return
+        self._send({"type": "started", "pids": pids})
+
+    def _start_rank(self, rank: int) -> int:
+        assert self._processes is not None
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        process = self._processes.start(self._order.command, stdin=null, stdout=pipe, stderr=pipe)
+        for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
+            assert file is not None
+            self._stack.callback(file.close)
+            os.set_blocking(file.fileno(), False)
+            self._pipes.register(file, selectors.EVENT_READ, _Pipe(rank, stream))
+        exit_fd = watch_exit(process)
+        if exit_fd is not None:
+            self._stack.callback(os.close, exit_fd)
+            self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._selector.unregister, exit_fd))
+        return process.pid
+
+    def _read(self, fd: int, pipe: _Pipe) -> bool:
+        """Read once from a rank's pipe and pass it on; False when there is nothing more at the moment."""
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._pipes.unregister(fd)
+        self._num_untaken += len(data)
+        text = base64.b64encode(data).decode()
+        self._send({"type": "output", "rank": pipe.rank, "stream": int(pipe.stream), "data": text})
+        return bool(data)
+
+    def _collect_exits(self) -> None:
+        assert self._processes is not None
+        exits = []
+        for place, process in zip(self._places, self._processes.processes, strict=True):
+            if place.rank in self._ended or process.poll() is None:
+                continue
+            self._ended.add(place.rank)
+            for key in [key for key in self._pipes.get_map().values() if key.data.rank == place.rank]:
+                for _ in range(_MAX_READS):
+                    if not self._read(key.fd, key.data):
+                        break
+            exits.append([place.rank, process.pid, process.returncode])
+        if exits:
+            self._send({"type": "exits", "exits": exits})
+
+    def _finish(self) -> None:
+        """All ranks have ended: end what they left behind, and say so."""
+        assert self._processes is not None
+        self._processes.close()
+        deadline = time.monotonic() + _LAST_OUTPUT_SEC
+        while (keys := list(self._pipes.get_map().values())) and time.monotonic() < deadline:
+            read = [self._read(key.fd, key.data) for key in keys]
+            if not any(read):
+                self._pipes.select(_TURN_SEC)
+        self._is_done = True
+        self._send({"type": "done"})
+
+    def _send(self, message: Message) -> None:
+        self._connection.send(message)
+
+
+__all__ = ["AgentRanks"]

@@ -1,0 +1,178 @@
+"""`unidist launch`: from options, file and environment to a checked job, then to its launcher."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import resource
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unidist.errors import ConfigurationError
+from unidist.jobs import preflight
+from unidist.launcher import Host, Job, KnowsHosts, RemoteShell, RunsElasticJobs
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import VARIABLES, Settings
+from unidist_launch.display.grouped_help import GroupedCommand
+from unidist_launch.options import command_line, elastic_options, horovodrun, job_environment
+from unidist_launch.options import hosts as host_list
+from unidist_launch.options.launch_options import add_options
+
+_HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
+"""The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
+
+
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+)
+@add_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> int:
+    """Run COMMAND on N processes of this machine, or of several.
+
+    COMMAND is a Python script (a path ending in .py), a module after -m, or any program, with its
+    arguments. Options of `unidist launch` stand before it.
+
+    \b
+      unidist launch -np 4 train.py --lr 0.1
+      unidist launch -np 4 -m package.train
+      unidist launch -np 4 bash -c 'echo $RANK'
+      unidist launch -np 8 -H node1:4,node2:4 train.py
+
+    The exit code is that of the process that failed first (128 + n for signal n), or 2 when the command
+    itself is wrong. Ctrl-C ends all ranks; a second one kills them at once. The flags of horovodrun work
+    too, or are refused with what to use instead.
+    """
+    env = job_environment.variables(ctx, options, here=False)
+    merged = {**os.environ, **env}
+    settings = Settings.read(merged)
+    job_environment.check_timeline(options, settings)
+    manager = PluginManager(settings.disabled_plugins).load()
+    given = _given_hosts(options)
+    here = all(map(host_list.is_local, given))
+    launcher_name = _launcher_name(options, manager, given)
+    launcher = manager.launchers.get(launcher_name).load()
+    if not given and isinstance(launcher, KnowsHosts):
+        given = launcher.hosts()
+    num_proc = _num_proc(ctx, options, given)
+    hosts = host_list.used(given, num_proc) if given else ()
+    is_elastic = elastic_options.is_elastic(options)
+    elastic = elastic_options.limits(options, num_proc, given, settings) if is_elastic else None
+    if elastic is not None and (warning := elastic_options.never_reached(elastic, num_proc, given)):
+        click.echo(f"unidist: warning: {warning}", err=True)
+    if is_elastic and not isinstance(launcher, RunsElasticJobs):
+        raise ConfigurationError(
+            f"launcher {launcher_name!r} keeps the ranks that it started; leave --launcher out, or the options of "
+            "elastic jobs (--min-np, --max-np, --host-discovery-script)."
+        )
+    ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
+    _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
+    full_command = command_line.resolve(command, module=options["module"], environ=merged)
+    output_dir: Path | None = options["output_dir"]
+    _check_descriptors(num_proc, output_dir)
+    place = host_list.places(hosts)[0][0] if hosts else None
+    preflight.check(settings, num_proc, manager, topology=place, elastic=is_elastic)
+    usable = launcher.availability()
+    if not usable.usable:
+        raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")
+    if options["verbose"]:
+        click.echo(f"unidist: {num_proc} x {' '.join(full_command)}", err=True)
+        for name in sorted(env):
+            click.echo(f"unidist: {name}={env[name]}", err=True)
+    job = Job(
+        command=full_command,
+        num_proc=num_proc,
+        elastic=elastic,
+        env=env,
+        output_dir=output_dir,
+        grace_period=timedelta(seconds=options["grace_period"]),
+        verbose=options["verbose"],
+        quiet=options["quiet"],
+        timestamps=options["prefix_output_with_timestamp"],
+        hosts=hosts if elastic is None else given,
+        remote_shell=_remote_shell(options, here and (elastic is None or elastic.discovery_script is None)),
+        network_interfaces=job_environment.network_interfaces(options),
+        start_timeout=settings.start_timeout,
+        heartbeat=settings.heartbeat,
+    )
+    return launcher.run(job)
+
+
+def _given_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Return the hosts that the user names; none: this host, or what the launcher knows."""
+    if options["hosts"] is not None and options["hostfile"] is not None:
+        raise ConfigurationError("-H and --hostfile exclude each other; give one of them.")
+    if options["hosts"] is not None:
+        return host_list.parse(options["hosts"])
+    if options["hostfile"] is not None:
+        return host_list.read_hostfile(options["hostfile"])
+    return ()
+
+
+def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tuple[Host, ...]) -> str:
+    """Return the launcher that was asked for; else the one that belongs to where this is, or to the given hosts."""
+    if options["launcher"]:
+        return str(options["launcher"])
+    is_elastic = elastic_options.is_elastic(options)
+    if not given and options["host_discovery_script"] is None:
+        for spec in manager.launchers:
+            is_here = spec.marker and os.environ.get(spec.marker)
+            if is_here and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
+                return spec.name
+    if is_elastic:
+        return _ELASTIC
+    return _HERE if all(map(host_list.is_local, given)) else _ELSEWHERE
+
+
+def _num_proc(ctx: click.Context, options: Mapping[str, Any], hosts: tuple[Host, ...]) -> int:
+    """Return the number of ranks; where it is not given, that of the slots which the launcher knows."""
+    if options["num_proc"] is not None:
+        return int(options["num_proc"])
+    if hosts and options["hosts"] is None and options["hostfile"] is None:
+        return sum(host.slots for host in hosts)
+    parameter = next(each for each in ctx.command.params if each.name == "num_proc")
+    raise click.MissingParameter(ctx=ctx, param=parameter)
+
+
+def _remote_shell(options: Mapping[str, Any], here: bool) -> RemoteShell:
+    given = [name for name in ("ssh_port", "ssh_identity_file", "ssh_command") if options[name] is not None]
+    if given and here:
+        raise ConfigurationError(
+            f"--{given[0].replace('_', '-')} says how to reach other hosts, but all ranks run on this one; name the "
+            "others by -H or --hostfile, or leave it out."
+        )
+    return RemoteShell(
+        command=options["ssh_command"] or "ssh",
+        port=options["ssh_port"],
+        identity_file=options["ssh_identity_file"],
+    )
+
+
+def _warn_of_variables(environ: Mapping[str, str], settings: Settings) -> None:
+    for warning in horovodrun.warnings_of_variables(environ, engine=settings.engine):
+        click.echo(f"unidist: warning: {warning}", err=True)
+    for name in sorted(environ):
+        if name.startswith("UNIDIST_") and name not in VARIABLES:
+            # Plugins have variables of their own; only what looks like one of ours is worth a word.
+            for near in difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85):
+                click.echo(f"unidist: warning: variable {name} is not one of unidist's; did you mean {near}?", err=True)
+
+
+def _check_descriptors(num_proc: int, output_dir: Path | None) -> None:
+    """Refuse a number of ranks whose pipes and files this process could not hold open."""
+    needed = 64 + num_proc * (3 if output_dir is None else 5)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise ConfigurationError(
+            f"-np {num_proc} needs {needed} open files in the launcher, but {allowed} are allowed here. "
+            f"Start fewer processes, or raise the limit: `ulimit -n {needed}`."
+        )
+
+
+horovodrun.accept_flags(launch)

@@ -1,0 +1,88 @@
+"""How the agents of an elastic job are started, and what they are told first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from unidist._version import __version__
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host, Job
+from unidist_launch.agent.agent import interface_address
+from unidist_launch.agent.order import AgentOrder, exported_variables
+from unidist_launch.elastic_job.state import Identity
+from unidist_launch.launchers.ssh import SshAgents
+from unidist_launch.options import hosts as host_list
+from unidist_launch.remote.hosts import AgentStarter, LocalAgents
+
+StarterOf = Callable[[Host], AgentStarter]
+"""How the agent of a host is started."""
+
+
+def by_ssh(job: Job, *, is_here: bool) -> StarterOf:
+    """Return how agents are started where nobody else does it: here at once, elsewhere by ssh.
+
+    Args:
+        job: the job.
+        is_here: no other host can ever be among the job's.
+
+    Raises:
+        ConfigurationError: other hosts cannot be reached so.
+    """
+    here = LocalAgents()
+    elsewhere = None if is_here else SshAgents(job.remote_shell)
+    return lambda host: here if elsewhere is None or host_list.is_local(host) else elsewhere
+
+
+class Orders:
+    """The orders of one job.
+
+    Args:
+        job: the job; `job.elastic` is set.
+        identity: of the job.
+        port: of the control server.
+        starter_of: how the agent of a host is started.
+    """
+
+    def __init__(self, job: Job, identity: Identity, port: int, starter_of: StarterOf) -> None:
+        self._job = job
+        self._identity = identity
+        self._port = port
+        self.starter_of = starter_of
+
+    def order_for(self, index: int, starter: AgentStarter) -> AgentOrder:
+        """Return the orders of the agent of this index."""
+        assert self._job.elastic is not None
+        limits = self._job.elastic
+        orphan_sec = 0.0 if limits.state_dir is None else limits.orphan_timeout.total_seconds()
+        variables = {"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{limits.timeout.total_seconds():g}"}
+        if orphan_sec:
+            variables["UNIDIST_ORPHAN_TIMEOUT_SEC"] = f"{orphan_sec:g}"
+        if limits.durable is not None:
+            variables |= limits.durable.variables()
+        return AgentOrder(
+            version=__version__,
+            host=index,
+            job_id=self._identity.job_id,
+            secret=self._identity.secret.hex(),
+            port=self._port,
+            index_variable=starter.index_variable,
+            address_variable=starter.address_variable,
+            launcher_addresses=starter.addresses or self._own_addresses(),
+            network_interfaces=self._job.network_interfaces,
+            command=self._job.command,
+            env={**variables, **self._job.env},
+            exported=exported_variables() if starter.exports else {},
+            folder=os.getcwd(),
+            heartbeat_sec=self._job.heartbeat.total_seconds(),
+            connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
+            is_elastic=True,
+            orphan_sec=orphan_sec,
+        )
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
+        try:
+            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
+        except ConfigurationError:
+            return ()

@@ -1,0 +1,268 @@
+"""One run of an elastic job: agents, workers and the coordinator, until the script has come to its end.
+
+What the world is to be, the coordinator decides, in the control server's thread. This loop hears what happens and
+passes it on: to the supply, which starts processes where there is room for them, and to the ends, which say how they
+ended and give up when nothing gets on.
+"""
+
+from __future__ import annotations
+
+import base64
+import selectors
+import signal
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from unidist.control.coordinator import HostCame, HostLost, HostSaid
+from unidist.control.elastic.coordinator import Beat, Happened
+from unidist.control.wire import Message
+from unidist.errors import ConfigurationError
+from unidist.launcher import Job
+from unidist_launch.elastic_job.ends import WorkerEnds
+from unidist_launch.elastic_job.orders import StarterOf
+from unidist_launch.elastic_job.parts import ElasticParts
+from unidist_launch.elastic_job.resume import Resumption
+from unidist_launch.elastic_job.supply import Supply
+from unidist_launch.output.lines import Stream
+from unidist_launch.remote.signals import ForwardedSignals
+from unidist_status.board import StatusBoard
+
+_TURN_SEC = 0.05
+_STACKS_SEC = 0.5
+
+
+class ElasticRun:
+    """Runs an elastic job. To be used once, from the main thread.
+
+    Args:
+        job: the job; `job.elastic` is set.
+        stack: takes what has to be given back.
+        starter_of: how the agent of a host is started, where somebody else has lent all the hosts, and takes them back
+            as he likes; None: here at once, elsewhere by ssh.
+
+    Raises:
+        ConfigurationError: the job cannot be started so.
+    """
+
+    def __init__(self, job: Job, stack: ExitStack, *, starter_of: StarterOf | None = None) -> None:
+        self._parts = parts = ElasticParts(job, stack, starter_of)
+        self._is_lent = starter_of is not None
+        self._is_taken_back = False
+        self._status = StatusBoard(job, parts.log, parts.output, stack)
+        self._supply = Supply(self._parts)
+        self._ends = WorkerEnds(self._parts)
+        self._resumption = Resumption(self._parts, self._ends)
+        if self._resumption.has_taken_over:
+            self._status.take_over(parts)
+        has_begun = self._parts.generation >= 0
+        self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
+        self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))
+
+    def run(self) -> int:
+        """See the job through; returns the exit code.
+
+        Raises:
+            ConfigurationError: no host can run it; nothing is left running.
+        """
+        parts = self._parts
+        parts.selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        parts.selector.register(parts.server.events_fd, selectors.EVENT_READ, lambda: None)
+        parts.server.start()
+        if self._resumption.has_taken_over:
+            parts.log.publish("resumed", generation=parts.generation, workers=[each.number for each in parts.workers])
+        else:
+            parts.log.publish("job", command=list(parts.job.command), num_proc=parts.job.num_proc)
+        while not self._is_over():
+            self._supply.discover()
+            self._supply.vacate()
+            if not self._is_taken_back:
+                self._supply.fill()
+            self._resumption.keep()
+            self._turn()
+            self._watch()
+            parts.output.show(running=len(parts.workers), state=self._status.summary)
+            parts.ending.advance(parts.output)
+        parts.output.finish()
+        code = self._conclude()
+        parts.log.publish("end", exit_code=code)
+        return code
+
+    def _is_over(self) -> bool:
+        parts = self._parts
+        if parts.ending.is_hopeless:
+            return True
+        if parts.workers:
+            return False
+        return parts.is_finishing or parts.ending.has_begun or self._is_taken_back
+
+    def _conclude(self) -> int:
+        parts, verdict = self._parts, self._ends.verdict
+        if self._is_taken_back and not parts.is_finishing and not parts.ending.has_begun:
+            parts.output.message("unidist: all hosts were taken back; the ranks have left")
+            return 128 + signal.SIGTERM
+        if verdict:
+            parts.output.message(f"unidist: {verdict}")
+        code = parts.ending.conclude(parts.output)
+        return 1 if verdict and not code else code
+
+    # What happens
+
+    def _turn(self) -> None:
+        """Wait for the next event and deal with it."""
+        parts, now = self._parts, time.monotonic()
+        due = [parts.output.deadline(), *parts.ending.deadlines(), parts.slots.next_free(now)]
+        waits = [at - now for at in due if at is not None and at > now]
+        for key, _ in parts.selector.select(max(0.0, min([_TURN_SEC, *waits]))):
+            key.data()
+        self._ends.next_round()
+        for event in parts.server.take_events():
+            if isinstance(event, Happened):
+                self._note(event.kind, event.fields)
+            elif isinstance(event, Beat):
+                self._status.beat(event)
+            elif isinstance(event, HostCame):
+                self._welcome(event.host, event.facts)
+            elif isinstance(event, HostSaid):
+                self._hear_host(event.host, event.message)
+            elif isinstance(event, HostLost):
+                self._lose_host(event.host, event.reason)
+
+    def _welcome(self, index: int, facts: Message) -> None:
+        parts = self._parts
+        host = parts.hosts.by_index(index)
+        if host is None:
+            parts.tell({"type": "end"}, index)  # nobody knows it any more
+        else:
+            is_back = host.is_awaited
+            parts.hosts.came(host, facts, time.monotonic())
+            told = {"address": facts["address"], "cores": facts["cores"]}
+            parts.log.publish("host_joined", host=host.name, index=index, **told)
+            if is_back:
+                self._resumption.welcome(host, facts)
+            if facts.get("terminating"):
+                self._terminate_host(index)
+
+    def _hear_host(self, index: int, message: Message) -> None:
+        parts, kind = self._parts, message["type"]
+        if kind == "output":
+            data = base64.b64decode(message["data"])
+            if data:
+                parts.output.feed(int(message["rank"]), Stream(message["stream"]), data)
+                parts.workers.wrote(int(message["rank"]), Stream(message["stream"]), data)
+            parts.tell({"type": "taken", "bytes": len(data)}, index)
+        elif kind == "started":
+            worker = parts.workers.get(int(message["worker"]))
+            if worker is not None:
+                worker.pid = int(message["pid"])
+                parts.log.publish("process", worker=worker.number, seat=worker.seat, pid=worker.pid)
+        elif kind == "ended":
+            number = int(message["worker"])
+            parts.server.call(lambda: parts.coordinator.process_ended(number, now=time.monotonic()))
+        elif kind == "exit":
+            self._ends.end_worker(int(message["worker"]), int(message["returncode"]))
+        elif kind == "refused":
+            host = parts.hosts.by_index(index)
+            raise ConfigurationError(f"host {host.name if host else index}: {message['text']}")
+        elif kind == "terminating":
+            self._terminate_host(index)
+
+    def _terminate_host(self, index: int) -> None:
+        parts = self._parts
+        host = parts.hosts.by_index(index)
+        if host is not None and not host.is_terminating:
+            host.is_terminating = True
+            parts.log.publish("host_terminating", host=host.name)
+            for worker in parts.workers.of_host(index):
+                parts.retire(worker.number)
+            # Those without an agent are as little the job's any more: what takes them back has nobody there to tell.
+            self._is_taken_back = self._is_lent and not any(each.is_up for each in parts.hosts.by_name.values())
+
+    def _lose_host(self, index: int, reason: str) -> None:
+        parts = self._parts
+        host = parts.hosts.by_index(index)
+        if host is None:
+            return
+        said = parts.hosts.text(host)
+        text = f"host {host.name} was lost: {reason}{'; ' + said if said else ''}"
+        parts.log.publish("host_lost", host=host.name, reason=reason)
+        parts.hosts.lost(host, time.monotonic())
+        for worker in parts.workers.of_host(index):
+            self._ends.end_worker(worker.number, 1, host_lost=text)
+
+    def _note(self, kind: str, fields: dict[str, Any]) -> None:
+        """The coordinator has done something."""
+        parts, now = self._parts, time.monotonic()
+        parts.log.publish(kind, **fields)
+        worker = parts.workers.get(int(fields.get("worker", -1)))
+        if kind == "generation":
+            self._begin_generation(fields, now)
+        elif kind == "short":
+            self._deadline = now + parts.limits.timeout.total_seconds()
+        elif kind == "enough":
+            self._deadline = None
+        elif kind == "state_lost":
+            self._ends.give_up(str(fields["reason"]))
+        elif kind == "joined" and worker is not None:
+            worker.is_ready = True
+        elif kind == "leaving" and worker is not None:
+            worker.is_leaving = True
+        elif kind == "left" and worker is not None:
+            worker.is_leaving = worker.has_left = True
+        elif kind == "hung" and worker is not None:
+            # Its stacks first, if it still can show them; then it is killed.
+            worker.kill_at = now + _STACKS_SEC
+            parts.signal_worker(worker.number, worker.host, signal.SIGUSR2)
+
+    def _begin_generation(self, fields: dict[str, Any], now: float) -> None:
+        parts = self._parts
+        parts.generation = int(fields["generation"])
+        self._deadline = None
+        for number in fields["workers"]:
+            worker = parts.workers.get(number)
+            if worker is not None and worker.joined is None:
+                worker.joined = now
+        impatient = parts.patience.world_began(int(fields["progress"]))
+        if impatient:
+            self._ends.give_up(impatient)
+
+    # What nobody reports
+
+    def _watch(self) -> None:
+        """Look after agents that do not come, deadlines, and workers that hang."""
+        parts, now = self._parts, time.monotonic()
+        parts.hosts.reap()
+        for number, asked in self._status.take_signals():
+            worker = parts.workers.get(number)
+            if worker is not None:
+                parts.signal_worker(number, worker.host, asked)
+        for host, why in parts.hosts.failed():
+            parts.log.publish("host_failed", host=host.name, reason=why)
+            parts.hosts.lost(host, now)
+            none_came = all(each.failures and not each.is_up for each in parts.hosts.by_name.values())
+            if none_came and parts.generation < 0 and parts.discovery is None:
+                raise ConfigurationError(f"host {host.name}: {why}")
+        for worker in parts.workers:
+            if worker.kill_at is not None and now >= worker.kill_at:
+                worker.kill_at = None
+                parts.signal_worker(worker.number, worker.host, signal.SIGKILL)
+        if not parts.workers and self._deadline is None:  # nobody waits who could be short of others
+            self._deadline = now + parts.limits.timeout.total_seconds()
+        if self._deadline is not None and now >= self._deadline and not parts.ending.has_begun:
+            self._deadline = None
+            self._out_of_time()
+
+    def _out_of_time(self) -> None:
+        parts, seconds = self._parts, self._parts.limits.timeout.total_seconds()
+        if parts.generation < 0 and not parts.coordinator.membership.accepts_fewer:
+            # Horovod's order: -np is what one wishes, --min-np what one needs.
+            self._deadline = time.monotonic() + seconds
+            parts.server.call(lambda: parts.coordinator.accept_fewer(now=time.monotonic()))
+            return
+        self._ends.give_up(
+            f"there were fewer than {parts.limits.min_num} processes (--min-np) for {seconds:g} seconds "
+            "(--elastic-timeout)"
+        )
+
+
+__all__ = ["ElasticRun"]

@@ -1,0 +1,88 @@
+"""The processes of an elastic job, as the launcher knows them, and the labels under which their output is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from unidist_launch.output.lines import Stream
+
+
+@dataclass(eq=False)
+class StartedWorker:
+    """A process that was started.
+
+    Args:
+        number: of the worker.
+        seat: label of its output; free again when it has ended.
+        host: index of the agent that has it.
+        pid: its process, when the agent has told.
+        is_ready: it waits to come into a world, or has been in one.
+        joined: when it first came into a world.
+        is_leaving: it was asked to go, or has said that it goes.
+        has_left: it was let go.
+        kill_at: when it is to be killed, because it hangs.
+        last_bytes: the last byte that it wrote, by stream.
+    """
+
+    number: int
+    seat: int
+    host: int
+    pid: int = 0
+    is_ready: bool = False
+    joined: float | None = None
+    is_leaving: bool = False
+    has_left: bool = False
+    kill_at: float | None = None
+    last_bytes: dict[Stream, bytes] = field(default_factory=dict)
+
+
+class StartedWorkers:
+    """Those that run. Numbers are never used twice, seats are."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, StartedWorker] = {}
+        self._count = 0
+
+    def __iter__(self) -> Iterator[StartedWorker]:
+        return iter(list(self._by_number.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def add(self, host: int) -> StartedWorker:
+        """Return a new one, with the lowest seat that is free."""
+        taken = {worker.seat for worker in self}
+        seat = next(i for i in range(len(taken) + 1) if i not in taken)
+        worker = StartedWorker(self._count, seat, host)
+        self._by_number[self._count] = worker
+        self._count += 1
+        return worker
+
+    @property
+    def count(self) -> int:
+        """How many there have been; the number of the next one."""
+        return self._count
+
+    def take_over(self, workers: Iterable[StartedWorker], count: int) -> None:
+        """Add workers that another launcher has started; numbers below `count` are not used again."""
+        self._by_number.update({worker.number: worker for worker in workers})
+        self._count = max([self._count, count, *(number + 1 for number in self._by_number)])
+
+    def get(self, number: int) -> StartedWorker | None:
+        """Return one by its number; None if it has ended."""
+        return self._by_number.get(number)
+
+    def remove(self, number: int) -> StartedWorker | None:
+        """Forget one that has ended, and return it."""
+        return self._by_number.pop(number, None)
+
+    def of_host(self, index: int) -> list[StartedWorker]:
+        """Return those that an agent has."""
+        return [worker for worker in self if worker.host == index]
+
+    def wrote(self, seat: int, stream: Stream, data: bytes) -> None:
+        """Note how the output of a seat ends."""
+        for worker in self:
+            if worker.seat == seat:
+                worker.last_bytes[stream] = data[-1:]

@@ -1,0 +1,166 @@
+"""The local launcher: starts the ranks on this host, shows what they print, and reports how they ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import selectors
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+from unidist.engine import Availability
+from unidist.errors import ConfigurationError
+from unidist.jobs.processes import LocalProcesses, describe_exit, watch_exit
+from unidist.launcher import Job, Launcher
+from unidist_launch.options.hosts import is_local, own_names
+from unidist_launch.output.lines import Stream
+from unidist_launch.output.writer import Output
+from unidist_launch.remote.ending import Ending
+from unidist_launch.remote.failure import RankExit
+from unidist_launch.remote.signals import ForwardedSignals
+
+_EXIT_CHECK_SEC = 0.05
+_LAST_OUTPUT_SEC = 1.0
+_MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process that never stops is cut short
+
+
+class LocalLauncher(Launcher):
+    """Runs every rank of a job on this host."""
+
+    def availability(self) -> Availability:
+        """Usable on Linux, whose /proc, memfd and parent-death signal it relies on."""
+        if platform.system() == "Linux":
+            return Availability(True, f"{len(os.sched_getaffinity(0))} cores")
+        return Availability(False, f"needs Linux, this is {platform.system()}")
+
+    def run(self, job: Job) -> int:
+        """Run the job; see `Launcher.run`. To be called from the main thread, for it handles signals.
+
+        Output files are `rank.R/stdout` and `rank.R/stderr` in `job.output_dir`, byte for byte. Rank 0
+        reads this process's standard input, the others nothing.
+        """
+        other = next((host.name for host in job.hosts if not is_local(host)), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"host {other!r} is not this one ({', '.join(own_names())}), and the launcher `local` starts ranks on "
+                "this one only. Leave --launcher out, or use --launcher ssh."
+            )
+        with ExitStack() as stack:
+            return _Run(job, stack).run()
+
+
+class _Pipe(NamedTuple):
+    rank: int
+    stream: Stream
+
+
+class _Run:
+    """One run of a job: a loop over pipes, exits and signals, without threads."""
+
+    def __init__(self, job: Job, stack: ExitStack) -> None:
+        self._job = job
+        self._stack = stack
+        self._round = 0
+        self._ending = Ending(job.grace_period, signal_ranks=self._signal_ranks, host_of=lambda _: socket.gethostname())
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._output = stack.enter_context(
+            Output(
+                job.num_proc,
+                output_dir=job.output_dir,
+                quiet=job.quiet,
+                timestamps=job.timestamps,
+                give_up=lambda: self._ending.is_overdue,
+            )
+        )
+        self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
+        self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
+
+    def run(self) -> int:
+        self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        self._start()
+        while len(self._ending.exits) < len(self._processes.processes) and not self._ending.is_hopeless:
+            self._wait()
+            self._round += 1
+            self._collect_exits()
+            self._output.show(running=len(self._processes.processes) - len(self._ending.exits))
+            self._ending.advance(self._output)
+        self._processes.close()  # also what ranks left in the background, which would keep the pipes open
+        self._read_to_end()
+        self._output.finish()
+        return self._ending.conclude(self._output)
+
+    def _start(self) -> None:
+        for rank in range(self._job.num_proc):
+            if self._ending.has_begun:
+                return  # a signal came meanwhile
+            stdin = None if rank == 0 else subprocess.DEVNULL
+            process = self._processes.start(
+                self._job.command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
+                assert file is not None
+                self._stack.callback(file.close)
+                os.set_blocking(file.fileno(), False)
+                self._selector.register(file, selectors.EVENT_READ, _Pipe(rank, stream))
+            exit_fd = watch_exit(process)
+            if exit_fd is not None:
+                self._stack.callback(os.close, exit_fd)
+                # Stays readable once the process has ended: it has done its work when it has woken the loop.
+                self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._selector.unregister, exit_fd))
+            if self._job.verbose:
+                self._output.message(f"unidist: rank {rank} is process {process.pid}")
+
+    def _wait(self) -> None:
+        """Wait for the next event, and read what there is to read."""
+        now = time.monotonic()
+        due = [at for at in (self._output.deadline(), *self._ending.deadlines()) if at is not None and at > now]
+        for key, _ in self._selector.select(max(0.0, min([now + _EXIT_CHECK_SEC, *due]) - now)):
+            if isinstance(key.data, _Pipe):
+                self._read(key.fd, key.data)
+            else:
+                key.data()
+
+    def _read(self, fd: int, pipe: _Pipe) -> bool:
+        """Read once from a rank's pipe; False when there is nothing more at the moment."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(fd)
+        self._output.feed(pipe.rank, pipe.stream, data)
+        return bool(data)
+
+    def _collect_exits(self) -> None:
+        seen = {end.rank for end in self._ending.exits}
+        for rank, process in enumerate(self._processes.processes):
+            if rank in seen or process.poll() is None:
+                continue
+            for key in self._pipes(rank):
+                for _ in range(_MAX_READS):
+                    if not self._read(key.fd, key.data):
+                        break
+            tail = self._output.stderr_tail(rank)
+            end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
+            self._ending.exits.append(end)
+            if self._job.verbose:
+                self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
+
+    def _pipes(self, rank: int | None = None) -> list[selectors.SelectorKey]:
+        keys = self._selector.get_map().values()
+        return [key for key in keys if isinstance(key.data, _Pipe) and rank in (None, key.data.rank)]
+
+    def _read_to_end(self) -> None:
+        """Read what is left in the pipes; every process is gone, unless one has escaped to another user."""
+        deadline = time.monotonic() + _LAST_OUTPUT_SEC
+        while (pipes := self._pipes()) and time.monotonic() < deadline:
+            read = [self._read(key.fd, key.data) for key in pipes]
+            if not any(read):
+                self._selector.select(_EXIT_CHECK_SEC)
+
+    def _signal_ranks(self, number: int) -> None:
+        self._processes.signal(number)

@@ -1,0 +1,365 @@
+"""One run of a job over agents: the same output, report, signals and exit codes as on one host."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
+from functools import partial
+
+from unidist._version import __version__
+from unidist.control.coordinator import Coordinator, HostCame, HostLost, HostSaid
+from unidist.control.server import ControlServer
+from unidist.control.wire import Message
+from unidist.errors import ConfigurationError
+from unidist.jobs.processes import describe_exit
+from unidist.launcher import Host, Job
+from unidist.topology import Topology
+from unidist_launch.agent.agent import interface_address
+from unidist_launch.agent.order import AgentOrder, exported_variables
+from unidist_launch.options import hosts as host_list
+from unidist_launch.output.lines import Stream
+from unidist_launch.output.writer import Output
+from unidist_launch.remote.ending import Ending
+from unidist_launch.remote.failure import RankExit
+from unidist_launch.remote.hosts import AgentProcess, AgentStarter, agent_error, end_all
+from unidist_launch.remote.signals import ForwardedSignals
+
+_TURN_SEC = 0.05
+_MORE_REASONS_SEC = 1.0
+
+
+class RemoteRun:
+    """Runs a job by agents. To be used once, from the main thread.
+
+    Args:
+        job: the job.
+        hosts: the hosts that get ranks, with their numbers.
+        starter_of: how the agent of a host is started.
+        stack: takes what has to be given back.
+        secret: the job's; default: a new one.
+        port: of the control server; default: one that is free.
+        places: of each agent's ranks, where an agent has not all of a host's; then `hosts` has an item per agent.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        hosts: Sequence[Host],
+        starter_of: Callable[[Host], AgentStarter],
+        stack: ExitStack,
+        *,
+        secret: bytes | None = None,
+        port: int = 0,
+        places: Sequence[tuple[Topology, ...]] | None = None,
+    ) -> None:
+        self._job = job
+        self._places = host_list.places(hosts) if places is None else places
+        self._agents: list[AgentProcess] = []
+        for index, host in enumerate(hosts):
+            starter = starter_of(host)
+            leader = next((each for each in self._agents if each.starter is starter and starter.index_variable), None)
+            self._agents.append(AgentProcess(index, host, starter, leader))
+        self._host_of = {place.rank: i for i, places in enumerate(self._places) for place in places}
+        self._facts: dict[int, Message] = {}
+        self._pids: dict[int, int] = {}
+        self._done: set[int] = set()
+        self._lost: set[int] = set()
+        self._refused: list[str] = []
+        self._round = 0
+        self._is_running = False
+        self._commands_ended_at: float | None = None
+        self._ending = Ending(
+            job.grace_period,
+            signal_ranks=lambda number: self._tell({"type": "signal", "number": number}),
+            host_of=lambda rank: self._name(self._host_of[rank]),
+        )
+        self._output = stack.enter_context(
+            Output(
+                job.num_proc,
+                output_dir=job.output_dir,
+                quiet=job.quiet,
+                timestamps=job.timestamps,
+                give_up=lambda: self._ending.is_overdue,
+            )
+        )
+        self._secret = secret or secrets.token_bytes(32)
+        self._coordinator = Coordinator(
+            num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
+        )
+        self._server = ControlServer(self._coordinator, self._secret, port=port)
+        stack.callback(self._server.close)
+        stack.callback(self._end_agents)
+        stack.callback(self._tell, {"type": "end"})
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
+
+    def run(self) -> int:
+        """Start the agents, then the ranks, and see them through; returns the exit code.
+
+        Raises:
+            ConfigurationError: a host did not come, or cannot run the command; nothing is left running.
+        """
+        self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        self._selector.register(self._server.events_fd, selectors.EVENT_READ, lambda: None)
+        self._start_agents()
+        self._server.start()  # after the agents were forked: no other thread may run then
+        self._await_agents()
+        if not self._ending.has_begun:
+            self._start_ranks()
+        while self._is_running and len(self._done) < len(self._agents) and not self._ending.is_hopeless:
+            self._turn()
+            self._watch_commands()
+            self._output.show(running=self._job.num_proc - len(self._ending.exits))
+            self._ending.advance(self._output)
+            if self._refused:
+                raise ConfigurationError("; ".join(self._refused))
+        self._output.finish()
+        return self._ending.conclude(self._output)
+
+    def _start_agents(self) -> None:
+        job_id = secrets.token_hex(8)
+        exported = exported_variables()
+        for agent in self._agents:
+            starter = agent.starter
+            order = AgentOrder(
+                version=__version__,
+                host=agent.index,
+                job_id=job_id,
+                secret=self._secret.hex(),
+                port=self._server.port,
+                index_variable=starter.index_variable,
+                indices=dict(starter.indices),
+                tells_termination=starter.tells_termination,
+                address_variable=starter.address_variable,
+                launcher_addresses=starter.addresses or self._own_addresses(),
+                network_interfaces=self._job.network_interfaces,
+                command=self._job.command,
+                env=dict(self._job.env),
+                exported=exported if starter.exports else {},
+                folder=os.getcwd(),
+                heartbeat_sec=self._job.heartbeat.total_seconds(),
+                connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
+            )
+            try:
+                agent.start(order)
+            except OSError as exc:
+                command = agent.starter.command(agent.host)[0]
+                raise ConfigurationError(f"host {agent.host.name}: cannot start {command!r}: {exc}") from exc
+            if agent.leader is not None or starter.comes_by_itself:
+                continue
+            assert agent.process is not None
+            assert agent.process.stdin is not None
+            assert agent.process.stdout is not None
+            self._selector.register(agent.process.stdin, selectors.EVENT_WRITE, partial(self._give_order, agent))
+            self._selector.register(agent.process.stdout, selectors.EVENT_READ, partial(self._hear, agent))
+            if self._job.verbose:
+                self._output.message(f"unidist: host {agent.host.name}: started its agent")
+
+    def _await_agents(self) -> None:
+        deadline = time.monotonic() + self._job.start_timeout.total_seconds()
+        while len(self._facts) < len(self._agents) and not self._ending.has_begun:
+            self._turn()
+            self._output.show(running=0)
+            failed = [agent for agent in self._missing() if _has_failed(agent)]
+            now = time.monotonic()
+            if failed:
+                # Where one host fails, others may too: all are told at once.
+                deadline = min(deadline, now + _MORE_REASONS_SEC)
+            if now >= deadline or len(failed) == len(self._missing()) > 0:
+                raise ConfigurationError(self._why_missing())
+
+    def _start_ranks(self) -> None:
+        self._check_places()
+        addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
+        if len(addresses) > 1:
+            # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
+            outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
+            addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+        for i, places in enumerate(self._places):
+            message: Message = {
+                "type": "start",
+                "places": [astuple(place) for place in places],
+                "addresses": addresses,
+                "master_port": self._facts[0]["port"],
+                "generation": self._coordinator.generation,
+            }
+            self._tell(message, [i])
+        self._is_running = True
+
+    def _check_places(self) -> None:
+        """Make sure that agents which should share a host do: what started them may have placed them otherwise.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        names: dict[int, str] = {}
+        for index, places in enumerate(self._places):
+            name = str(self._facts[index]["name"])
+            first = names.setdefault(places[0].node_rank, name)
+            if name != first:
+                raise ConfigurationError(
+                    f"rank {places[0].rank} should be on host {self._name(index)}, as others that are on {first}, but "
+                    f"it is on {name}: what starts the processes places them otherwise; name hosts in its order (-H)."
+                )
+
+    def _turn(self) -> None:
+        """Wait for the next event and deal with it."""
+        now = time.monotonic()
+        due = [at for at in (self._output.deadline(), *self._ending.deadlines()) if at is not None and at > now]
+        for key, _ in self._selector.select(max(0.0, min([now + _TURN_SEC, *due]) - now)):
+            key.data()
+        self._round += 1
+        for event in self._server.take_events():
+            if isinstance(event, HostCame):
+                self._facts[event.host] = event.facts
+                if self._job.verbose:
+                    facts = event.facts
+                    name = self._agents[event.host].host.name
+                    self._output.message(
+                        f"unidist: host {name} ({facts['name']}) is {facts['address']}, {facts['cores']} cores"
+                    )
+            elif isinstance(event, HostSaid):
+                self._hear_host(event.host, event.message)
+            elif isinstance(event, HostLost):
+                self._lose_host(event.host, event.reason)
+
+    def _hear_host(self, host: int, message: Message) -> None:
+        kind = message["type"]
+        if kind == "output":
+            data = base64.b64decode(message["data"])
+            self._output.feed(int(message["rank"]), Stream(message["stream"]), data)
+            self._tell({"type": "taken", "bytes": len(data)}, [host])
+        elif kind == "exits":
+            for rank, pid, returncode in message["exits"]:
+                self._note_exit(
+                    RankExit(
+                        rank,
+                        pid,
+                        returncode,
+                        self._round,
+                        self._output.stderr_tail(rank),
+                        signalled=self._ending.has_begun,
+                    )
+                )
+        elif kind == "started":
+            self._pids.update(zip((place.rank for place in self._places[host]), message["pids"], strict=True))
+            if self._job.verbose:
+                for place in self._places[host]:
+                    name = self._name(host)
+                    self._output.message(f"unidist: rank {place.rank} is process {self._pids[place.rank]} on {name}")
+        elif kind == "done":
+            self._done.add(host)
+        elif kind == "terminating":
+            self._ending.on_signal(signal.SIGTERM)
+        elif kind == "refused":
+            self._refused.append(f"host {self._name(host)}: {message['text']}")
+
+    def _watch_commands(self) -> None:
+        """Take agents for lost whose common command has ended: what it did for their ranks (MPI) is gone as well."""
+        now = time.monotonic()
+        for agent in self._agents:
+            if not agent.starter.index_variable or agent.index in self._done:
+                continue
+            assert agent.process is not None
+            if agent.process.poll() is None:
+                continue
+            self._commands_ended_at = self._commands_ended_at or now
+            if now - self._commands_ended_at > _MORE_REASONS_SEC:  # what the agents themselves sent has come by then
+                self._lose_host(agent.index, f"{describe_exit(agent.process.returncode)} of what had started its agent")
+
+    def _lose_host(self, host: int, reason: str) -> None:
+        name = self._agents[host].host.name
+        said = self._agents[host].text.decode(errors="replace").strip()
+        if not self._is_running:
+            raise ConfigurationError(f"host {name} was lost before its ranks started: {reason} {said}")
+        self._done.add(host)
+        self._lost.add(host)
+        ended = {end.rank for end in self._ending.exits}
+        for place in self._places[host]:
+            if place.rank not in ended:
+                self._note_exit(
+                    RankExit(
+                        place.rank,
+                        self._pids.get(place.rank, 0),
+                        1,
+                        self._round,
+                        signalled=self._ending.has_begun,
+                        host_lost=f"host {name} was lost: {reason}{'; ' + said.splitlines()[-1] if said else ''}",
+                    )
+                )
+
+    def _note_exit(self, end: RankExit) -> None:
+        self._ending.exits.append(end)
+        if self._job.verbose:
+            self._output.message(f"unidist: rank {end.rank} ended: {end.host_lost or describe_exit(end.returncode)}")
+
+    def _give_order(self, agent: AgentProcess) -> None:
+        agent.write()
+        if not agent.wants_input:
+            assert agent.process is not None
+            assert agent.process.stdin is not None
+            self._selector.unregister(agent.process.stdin)
+
+    def _hear(self, agent: AgentProcess) -> None:
+        """Read what ssh or the agent itself wrote: nothing unless there is a problem, or a banner."""
+        data = agent.read()
+        if data is None:
+            assert agent.process is not None
+            assert agent.process.stdout is not None
+            self._selector.unregister(agent.process.stdout)
+        elif self._job.verbose:
+            for line in data.decode(errors="replace").splitlines():
+                self._output.message(f"unidist: host {agent.host.name}: {line}")
+
+    def _end_agents(self) -> None:
+        here = self._facts.keys() - self._lost
+        end_all(self._agents, patient_with=[agent for agent in self._agents if agent.index in here])
+
+    def _missing(self) -> list[AgentProcess]:
+        return [agent for agent in self._agents if agent.index not in self._facts]
+
+    def _why_missing(self) -> str:
+        reasons = []
+        failed = [agent for agent in self._missing() if _has_failed(agent)]
+        for first in {agent.leader or agent: agent for agent in failed}:
+            while first.read():
+                pass
+            its = dict.fromkeys(agent.host.name for agent in failed if agent is first or agent.leader is first)
+            reasons.append(f"host {', '.join(its)}: {first.why()}")
+        if not reasons:
+            names = ", ".join(dict.fromkeys(agent.host.name for agent in self._missing()))
+            seconds = self._job.start_timeout.total_seconds()
+            reasons.append(f"no answer from {names} in {seconds:g} seconds (--start-timeout)")
+        return "not all hosts can take part.\n  " + "\n  ".join(reasons)
+
+    def _name(self, host: int) -> str:
+        return self._agents[host].host.name
+
+    def _tell(self, message: Message, hosts: Sequence[int] | None = None) -> None:
+        self._server.call(lambda: self._coordinator.tell(message, hosts))
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
+        try:
+            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
+        except ConfigurationError:
+            return ()
+
+
+def _has_failed(agent: AgentProcess) -> bool:
+    """Say whether an agent that has not come never will; a command for several may go on for the others' sake."""
+    if agent.process is None:
+        return False
+    shared = bool(agent.starter.index_variable)
+    return agent.process.poll() is not None or (shared and bool(agent_error(agent.text.decode(errors="replace"))))
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,1 @@
+"""Jobs in the pods of a Kubernetes cluster: a launcher, and manifests."""

@@ -1,0 +1,18 @@
+"""Registers the launcher `mpi`."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import LauncherSpec, Registry
+
+
+@hookimpl
+def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
+    """Register the launcher."""
+    registry.add(
+        LauncherSpec(
+            "mpi",
+            "unidist_mpi_launch.launcher:MpiLauncher",
+            "ranks that mpirun starts, for the engine mpi (Open MPI 5)",
+        )
+    )

@@ -1,0 +1,166 @@
+"""Divides a Keras model over the ranks of a pipeline: this rank's stages as layers, everything else given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from unidist.checkpoint.state import CARRIED, placements_of
+from unidist.errors import ConfigurationError, UsageError
+from unidist.negotiation.objects import broadcast_object
+from unidist_pipeline._keras.model import PipelineModel
+from unidist_pipeline._keras.module import StageModule
+from unidist_pipeline._keras.places import StagePlaces
+from unidist_pipeline._keras.released import release
+from unidist_pipeline._keras.tracing.follow import programs_of
+from unidist_pipeline._keras.tracing.measured import measured_costs
+from unidist_pipeline._keras.tracing.program import Program
+from unidist_pipeline._keras.tracing.split import Segment, balanced_starts, corresponding, segments_of, starts_at
+from unidist_tensorflow.checkpoint.names import stable_paths
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+    from unidist_pipeline.strategy import Pipeline
+
+DIVISION = "_unidist_division"
+"""The attribute of a `PipelineModel` that holds its `Division`."""
+
+_OVERRIDABLE = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a model is divided, as its runner needs it.
+
+    Args:
+        modules: this rank's stages, by number.
+        programs: of the whole model, in training and in inference.
+        tied: variables that several ranks hold, with the ranks of the pipeline that do.
+        overridden: methods that the script's model has of its own, which a pipeline cannot run.
+        takes_training: `fit` tells the model's call that it is training.
+        compiled_with: what the model was compiled with, without the optimizer; empty if it was not.
+    """
+
+    modules: Mapping[int, StageModule]
+    programs: tuple[Program, Program]
+    tied: Sequence[tuple[Sequence[int], Any]]
+    overridden: Sequence[str]
+    takes_training: bool
+    compiled_with: Mapping[str, Any]
+
+
+def divide(strategy: Pipeline, model: Any, context: Context) -> PipelineModel:
+    """See `Pipeline.partition`."""
+    if not model.built:
+        raise UsageError(
+            f"pipeline: the model {model.name!r} has no variables yet, so it cannot be cut into stages. Give it an "
+            "Input, or call model.build(shape), before it is distributed"
+        )
+    programs = programs_of(model)
+    placement = strategy.build(context.plugins, 1).placement
+    starts = _starts(strategy, programs, len(placement), context)
+    segments = list(
+        zip(
+            segments_of(programs[0], starts),
+            segments_of(programs[1], corresponding(programs[0], starts, programs[1])),
+            strict=True,
+        )
+    )
+    users = _users(model, segments)
+    _check_shared(segments, placement)
+    rank = context.axis_rank(strategy.axis or "")
+    penalties = _penalties(model, users)
+    modules = {
+        number: StageModule(number, pair, programs, penalties.get(number, ()), model.dtype_policy)
+        for number, pair in enumerate(segments)
+        if placement[number] == rank
+    }
+    for number, module in modules.items():
+        module.hold([each for each in model.weights if users[id(each)] == {number}])
+    divided = PipelineModel(model, list(modules.values()))
+    holders = {key: sorted({placement[number] for number in numbers}) for key, numbers in users.items()}
+    weights = list({id(each): each for each in model.weights}.values())
+    divided.__dict__[CARRIED] = StagePlaces(
+        divided.weights,
+        {id(variable): path for path, variable in stable_paths(weights).items()},
+        {key: len(ranks) for key, ranks in holders.items()},
+        placements_of(model),
+    )
+    tied = [(holders[id(each)], each) for each in weights if each.trainable and len(holders[id(each)]) > 1]
+    overridden = [name for name in _OVERRIDABLE if getattr(type(model), name) is not getattr(keras.Model, name)]
+    takes_training = bool(model._call_has_training_arg)
+    divided.__dict__[DIVISION] = Division(
+        modules, programs, tied, overridden, takes_training, _compiled_with(model) if model.compiled else {}
+    )
+    held = {id(each) for each in divided.weights}
+    release(each for each in weights if id(each) not in held)
+    return divided
+
+
+def _starts(strategy: Pipeline, programs: tuple[Program, Program], num_stages: int, context: Context) -> Sequence[int]:
+    names = strategy.split_points
+    if names is not None:
+        if len(names) != num_stages - 1:
+            raise ConfigurationError(
+                f"pipeline:split names {len(names)} layers at which a stage begins ({', '.join(names)}), and "
+                f"{num_stages} stages need {num_stages - 1}: the first begins with the model"
+            )
+        return starts_at(programs[0], names)
+    if strategy.balance == "parameters":
+        return balanced_starts(programs[0], num_stages)
+    costs = None
+    if context.topology.rank == 0:
+        costs = measured_costs(programs[1], strategy.example, strategy.balance)
+    costs = broadcast_object(context.operations(), costs, root=0, name="costs of a pipeline's layers")
+    return corresponding(programs[1], balanced_starts(programs[1], num_stages, costs), programs[0])
+
+
+def _compiled_with(model: Any) -> dict[str, Any]:
+    loss, metrics = model._compile_loss, model._compile_metrics
+    options = {"loss": (loss, "_user_loss"), "loss_weights": (loss, "_user_loss_weights")}
+    options |= {"metrics": (metrics, "_user_metrics"), "weighted_metrics": (metrics, "_user_weighted_metrics")}
+    return {name: getattr(holder, attribute, None) for name, (holder, attribute) in options.items()}
+
+
+def _users(model: Any, segments: Sequence[tuple[Segment, Segment]]) -> dict[int, set[int]]:
+    """Return the stages that use each variable, by id; what nobody uses is the first stage's."""
+    users: dict[int, set[int]] = {}
+    for number, pair in enumerate(segments):
+        for segment in pair:
+            for variable in segment.variables:
+                users.setdefault(id(variable), set()).add(number)
+    for variable in model.weights:
+        users.setdefault(id(variable), {0})
+    return users
+
+
+def _check_shared(segments: Sequence[tuple[Segment, Segment]], placement: Sequence[int]) -> None:
+    """Refuse layers that several ranks would call and that change while they are called."""
+    ranks: dict[int, set[int]] = {}
+    layers: dict[int, Any] = {}
+    for number, pair in enumerate(segments):
+        for segment in pair:
+            for layer in segment.layers:
+                ranks.setdefault(id(layer), set()).add(placement[number])
+                layers[id(layer)] = layer
+    for key, layer in layers.items():
+        if len(ranks[key]) > 1 and layer.trainable and layer.non_trainable_weights and layer.trainable_weights:
+            raise ConfigurationError(
+                f"pipeline: the layer {layer.name!r} is called in stages of ranks {sorted(ranks[key])} and keeps "
+                "statistics (non-trainable weights), which would differ between them. Name split points so that all of "
+                "its calls lie in one stage (split=), or use a layer of its own for each call"
+            )
+
+
+def _penalties(model: Any, users: Mapping[int, set[int]]) -> dict[int, list[tuple[Any, Any]]]:
+    """Take the regularizers off variables that several stages use; returns those that a stage adds instead."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    for variable in model.trainable_weights:
+        regularizer = getattr(variable, "regularizer", None)
+        if regularizer is not None and len(users[id(variable)]) > 1:
+            variable.regularizer = None
+            found.setdefault(min(users[id(variable)]), []).append((variable, regularizer))
+    return found

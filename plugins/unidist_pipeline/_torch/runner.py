@@ -1,0 +1,230 @@
+"""Runs the steps of a model that is divided over a pipeline, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unidist.errors import UsageError
+from unidist.runtime import context
+from unidist_pipeline._torch.following import Following
+from unidist_pipeline._torch.gradient_sums import GradientSums
+from unidist_pipeline._torch.model import Division
+from unidist_pipeline._torch.stage import Batch, Outcome, StageRandom, TorchStage
+from unidist_pipeline._torch.tied import TiedGradients
+from unidist_pipeline._torch.tracing.fx import bound_arguments
+from unidist_pipeline._torch.tracing.values import changed, message_of, tensors_in, value_of
+from unidist_pipeline.execution.microbatches import bounds, sizes
+from unidist_pipeline.execution.rank import PipelineRank
+from unidist_pipeline.strategy import Pipeline
+from unidist_torch.framework import TorchFramework
+from unidist_torch.memory import DTYPES, memory_kind
+from unidist_torch.models.step_runner import LossFunction, StepRunner, evaluating, gradient_computed, gradient_memory
+
+_DTYPES = tuple(DTYPES)
+
+
+@dataclass(frozen=True)
+class DividedModel:
+    """What `partition` knows and the runner needs.
+
+    Args:
+        strategy: the user's choices.
+        following: of the model.
+        division: of its parameters.
+        stages: of this rank.
+    """
+
+    strategy: Pipeline
+    following: Following
+    division: Division
+    stages: Sequence[int]
+
+
+class PipelineRunner(StepRunner):
+    """See `StepRunner`.
+
+    Args:
+        divided: by `partition`.
+        model: as `partition` and later strategies left it.
+        loss_fn: see `LossFunction`.
+        optimizer: the bound one.
+    """
+
+    def __init__(self, divided: DividedModel, model: torch.nn.Module, loss_fn: LossFunction, optimizer: Any) -> None:
+        runtime = context.current()
+        held = list(model.parameters())
+        device = held[0].device if held else torch.device("cpu")
+        memory = memory_kind(held[0]) if held else "host"
+        self._divided = divided
+        self._model = model
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
+        self._random = StageRandom(self._rank.rank, device)
+        self._sums = GradientSums(lambda parameter: gradient_memory(optimizer, parameter))
+        self._tied = TiedGradients(self._rank.channels, self._rank.rank, divided.division.shared)
+        self._find_weights()
+        self._trained: list[bool] = []
+
+    def run(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """See `StepRunner.run`."""
+        self._sums.clear()
+        with self._rank.guarded():
+            outcome = self._run(inputs, targets, self._divided.strategy.num_microbatches, trains=True)
+            self._hand_over_shared()
+            return self._loss(outcome)
+
+    def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """See `StepRunner.evaluate`."""
+        with self._rank.guarded(), evaluating(self._model):
+            outcome = self._run(inputs, targets, self._divided.strategy.num_microbatches, trains=False)
+            return self._loss(outcome)
+
+    def predict(self, inputs: Any) -> Any:
+        """See `StepRunner.predict`: the whole batch at once, as outputs need not have a dim of samples."""
+        with self._rank.guarded(), evaluating(self._model):
+            outcome = self._run(inputs, None, 1, trains=False)
+            message = message_of(outcome.outputs[0], "what the model returns")[0] if outcome.outputs else None
+            told = self._rank.message_from_last(message)
+            return outcome.outputs[0] if outcome.outputs else value_of(told.form, told.tensors)
+
+    def _run(self, inputs: Any, targets: Any, num_microbatches: int, *, trains: bool) -> Outcome:
+        divided, model = self._divided, self._model
+        wants_loss = targets is not None
+        arguments = bound_arguments(divided.following.forward, inputs)
+        total = _num_samples(arguments, targets)
+        pieces = bounds(sizes(total, num_microbatches))
+        cut = [_cut(arguments, total, piece) for piece in pieces]
+        batch = Batch(
+            divided.following.programs(model, cut),
+            cut,
+            [_cut(targets, total, piece) for piece in pieces] if wants_loss else (),
+            [(stop - start) / total for start, stop in pieces],
+            trains,
+        )
+        outcome = Outcome()
+        stages = {
+            number: TorchStage(
+                number,
+                model,
+                [each for each in self._weights[number] if each.requires_grad] if trains else (),
+                batch,
+                sums=self._sums,
+                random=self._random,
+                outcome=outcome,
+                loss_fn=self._loss_fn,
+                reduced=self._hand_over,
+            )
+            for number in divided.stages
+        }
+        word = "train" if trains else "evaluate" if wants_loss else "predict"
+        trained = [each.requires_grad for number in divided.stages for each in self._weights[number]]
+        renews = trained != self._trained
+        self._trained = trained
+        self._rank.run(
+            stages,
+            description=f"{word} {len(pieces)} micro-batches of {_described(arguments)}; targets {_described(targets)}",
+            keys=[(word, _described(each)) for each in batch.arguments],
+            forward_only=not trains,
+            renews=renews,
+        )
+        return outcome
+
+    def _loss(self, outcome: Outcome) -> torch.Tensor:
+        """Return the loss of the batch, on every rank."""
+        if outcome.losses:
+            total = torch.stack([outcome.losses[index] for index in sorted(outcome.losses)]).sum()
+            self._rank.from_last([float(total), _DTYPES.index(total.dtype)])
+            return total
+        told = self._rank.from_last([0.0, 0.0])
+        return torch.tensor(told[0], dtype=_DTYPES[int(told[1])])
+
+    # Gradients
+
+    def _find_weights(self) -> None:
+        """Find the parameters of each stage of this rank, and those that are handed over when all stages are done."""
+        division = self._divided.division
+        names = dict(self._model.named_parameters(remove_duplicate=False))
+        self._weights: dict[int, list[torch.Tensor]] = {}
+        for number in self._divided.stages:
+            own = {
+                id(parameter): parameter
+                for path, parameter in names.items()
+                if number in division.stages_of[division.names[path]]
+            }
+            self._weights[number] = list(own.values())
+        counts: dict[int, int] = {}
+        for weights in self._weights.values():
+            for each in weights:
+                counts[id(each)] = counts.get(id(each), 0) + 1
+        self._shared = {
+            division.names[path]: parameter
+            for path, parameter in names.items()
+            if division.names[path] in division.shared
+        }
+        late = {id(parameter) for parameter in self._shared.values()}
+        self._late = [
+            each
+            for each in {id(each): each for weights in self._weights.values() for each in weights}.values()
+            if counts[id(each)] > 1 and id(each) not in late
+        ]
+        late |= {id(each) for each in self._late}
+        self._early = {
+            number: [each for each in weights if id(each) not in late] for number, weights in self._weights.items()
+        }
+
+    def _hand_over(self, stage: int) -> None:
+        """Give the optimizer the gradients of a stage, while other stages still compute."""
+        for parameter in self._early[stage]:
+            self._give(parameter, self._sums.take(parameter))
+
+    def _hand_over_shared(self) -> None:
+        """Give the optimizer the gradients of what several stages have."""
+        for parameter in self._late:
+            self._give(parameter, self._sums.take(parameter))
+        own = {name: self._sums.take(parameter) for name, parameter in self._shared.items()}
+        for name, total in self._tied.add_up(self._shared, own).items():
+            self._give(self._shared[name], total)
+
+    def _give(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            parameter.grad = gradient
+            gradient_computed(self._optimizer, parameter)
+
+
+def _num_samples(arguments: Any, targets: Any) -> int:
+    for tensor in tensors_in([arguments, targets]):
+        if tensor.dim():
+            return int(tensor.shape[0])
+    raise UsageError(
+        "a pipeline cuts the batch into micro-batches along the first dim of its tensors, but the inputs have no "
+        "tensor with one"
+    )
+
+
+def _cut(value: Any, total: int, piece: tuple[int, int]) -> Any:
+    """Return the micro-batch of a structure: of every tensor whose first dim has the batch's size."""
+    if piece == (0, total):
+        return value
+    start, stop = piece
+
+    def take(item: Any) -> Any:
+        has_samples = isinstance(item, torch.Tensor) and item.dim() and item.shape[0] == total
+        return item[start:stop] if has_samples else item
+
+    return changed(take, value)
+
+
+def _described(value: Any) -> str:
+    """Return shapes and types of tensors, and other values, as text: equal for what is of the same form."""
+
+    def describe(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+        return item
+
+    return str(changed(describe, value))

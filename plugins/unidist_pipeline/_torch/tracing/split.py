@@ -1,0 +1,289 @@
+"""Where a PyTorch model is cut: at the modules that are named, or so that stages cost about the same.
+
+Cuts are made before calls of modules. A module is looked into (its own modules become places to cut at) where it is a
+Sequential or contains a split point, and otherwise only if the stages would be too unequal without.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from unidist.errors import ConfigurationError
+from unidist_pipeline._torch.tracing.fx import Forward, may_look_into, trace
+from unidist_pipeline._torch.tracing.program import SplitPoint, is_free, listed, point_at, positions, unit_starts
+from unidist_pipeline.execution.balance import cut_evenly
+
+_UNEQUAL = 1.5
+"""A stage that costs so much more than the mean is taken apart, if that helps."""
+_MOST_LOOKS = 24
+
+Costs = Callable[[fx.Graph, Sequence[int]], Sequence[float]]
+"""Takes the operations and the places where units begin, and returns what each unit costs."""
+
+
+class CannotFollow(ConfigurationError):
+    """What a model does cannot be followed, by this way of following it."""
+
+
+class Follower(ABC):
+    """A way of finding the operations of a model."""
+
+    @abstractmethod
+    def graph(self, looked_into: Sequence[str]) -> fx.Graph:
+        """Return the operations, with at least those of the model and of these modules one by one.
+
+        Raises:
+            Exception: of whatever kind: what the model does cannot be followed.
+        """
+
+    @abstractmethod
+    def may_look_into(self, module: torch.nn.Module) -> bool:
+        """Say whether the operations of a module's forward can be told one by one."""
+
+
+class Traced(Follower):
+    """By `torch.fx`, see `trace`: modules that are not looked into run as they are.
+
+    Args:
+        model: whole.
+        forward: of its class.
+        constants: see `trace`.
+    """
+
+    def __init__(self, model: torch.nn.Module, forward: Forward, constants: Mapping[str, Any]) -> None:
+        self._model = model
+        self._forward = forward
+        self._constants = constants
+
+    def graph(self, looked_into: Sequence[str]) -> fx.Graph:
+        """See `Follower.graph`."""
+        return trace(self._model, self._forward, looked_into, self._constants)
+
+    def may_look_into(self, module: torch.nn.Module) -> bool:
+        """See `Follower.may_look_into`."""
+        return may_look_into(module)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a model is cut.
+
+    Args:
+        points: where the stages but the first begin.
+        looked_into: modules.
+        obstacle: a module that would have made the stages more equal, and why it could not be looked into; "" if
+            there is none.
+    """
+
+    points: Sequence[SplitPoint]
+    looked_into: Sequence[str]
+    obstacle: str = ""
+
+
+def find_points(
+    model: torch.nn.Module, follower: Follower, num_stages: int, names: Sequence[str] | None, costs: Costs
+) -> Cut:
+    """Return where the stages begin.
+
+    Args:
+        model: whole.
+        follower: of it.
+        num_stages: stages to be made.
+        names: of split points; None: they are chosen by cost.
+        costs: of the units between which is chosen.
+
+    Raises:
+        CannotFollow: the follower cannot follow the model, or not to the split points.
+        ConfigurationError: the model is too small, or has not these split points.
+    """
+    containers = [
+        path
+        for path, module in model.named_modules()
+        if path and type(module).forward is torch.nn.Sequential.forward and follower.may_look_into(module)
+    ]
+    if names is None:
+        return _choose(model, follower, _reached(model, containers), num_stages, costs)
+    if len(names) != num_stages - 1:
+        raise ConfigurationError(
+            f"pipeline: {num_stages} stages begin at {num_stages - 1} split points, besides the first stage, but "
+            f"split names {len(names)}: {', '.join(names)}. (Schedules with several stages on each rank need more)"
+        )
+    above = sorted({parent for name in names for parent in _parents(name)} | set(_reached(model, containers)))
+    for path in above:
+        module = _module(model, path)
+        if not follower.may_look_into(module) and any(path in _parents(name) for name in names):
+            raise ConfigurationError(
+                f"pipeline: a split point lies inside of {path!r}, which cannot be looked into, because it has hooks "
+                "or a forward of its own (activations=recompute gives it one). Name points outside of it"
+            )
+    looked_into = [path for path in above if follower.may_look_into(_module(model, path))]
+    for name in names:
+        _module(model, name)
+    graph = _followed(follower, looked_into, model)
+    points = [SplitPoint(name) for name in names]
+    positions(list(graph.nodes), points)
+    return Cut(points, looked_into)
+
+
+def _choose(model: torch.nn.Module, follower: Follower, looked_into: list[str], num_stages: int, costs: Costs) -> Cut:
+    """Cut so that the stages cost about the same, looking into modules as far as that is needed."""
+    best: tuple[float, list[SplitPoint], list[str]] | None = None
+    graph = _followed(follower, looked_into, model)
+    closed: dict[str, str] = {}
+    mean = 0.0
+    for _ in range(_MOST_LOOKS):
+        nodes = list(graph.nodes)
+        starts = unit_starts(nodes, looked_into)
+        prices = list(costs(graph, starts)) if starts else []
+        mean = sum(prices) / num_stages
+        if len(starts) >= num_stages:
+            cuts = cut_evenly(prices, num_stages, [_crossing(nodes, place) for place in starts])
+            borders = [0, *cuts, len(prices)]
+            largest = max(sum(prices[first:last]) for first, last in itertools.pairwise(borders))
+            if best is None or largest < best[0] * (1 - 1e-9):
+                best = (largest, [point_at(nodes, starts[cut], looked_into) for cut in cuts], list(looked_into))
+            if largest <= _UNEQUAL * mean:
+                break
+        deeper = _look_deeper(model, follower, graph, looked_into, prices, starts, closed)
+        if deeper is None:
+            break
+        graph, looked_into = deeper
+    obstacle = next(iter(closed.values()), "")
+    if best is None:
+        message = (
+            f"pipeline: the model has too few parts for {num_stages} stages: {listed(list(graph.nodes))}. Use fewer "
+            "stages, a schedule with fewer stages on each rank, or a model with more modules"
+        )
+        raise CannotFollow(f"{message}. Not looked into: {obstacle}") if obstacle else ConfigurationError(message)
+    return Cut(best[1], best[2], obstacle if best[0] > _UNEQUAL * mean else "")
+
+
+def _look_deeper(
+    model: torch.nn.Module,
+    follower: Follower,
+    graph: fx.Graph,
+    looked_into: list[str],
+    prices: Sequence[float],
+    starts: Sequence[int],
+    closed: dict[str, str],
+) -> tuple[fx.Graph, list[str]] | None:
+    """Look into the most expensive module that can be taken apart; returns None if there is none.
+
+    Those that cannot be followed are added to `closed`, with the reason.
+    """
+    nodes = list(graph.nodes)
+    order = sorted(zip(prices, starts, strict=True), key=lambda pair: -pair[0])
+    for _, place in order:
+        path = point_at(nodes, place, looked_into).path
+        module = model.get_submodule(path)
+        if path in closed or not any(True for _ in module.children()) or not follower.may_look_into(module):
+            continue
+        containers = [
+            f"{path}.{name}"
+            for name, each in module.named_modules()
+            if name and type(each).forward is torch.nn.Sequential.forward and follower.may_look_into(each)
+        ]
+        tried = [*looked_into, path, *_reached(model, containers, inside=path)]
+        try:
+            return follower.graph(tried), tried
+        except Exception as error:  # whatever the module does that cannot be followed: it stays one operation
+            closed[path] = f"{path} ({brief(error)})"
+    return None
+
+
+def brief(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {first}"
+
+
+def _followed(follower: Follower, looked_into: Sequence[str], model: torch.nn.Module) -> fx.Graph:
+    try:
+        return follower.graph(looked_into)
+    except Exception as error:
+        where = ", ".join([type(model).__name__, *(path for path in looked_into if path)])
+        raise CannotFollow(f"{brief(error)} (looking into {where})") from error
+
+
+def parameter_costs(model: torch.nn.Module) -> Costs:
+    """Return the costs by numbers of parameters; one that is shared counts where it is used first."""
+
+    def costs(graph: fx.Graph, starts: Sequence[int]) -> Sequence[float]:
+        found, seen = [0.0] * len(starts), set()
+        unit = -1
+        for place, node in enumerate(graph.nodes):
+            if unit + 1 < len(starts) and place >= starts[unit + 1]:
+                unit += 1
+            for parameter in _parameters_used(model, node):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found[max(unit, 0)] += parameter.numel()
+        return found
+
+    return costs
+
+
+def _parameters_used(model: torch.nn.Module, node: fx.Node) -> list[torch.Tensor]:
+    if is_free(node):
+        return []
+    return [
+        each
+        for used in (node, *node.all_input_nodes)
+        if used is node or is_free(used)
+        for each in parameters_of_node(model, used)
+    ]
+
+
+def parameters_of_node(model: torch.nn.Module, node: fx.Node) -> list[torch.Tensor]:
+    """Return the parameters that an operation uses."""
+    if node.op == "call_module":
+        return list(model.get_submodule(str(node.target)).parameters())
+    if node.op == "get_attr":
+        parent, _, name = str(node.target).rpartition(".")
+        found = model.get_submodule(parent)._parameters.get(name)
+        return [] if found is None else [found]
+    return []
+
+
+def _crossing(nodes: Sequence[fx.Node], place: int) -> float:
+    """Return how many values pass if a stage begins at a place."""
+    behind = set(nodes[place:])
+    return float(sum(1 for node in nodes[:place] if not is_free(node) and any(user in behind for user in node.users)))
+
+
+def _reached(model: torch.nn.Module, containers: Sequence[str], inside: str = "") -> list[str]:
+    """Return those containers that are run by a module which is looked into, or by another one of them."""
+    found: list[str] = []
+    for path in containers:
+        parents = [
+            each for each in _parents(path) if each != inside and each.startswith(f"{inside}." if inside else "")
+        ]
+        if all(each in found or _only_lists(_module(model, each)) for each in parents):
+            found.append(path)
+    return found
+
+
+def _only_lists(module: torch.nn.Module) -> bool:
+    """Say whether a module is never run itself."""
+    return isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _module(model: torch.nn.Module, path: str) -> torch.nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        names = [name for name, _ in model.named_modules() if name]
+        shown = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+        raise ConfigurationError(f"pipeline:split names {path!r}, but the model has: {shown}") from None

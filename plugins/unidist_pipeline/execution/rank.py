@@ -1,0 +1,151 @@
+"""One rank of a pipeline: its place, its channels, its schedules, and what happens when it cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import PeerLostError, PluginError
+from unidist.negotiation.objects import gather_objects
+from unidist_pipeline.execution.agreed import Form, Message
+from unidist_pipeline.execution.channels import Channels, DifferentInputsError
+from unidist_pipeline.execution.executor import Executor, Stage
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+    from unidist.runtime.context import Context
+    from unidist_pipeline.schedules.model import Schedule
+    from unidist_pipeline.strategy import Pipeline
+
+
+class PipelineRank:
+    """What the frameworks' runners share. Collective over the pipeline when it is made.
+
+    Args:
+        context: the runtime.
+        strategy: the user's choices.
+        framework: whose tensors pass between the stages.
+        memory: where they lie on this rank ("host", "cuda:0").
+
+    Attributes:
+        rank: place along the pipeline.
+        size: ranks of the pipeline.
+    """
+
+    def __init__(self, context: Context, strategy: Pipeline, framework: Framework, *, memory: str = HOST) -> None:
+        from unidist_pipeline.strategy import AXIS
+
+        self.rank = context.axis_rank(AXIS)
+        self.size = context.axis_size(AXIS)
+        self._context = context
+        self._strategy = strategy
+        self._framework = framework
+        self._schedules: dict[int, Schedule] = {}
+        self._placement = strategy.build(context.plugins, 1).placement
+        communicators = {
+            kind: context.new_communicator(AXIS, memory=kind)
+            for kind in dict.fromkeys((HOST, memory.partition(":")[0]))
+        }
+        self.communicator = communicators[HOST]
+        self.channels = Channels(communicators, framework, memory=memory)
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """Return the schedule for so many micro-batches.
+
+        Raises:
+            PluginError: it places the stages elsewhere than the one by which the model was divided.
+        """
+        if num_microbatches not in self._schedules:
+            made = self._strategy.build(self._context.plugins, num_microbatches)
+            if made.placement != self._placement:
+                raise PluginError(
+                    f"schedule {self._strategy.schedule!r} places the stages on ranks {made.placement} for "
+                    f"{num_microbatches} micro-batches, but on {self._placement} for one; a schedule must place them "
+                    "alike for any number of micro-batches"
+                )
+            self._schedules[num_microbatches] = made
+        return self._schedules[num_microbatches]
+
+    def run(
+        self,
+        stages: Mapping[int, Stage],
+        *,
+        description: str,
+        keys: Sequence[Hashable],
+        forward_only: bool = False,
+        renews: bool = False,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Run one step over this rank's stages. Every rank of the pipeline calls it alike, inside of `guarded`.
+
+        Args:
+            stages: this rank's, by number.
+            description: see `Channels.begin`; what the run is for belongs to it.
+            keys: the form of each micro-batch's inputs, see `Channels.begin`. Their number is that of micro-batches.
+            forward_only: no backward passes.
+            renews: see `Channels.begin`.
+            before: called when it is known that all ranks do the same.
+        """
+        self.channels.begin(description, keys, renews=renews)
+        if before is not None:
+            before()
+        executor = Executor(self.channels, stages, self._context.recorder)
+        executor.run(self.schedule(len(keys)), self.rank, forward_only=forward_only)
+
+    def from_last(self, values: Sequence[float]) -> list[float]:
+        """Return the numbers of the rank that has the last stage, on every rank of the pipeline. Collective.
+
+        Args:
+            values: that rank's; elsewhere equally many, which are ignored.
+        """
+        buffer = Buffer.allocate(len(values), DType.FLOAT64)
+        numbers = buffer.bytes().cast("d")
+        for index, value in enumerate(values):
+            numbers[index] = value
+        self.communicator.broadcast(buffer, root=self._placement[-1]).wait()
+        return list(numbers)
+
+    def message_from_last(self, message: Message | None) -> Message:
+        """Return a message of the rank that has the last stage, on every rank of the pipeline. Collective.
+
+        Args:
+            message: that rank's; elsewhere ignored.
+        """
+        root = self._placement[-1]
+        is_root = self.rank == root
+        form: Form = gather_objects(self.communicator, message.form if is_root and message is not None else None)[root]
+        if is_root:
+            assert message is not None
+            tensors = message.tensors
+            buffers = [self._framework.buffer(tensor) for tensor in tensors]
+        else:
+            buffers = [self.channels.allocate(each) for each in form.tensors]
+            tensors = [
+                self._framework.tensor(buffer, each.shape) for buffer, each in zip(buffers, form.tensors, strict=True)
+            ]
+        for buffer in buffers:
+            self.channels.communicator(buffer.memory).broadcast(buffer, root=root).wait()
+        return Message(form, tensors)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """If this rank raises inside of the block, every other rank ends with PeerLostError that names it.
+
+        All ranks that take part in the step, those of other pipelines beside this one too: they would wait for it when
+        gradients are exchanged.
+        """
+        try:
+            yield
+        except DifferentInputsError:
+            raise  # on every rank of the pipeline
+        except BaseException as error:
+            if isinstance(error, PeerLostError):
+                self._context.report_failure(error)
+            world_rank = self._context.topology.rank
+            text = str(error).strip().partition("\n")[0]
+            self._context.abort(
+                f"rank {world_rank} (rank {self.rank} of its pipeline) could not go on: {type(error).__name__}: {text}"
+            )
+            raise

@@ -1,0 +1,53 @@
+"""Schedules by name: from the registry, made for a size, and checked whoever made them."""
+
+from __future__ import annotations
+
+from unidist.errors import PluginError
+from unidist.registry import Registry, ScheduleSpec
+from unidist_pipeline.schedules.model import PipelineSize, Schedule, ScheduleError
+from unidist_pipeline.schedules.validation import validate
+
+
+def build_schedule(
+    name: str,
+    registry: Registry[ScheduleSpec],
+    *,
+    num_ranks: int,
+    num_microbatches: int,
+    stages_per_rank: int | None = None,
+) -> Schedule:
+    """Return the schedule called `name`, made for a size and validated. Pure: every rank gets the same.
+
+    Args:
+        name: as registered.
+        registry: `PluginManager.schedules`.
+        num_ranks: ranks of the pipeline.
+        num_microbatches: pieces of the batch.
+        stages_per_rank: stages on each rank; default: what the schedule is registered with.
+
+    Raises:
+        ConfigurationError: there is no such schedule, or it does not exist for this size.
+        PluginError: what the plugin registered is no function that returns a schedule, or the schedule is invalid.
+    """
+    spec = registry.get(name, hint="`unidist pipeline list` shows them.")
+    size = PipelineSize(
+        num_ranks, num_microbatches, spec.stages_per_rank if stages_per_rank is None else stages_per_rank
+    )
+    whose = f"schedule {name!r} of plugin {registry.origin_of(name)}"
+    function = spec.load()
+    if not callable(function):
+        raise PluginError(f"{whose}: {spec.path!r} is no function that takes a PipelineSize, but {function!r}.")
+    try:
+        schedule = function(size)
+        if not isinstance(schedule, Schedule):
+            raise PluginError(f"{whose}: {spec.path!r} returned {type(schedule).__name__}; return a Schedule.")
+        validate(schedule)
+    except ScheduleError as exc:
+        raise PluginError(f"{whose}, for {size}: {exc}") from exc
+    found = (schedule.num_ranks, schedule.num_microbatches, schedule.num_stages)
+    if found != (size.num_ranks, size.num_microbatches, size.num_stages):
+        raise PluginError(
+            f"{whose}: asked for {size}, but it returned a schedule for {found[0]} ranks, {found[1]} micro-batches and "
+            f"{found[2]} stages."
+        )
+    return schedule

@@ -1,0 +1,112 @@
+"""What commands that reckon with a model have in common: numbers with units, and the sizes of a transformer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from unidist.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from unidist_planner.memory.transformer import Transformer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
+BYTES = {"": 1e9, "B": 1.0} | {
+    f"{prefix}{unit}": float(base**power)
+    for power, prefix in enumerate("KMGT", start=1)
+    for unit, base in (("B", 1000), ("IB", 1024))
+}
+SECONDS = {"S": 1.0, "MS": 1e-3, "US": 1e-6, "NS": 1e-9}
+_SIZES = ("layers", "hidden", "vocab", "sequence")
+_NUMBER = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
+    """A number with a unit behind it: `7.5e9`, `7.5B`, `80GB`."""
+
+    def __init__(self, name: str, units: dict[str, float]) -> None:
+        self.name = name
+        self._units = units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See `click.ParamType.convert`."""
+        if isinstance(value, float):
+            return value
+        found = read_number(str(value), self._units)
+        if found is None:
+            units = ", ".join(filter(None, self._units))
+            self.fail(f"{value!r} is not a number above 0, with one of these behind it or nothing: {units}", param, ctx)
+        return found
+
+
+def read_number(text: str, units: Mapping[str, float]) -> float | None:
+    """Return the number above 0 that `text` is, with a unit behind it in any case of letters; None if it is none."""
+    found = _NUMBER.fullmatch(text)
+    if found is None or found[2].upper() not in units or float(found[1]) <= 0:
+        return None
+    return float(found[1]) * units[found[2].upper()]
+
+
+POSITIVE = click.IntRange(min=1)
+
+
+def transformer_options(command: F) -> F:
+    """Add the options that describe a transformer, in the order in which help shows them."""
+    options = (
+        click.option("--layers", type=POSITIVE, help="Blocks of a transformer."),
+        click.option("--hidden", type=POSITIVE, help="Its width."),
+        click.option("--vocab", type=POSITIVE, help="Words that it knows."),
+        click.option("--sequence", type=POSITIVE, help="Length of a sample."),
+        click.option("--heads", type=POSITIVE, help="Heads of its attention. Default: one for each 64 of the width."),
+        click.option(
+            "--attention",
+            type=click.Choice(["materialized", "fused"]),
+            help="Attention keeps its matrices of sequence x sequence (default), or a kernel computes them again.",
+        ),
+        click.option(
+            "--dropout",
+            type=click.Choice(["masks", "floats", "none"]),
+            help="Its masks have 1 byte (default), the width of floats (PyTorch on a CPU), or there is none.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def transformer(given: Mapping[str, Any], *, batch: int | None = None) -> Transformer | None:
+    """Return the transformer that the options describe, or None if no size is given.
+
+    Args:
+        given: values of `transformer_options`, by name; those that are None were not given.
+        batch: samples of one forward pass on one rank; default: 1.
+
+    Raises:
+        ConfigurationError: some sizes are given and others are not; names these.
+    """
+    from unidist_planner.memory.transformer import Transformer
+
+    sizes = {name: given[name] for name in _SIZES if given[name] is not None}
+    if not sizes:
+        for name in ("heads", "attention", "dropout"):
+            if given[name] is not None:
+                raise ConfigurationError(f"--{name} is about a transformer: give --{', --'.join(_SIZES)} too")
+        return None
+    missing = [f"--{name}" for name in _SIZES if name not in sizes]
+    if missing:
+        raise ConfigurationError(f"the sizes of a transformer are not complete: give {', '.join(missing)} too")
+    return Transformer(
+        layers=sizes["layers"],
+        hidden=sizes["hidden"],
+        vocabulary=sizes["vocab"],
+        sequence=sizes["sequence"],
+        heads=given["heads"] or 0,
+        batch=batch or 1,
+        attention=given["attention"] or "materialized",
+        dropout=given["dropout"] or "masks",
+    )

@@ -1,0 +1,133 @@
+"""How `unidist plan` shows what it found: a table, a sentence of reasons for each row, or JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unidist.cost_model.step_interface import Setting
+from unidist_planner.estimate_output import PLAIN
+from unidist_planner.step_time.prediction import Prediction
+from unidist_planner.step_time.reasons import bounds, holds, misses
+from unidist_planner.step_time.search import Found
+from unidist_planner.step_time.work import Work
+
+_GIGA = 1e9
+
+
+def as_json(found: Found, setting: Setting) -> str:
+    """Return everything as JSON; times in seconds, sizes in bytes."""
+    limit = setting.cluster.memory_bytes
+    best = found.best[0] if found.best else None
+    return json.dumps(
+        {
+            "ranks": setting.world_size,
+            "batch": setting.work.batch,
+            "model": _model(setting.work),
+            "unknown": _unknown(found),
+            "memory": limit,
+            "tried": found.num_tried,
+            "fitting": found.num_fitting,
+            "best": [
+                _described(item, setting) | {"reason": f"{bounds(item)}; {holds(item, limit)}"} for item in found.best
+            ],
+            "too_large": [
+                _described(item, setting) | {"reason": misses(item, limit or 0.0, best)} for item in found.misses
+            ],
+        },
+        indent=2,
+    )
+
+
+def _unknown(found: Found) -> list[str]:
+    """Return what the memory of the plans is without."""
+    return sorted({name for item in (*found.best, *found.misses) for name in item.estimate.unknown})
+
+
+def _model(work: Work) -> dict[str, Any]:
+    """Return what was planned with: operations are those of a forward pass of one sample."""
+    model, piece = work.workload(1).model, work.forward(1, 4)
+    return {
+        "parameters": model.parameters,
+        "blocks": work.num_blocks,
+        "flops": piece.blocks + piece.outside,
+        "layers": [{"path": part.path, "parameters": part.parameters, "flops": part.flops} for part in work.layers()],
+    }
+
+
+def _described(item: Prediction, setting: Setting) -> dict[str, Any]:
+    return {
+        "strategy": item.line,
+        "mesh": item.axes,
+        "seconds": item.seconds,
+        "samples_per_second": setting.work.batch / item.seconds,
+        "flops": item.flops,
+        "micro_batch": item.samples,
+        "micro_batches": item.num_pieces,
+        "bytes": round(item.estimate.total()),
+        "parts": [{"name": part.name, "seconds": part.seconds, "detail": part.detail} for part in item.parts],
+    }
+
+
+def show(found: Found, setting: Setting) -> None:
+    """Print the table of the best, and why; then what would be faster if it fitted."""
+    console = Console()
+    limit = setting.cluster.memory_bytes
+    counts = (
+        f"{found.num_tried:,} plans tried, {found.num_fitting:,} fit" if limit else f"{found.num_tried:,} plans tried"
+    )
+    for name in _unknown(found):
+        console.print(f"[yellow]Not known, and not counted: {escape(name)}[/yellow]", highlight=False)
+    model = _model(setting.work)
+    console.print(
+        f"{model['parameters']:,} parameters, {model['blocks']} blocks, {model['flops'] / _GIGA:,.3g} GFLOP for a "
+        "sample's forward pass",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"{setting.world_size:,} ranks, a batch of {setting.work.batch:,}: {counts}", highlight=False)
+    if found.best:
+        console.print(_table(found, setting))
+        for number, item in enumerate(found.best, start=1):
+            console.print(f"{number}. [bold]{escape(item.line or PLAIN)}[/bold]", highlight=False, soft_wrap=True)
+            console.print(f"   {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
+        command = f"unidist launch -np {setting.world_size} {_argument(found.best[0])}..."
+        console.print(f"\n{escape(command)}", highlight=False, soft_wrap=True)
+    else:
+        console.print("[red]Nothing fits.[/red] Closest:")
+    best = found.best[0] if found.best else None
+    if found.misses and limit is not None:
+        if best is not None:
+            console.print("\nFaster, if a rank had more memory:")
+        for item in found.misses:
+            console.print(
+                f"- {escape(item.line or PLAIN)}: {misses(item, limit, best)}.", highlight=False, soft_wrap=True
+            )
+
+
+def _argument(item: Prediction) -> str:
+    return f"--strategy {item.line} " if item.line else ""
+
+
+def _table(found: Found, setting: Setting) -> Table:
+    axes = [axis for axis in found.best[0].axes if any(item.axes.get(axis, 1) > 1 for item in found.best)]
+    axes += [axis for item in found.best for axis in item.axes if axis not in axes and item.axes[axis] > 1]
+    axes = list(dict.fromkeys(axes))
+    table = Table("", box=None, padding=(0, 2, 0, 0))  # with borders it would not fit a terminal of 80 columns
+    for name in (*axes, "micro-batch", "s/step", "samples/s", "TFLOP/s", "GB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, item in enumerate(found.best, start=1):
+        table.add_row(
+            str(number),
+            *(str(item.axes.get(axis, 1)) for axis in axes),
+            f"{item.num_pieces} x {item.samples}",
+            f"{item.seconds:.3g}",
+            f"{setting.work.batch / item.seconds:.3g}",
+            f"{item.flops / 1e12:.3g}",
+            f"{item.estimate.total() / _GIGA:.3g}",
+        )
+    return table

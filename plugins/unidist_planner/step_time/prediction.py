@@ -1,0 +1,271 @@
+"""From what a rank does to seconds: one step of training, by what takes the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from unidist.cost_model.figures import Workload
+from unidist.cost_model.memory import RankMemory
+from unidist.cost_model.step import Exchange, Moment, RankStep
+from unidist.cost_model.step_interface import PredictsStepTime, Setting
+from unidist.errors import ConfigurationError
+from unidist.mesh import DATA_AXIS
+from unidist.strategy.interface import Plan
+from unidist_planner.memory.estimate import Estimate, in_bytes, rank_memory
+from unidist_planner.step_time.cluster import Group
+from unidist_planner.step_time.work import PieceWork
+
+BACKWARD_FORWARDS = 2
+"""A backward pass takes as long as this many forward passes: one for the inputs, one for the weights."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What takes a part of a step's time.
+
+    Args:
+        name: for tables.
+        seconds: that the step becomes longer by it.
+        detail: figures behind it.
+        is_useful: it is the model's own arithmetic.
+    """
+
+    name: str
+    seconds: float
+    detail: str = ""
+    is_useful: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of training with a plan.
+
+    Args:
+        line: the strategy line; "" is plain data parallelism.
+        axes: sizes of the mesh, by axis, outermost first.
+        samples: of one piece on one rank.
+        num_pieces: pieces that a rank computes one after the other.
+        parts: what the time consists of.
+        estimate: what a rank holds.
+        flops: floating-point operations in a second of one rank, on average: those of the model, recomputation not
+            counted.
+        exchanging: seconds of all exchanges, also of those behind arithmetic.
+    """
+
+    line: str
+    axes: dict[str, int]
+    samples: int
+    num_pieces: int
+    parts: tuple[Part, ...]
+    estimate: Estimate
+    flops: float
+    exchanging: float
+
+    @property
+    def seconds(self) -> float:
+        """Time of the step."""
+        return sum(part.seconds for part in self.parts)
+
+
+def predict(line: str, plan: Plan, setting: Setting) -> Prediction:
+    """Return how long a step takes with a plan. Pure.
+
+    Args:
+        line: how the plan is called in the result.
+        plan: checked; strategies without the power `PredictsStepTime` change nothing.
+        setting: model, machines, plugins.
+
+    Raises:
+        ConfigurationError: the batch does not divide over the replicas and pieces, or a strategy says no.
+    """
+    return outline(line, plan, setting).finished()
+
+
+def step_of(plan: Plan, setting: Setting) -> RankStep:
+    """Return what one rank does in a step of the plan."""
+    step = RankStep()
+    for strategy in plan.strategies:
+        if isinstance(strategy, PredictsStepTime):
+            step = strategy.predict(step, plan, setting)
+    return step
+
+
+def outline(line: str, plan: Plan, setting: Setting) -> Outline:
+    """Return everything but the order of the pieces, which may take long to play through; see `predict`."""
+    step = step_of(plan, setting)
+    replicas = plan.mesh.size(DATA_AXIS)
+    samples, rest = divmod(setting.work.batch, replicas * step.num_pieces)
+    if rest or not samples:
+        raise ConfigurationError(
+            f"a batch of {setting.work.batch} samples does not divide over {replicas} replicas with "
+            f"{step.num_pieces} pieces each: {replicas} * {step.num_pieces} = {replicas * step.num_pieces}. "
+            "Use another batch, or another number of micro-batches."
+        )
+    workload = setting.work.workload(samples * step.num_pieces // step.passes)
+    return Outline(line, plan, setting, step, samples, workload, rank_memory(workload, plan))
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """An exchange, and how long it takes; `exposed` is what of it makes its moment longer."""
+
+    name: str
+    moment: Moment
+    seconds: float
+    exposed: float
+    detail: str
+
+
+@dataclass
+class Outline:
+    """A step, but for the idle time of a pipeline: `at_least` is quick, `finished` may simulate a schedule."""
+
+    line: str
+    plan: Plan
+    setting: Setting
+    step: RankStep
+    samples: int
+    workload: Workload
+    memory: RankMemory
+    estimate: Estimate = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Do the arithmetic."""
+        cluster, step, memory = self.setting.cluster, self.step, self.memory
+        self.estimate = in_bytes(memory, self.workload)
+        self._piece = self.setting.work.forward(self.samples, memory.activations.itemsize)
+        recomputes = memory.activations.policy == "recompute"
+        self._products = (self._piece.blocks + self._piece.outside) * step.share / cluster.flops
+        self._traffic = self._streamed(self._piece.traffic * step.traffic)
+        self._unevenly = self._products * (step.uneven - 1)
+        self._again = self._piece.blocks * step.share / cluster.flops + self._traffic if recomputes else 0.0
+        plain = self._products + self._unevenly + self._traffic
+        self._computing: dict[Moment, float] = {"forward": plain, "backward": BACKWARD_FORWARDS * plain + self._again}
+        self._timed = list(self._exchanges(repeated="forward" if recomputes else None))
+        self._forward, self._backward = (
+            self._computing[moment] + sum(item.exposed for item in self._timed if item.moment == moment)
+            for moment in ("forward", "backward")
+        )
+        self._after = sum(item.exposed for item in self._timed if item.moment == "update") + self._updating()
+
+    @property
+    def exchanging(self) -> float:
+        """Seconds of all exchanges of a step, also of those behind arithmetic."""
+        return sum(item.seconds * (1 if item.moment == "update" else self.step.num_pieces) for item in self._timed)
+
+    @property
+    def at_least(self) -> float:
+        """A lower bound of the step's time."""
+        step = self.step
+        pieces = step.num_pieces // step.passes
+        return step.passes * step.order.at_least(pieces, self._forward, self._backward) + self._after
+
+    def finished(self) -> Prediction:
+        """Return the prediction."""
+        step, plan, num = self.step, self.plan, self.step.num_pieces
+        message = self._message()
+        passes = step.order.seconds(num // step.passes, self._forward, self._backward, message)
+        idle = max(0.0, step.passes * passes - num * (self._forward + self._backward))
+        parts = [
+            Part("arithmetic", num * (1 + BACKWARD_FORWARDS) * self._products, is_useful=True),
+            Part("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
+            Part("recomputation", num * self._again),
+            Part("uneven stages", num * (1 + BACKWARD_FORWARDS) * self._unevenly, f"{step.uneven:.2f} of the average"),
+        ]
+        for item in self._timed:
+            times = 1 if item.moment == "update" else num
+            parts.append(Part(item.name, item.exposed * times, item.detail))
+        stages = plan.mesh.size(step.order.axis) if step.order.axis else 1
+        parts.append(Part("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
+        parts.append(Part("update", self._updating(), "reading and writing the optimizer's state"))
+        kept = tuple(part for part in _merged(parts) if part.seconds > 0)
+        seconds = sum(part.seconds for part in kept)
+        return Prediction(
+            self.line,
+            dict(plan.mesh.axes),
+            samples=self.samples,
+            num_pieces=num,
+            parts=kept,
+            estimate=self.estimate,
+            flops=num * (1 + BACKWARD_FORWARDS) * (self._piece.blocks + self._piece.outside) * step.share / seconds,
+            exchanging=self.exchanging,
+        )
+
+    def _exchanges(self, *, repeated: Moment | None) -> Iterator[_Timed]:
+        """Yield all exchanges. A rank that computes the passes of `repeated` again repeats their exchanges backward."""
+        left = dict(self._computing)
+        left["update"] = left["backward"]  # gradients are exchanged while the last piece's backward pass runs
+        for item in self.step.exchanges:
+            seconds, detail = self._seconds(item)
+            if not seconds:
+                continue
+            if repeated == item.moment and item.moved == "border":
+                yield _Timed(item.name, "backward", seconds, seconds, detail)
+            hidden = min(seconds * self.setting.cluster.overlap, left[item.moment]) if item.beside else 0.0
+            left[item.moment] -= hidden
+            if hidden:
+                detail += f", {hidden:.2g} of {seconds:.2g} s behind arithmetic"
+            yield _Timed(item.name, item.moment, seconds, seconds - hidden, detail)
+
+    def _seconds(self, item: Exchange) -> tuple[float, str]:
+        group = self.setting.cluster.group(self.plan.mesh, item.axis)
+        if group.size < 2:
+            return 0.0, ""
+        units = self.setting.work.num_blocks * self.step.blocks
+        model, share = self.workload.model, self.step.parameters
+        if item.moved == "border":
+            num_bytes, times = self._border(self._piece), item.count * units
+        elif item.moved == "gradients":
+            num_bytes, times = model.num_trained * share * self.memory.gradients.bytes_each, item.count
+        else:
+            num_bytes, times = model.parameters * share * self.memory.parameters.bytes_each, item.count
+            if item.moment != "update":  # gathered block by block, where they are used
+                num_bytes, times = num_bytes / units, item.count * units
+        seconds = times * self.setting.cluster.seconds(item.operation, num_bytes, group)
+        often = f"{times:g} x " if times != 1 else ""
+        return seconds, f"{item.operation} of {often}{_size(num_bytes)} over {_described(group)}"
+
+    def _border(self, piece: PieceWork) -> float:
+        return piece.border * self.memory.activations.itemsize
+
+    def _message(self) -> float:
+        axis = self.step.order.axis
+        if not axis:
+            return 0.0
+        cluster = self.setting.cluster
+        return cluster.seconds("sendrecv", self._border(self._piece), cluster.group(self.plan.mesh, axis))
+
+    def _updating(self) -> float:
+        """Return the seconds in which the optimizer reads and writes what it updates."""
+        memory, model = self.memory, self.workload.model
+        each = 2 * (memory.optimizer.bytes_each + memory.master.bytes_each + memory.parameters.bytes_each)
+        return self._streamed(model.num_trained * memory.optimizer.share * (each + memory.gradients.bytes_each))
+
+    def _streamed(self, num_bytes: float) -> float:
+        bandwidth = self.setting.cluster.memory_bandwidth
+        return 0.0 if bandwidth is None else num_bytes / bandwidth
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """Return the parts with those of one name added up, in the order of their first ones."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        old = found.get(part.name)
+        if old is None:
+            found[part.name] = part
+        else:
+            found[part.name] = Part(part.name, old.seconds + part.seconds, old.detail, old.is_useful)
+    return list(found.values())
+
+
+def _size(num_bytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def _described(group: Group) -> str:
+    where = "one host" if group.hosts == 1 else f"{group.hosts} hosts"
+    return f"{group.size} ranks of {where}"

@@ -1,0 +1,121 @@
+"""What one update of a model computes: floating-point operations, memory traffic, and what its blocks pass on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unidist.cost_model.figures import Precision, Workload
+from unidist.errors import ConfigurationError
+from unidist_planner.memory.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """What one forward pass computes for some samples, by the whole model.
+
+    Args:
+        blocks: floating-point operations of all blocks.
+        outside: of what belongs to no block (the head).
+        traffic: bytes that the operations of the blocks which are no matrix products read and write.
+        border: elements that one block gives to the next.
+    """
+
+    blocks: float
+    outside: float
+    traffic: float
+    border: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a model, for people.
+
+    Args:
+        path: of it in the model.
+        parameters: number of its own.
+        flops: floating-point operations of its forward pass for one sample.
+    """
+
+    path: str
+    parameters: int
+    flops: float
+
+
+class Work(ABC):
+    """A model, and the batch of one update.
+
+    Attributes:
+        batch: samples of one update, on all ranks together.
+        num_blocks: blocks of the model; stages of a pipeline are made of whole ones.
+        divides: what must be a multiple of the number of ranks that cut each block, by its name for messages.
+    """
+
+    batch: int
+    num_blocks: int
+    divides: dict[str, int]
+
+    @abstractmethod
+    def workload(self, samples: int) -> Workload:
+        """Return the same for the estimator of memory, with `samples` in one forward pass of one rank."""
+
+    @abstractmethod
+    def forward(self, samples: int, itemsize: int) -> PieceWork:
+        """Return what a forward pass of the whole model computes; a backward pass computes twice as much.
+
+        Args:
+            samples: in this pass.
+            itemsize: bytes of an element of the activations.
+        """
+
+    def layers(self) -> Sequence[Layer]:
+        """Return the blocks one by one where they are known by their paths; the default is none."""
+        return ()
+
+
+@dataclass(frozen=True)
+class TransformerWork(Work):
+    """A transformer by its sizes.
+
+    Floating-point operations by Narayanan et al. 2021 (https://arxiv.org/abs/2104.04473), appendix: a block's matrix
+    products take 24 s h^2 + 4 s^2 h for each sample, the head's 2 s h v. Whatever is kept for the backward pass was
+    written once and is read once, so the traffic of a forward pass is taken to be twice the activations of a block.
+
+    Args:
+        transformer: sizes; its `batch` does not count.
+        batch: samples of one update, on all ranks together.
+        optimizer: see `Workload`.
+        precision: likewise.
+    """
+
+    transformer: Transformer
+    batch: int
+    optimizer: str = "adam"
+    precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        """Check the batch and the names."""
+        if self.batch < 1:
+            raise ConfigurationError(f"a batch of {self.batch} samples: give at least 1")
+        self.workload(1)
+        model = self.transformer
+        object.__setattr__(self, "num_blocks", model.layers)
+        object.__setattr__(self, "divides", {"heads": model.num_heads, "hidden": model.hidden})
+
+    def workload(self, samples: int) -> Workload:
+        """See `Work.workload`."""
+        transformer = replace(self.transformer, batch=samples)
+        return Workload(transformer.figures(), self.optimizer, self.precision, transformer)
+
+    def forward(self, samples: int, itemsize: int) -> PieceWork:
+        """See `Work.forward`."""
+        model = replace(self.transformer, batch=samples)
+        tokens, width = samples * model.sequence, model.hidden
+        block = tokens * (24 * width**2 + 4 * model.sequence * width)
+        return PieceWork(
+            blocks=float(model.layers * block),
+            outside=float(2 * tokens * width * model.vocabulary),
+            traffic=2 * model.bytes(itemsize).blocks,
+            border=float(tokens * width),
+        )

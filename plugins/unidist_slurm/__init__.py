@@ -1,0 +1,1 @@
+"""Jobs in allocations of Slurm: a launcher, and scripts for sbatch."""

@@ -1,0 +1,388 @@
+"""What is to be seen of an elastic job: built from its events and from what the workers' beats tell. Pure.
+
+`JobStatus.as_fields` is the answer to `/status.json`, which the page, `unidist top` and `/metrics` show.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from unidist_launch.elastic_job.report import line
+from unidist_status.recovery import RecoveryWatch
+from unidist_status.step_times import PaceWindow, read_report
+from unidist_status.stragglers import StragglerWatch
+
+NUM_EVENTS = 100
+NUM_LINES = 200
+NUM_ENDED = 8
+_MAX_LINE_BYTES = 4000
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A process that another launcher has started.
+
+    Args:
+        number: of the worker.
+        host: index of its agent.
+        host_name: of the host.
+        seat: label of its output.
+        pid: of the process.
+        rank: in the present generation; None: it is in none.
+    """
+
+    number: int
+    host: int
+    host_name: str
+    seat: int
+    pid: int
+    rank: int | None
+
+
+@dataclass
+class _Worker:
+    """A process of the job; `rank` is its rank now, or the one that it had."""
+
+    number: int
+    host: int
+    host_name: str
+    seat: int = -1
+    pid: int = 0
+    rank: int | None = None
+    state: str = "starting"
+    is_asked_to_leave: bool = False
+    has_trained: bool = False
+    heard: float | None = None
+    reason: str = ""
+    window: PaceWindow = field(default_factory=PaceWindow)
+    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
+
+
+@dataclass
+class _Host:
+    name: str
+    address: str
+    cores: int
+    state: str = "up"
+
+
+class JobStatus:
+    """The state of one job.
+
+    Args:
+        command: what it runs.
+        num_proc: ranks at the beginning.
+        now: time on the clock of all `now`, a monotonic one.
+        time: the same in seconds since the epoch, as are all `time`.
+    """
+
+    def __init__(self, command: list[str], num_proc: int, *, now: float, time: float) -> None:
+        self._command = command
+        self._num_proc = num_proc
+        self._began, self._time = now, time
+        self._workers: dict[int, _Worker] = {}
+        self._ended: deque[_Worker] = deque(maxlen=NUM_ENDED)
+        self._hosts: dict[int, _Host] = {}
+        self._events: deque[Fields] = deque(maxlen=NUM_EVENTS)
+        self._counts: dict[str, int] = {}
+        self._state = "starting"
+        self._generation = -1
+        self._members: list[int] = []
+        self._progress = 0
+        self._exit_code: int | None = None
+        self._recovery = RecoveryWatch()
+        self._stragglers = StragglerWatch()
+
+    # What comes in
+
+    def happened(self, event: str, fields: Fields, *, now: float, time: float) -> None:
+        """Take an event of the job's log."""
+        self._counts[event] = self._counts.get(event, 0) + 1
+        self._events.append({"time": round(time, 3), "event": event, "text": _text(event, fields)})
+        take = getattr(self, f"_on_{event}", None)
+        if take is not None:
+            take(fields, now)
+
+    def take_over(self, generation: int, processes: list[TakenOver]) -> None:
+        """Go on with the job of a launcher that has died. Before anything happens.
+
+        Args:
+            generation: of the last world; -1: there was none.
+            processes: that ran when it died.
+        """
+        self._generation = generation
+        for each in processes:
+            state = "waiting" if each.rank is None else "training"
+            self._workers[each.number] = _Worker(
+                each.number, each.host, each.host_name, each.seat, each.pid, each.rank, state
+            )
+        ranked = sorted((each.rank, each.number) for each in processes if each.rank is not None)
+        self._members = [number for _, number in ranked]
+        if ranked:
+            self._state = "training"
+
+    def beat(self, number: int, told: Fields, *, now: float) -> list[tuple[str, Fields]]:
+        """Take what a worker's beat tells; returns events that are to be published."""
+        worker = self._workers.get(number)
+        if worker is None:
+            return []
+        worker.heard = now
+        report = read_report(told)
+        worker.has_trained = worker.has_trained or (report is not None and report.generation >= 0)
+        if report is None or report.generation != self._generation or worker.state != "training":
+            return []
+        before = worker.window.last
+        worker.window.add(report, now)
+        self._progress = max(self._progress, report.progress)
+        found: list[tuple[str, Fields]] = []
+        if self._recovery.reported(number, report):
+            assert self._recovery.last is not None
+            found.append(("recovered", self._recovery.last.as_fields()))
+        if worker.window.last is not before:
+            found += self._look_for_stragglers()
+        return found
+
+    def printed(self, seat: int, lines: list[bytes]) -> None:
+        """Take whole lines that the worker of a seat has printed, on either stream."""
+        for worker in self._workers.values():
+            if worker.seat == seat:
+                worker.lines.extend(each[:_MAX_LINE_BYTES] for each in lines[-NUM_LINES:])
+                return
+
+    # What can be asked
+
+    def find(self, name: str) -> int | None:
+        """Return the number of a running worker: "3" is that of rank 3 now, "w7" worker 7 whatever its rank."""
+        if name.startswith("w") and name[1:].isascii() and name[1:].isdigit() and len(name) < 12:
+            number = int(name[1:])
+            return number if number in self._workers else None
+        if name.isascii() and name.isdigit() and len(name) < 12 and int(name) < len(self._members):
+            number = self._members[int(name)]
+            return number if number in self._workers else None
+        return None
+
+    def shows_stacks(self, number: int) -> bool:
+        """Say whether a running worker is far enough to show its stacks; the signal would end it before."""
+        return self._workers[number].has_trained
+
+    def rank_of(self, number: int) -> int | None:
+        """Return the rank of a running worker that has one."""
+        worker = self._workers.get(number)
+        return worker.rank if worker is not None and number in self._members else None
+
+    def lines_of(self, name: str) -> list[str] | None:
+        """Return the last lines of a worker, one that has ended not long ago included; None if there is none."""
+        number = self.find(name)
+        known = [*self._workers.values(), *self._ended]
+        worker = next((each for each in known if each.number == number or f"w{each.number}" == name), None)
+        if worker is None:
+            return None
+        return [each.decode(errors="replace") for each in worker.lines]
+
+    def as_fields(self, *, now: float) -> Fields:
+        """Return all of it as plain data."""
+        commits, updates = self._rates(now)
+        straggler = self._stragglers.current
+        recovery = self._recovery.last
+        return {
+            "command": self._command,
+            "num_proc": self._num_proc,
+            "began": round(self._time, 3),
+            "elapsed_sec": round(now - self._began, 3),
+            "state": self._state,
+            "exit_code": self._exit_code,
+            "generation": self._generation,
+            "world_size": len(self._members),
+            "commits": self._progress,
+            "commits_per_sec": round(commits, 4),
+            "updates_per_sec": round(updates, 4),
+            "ranks": [self._worker_fields(worker, now) for worker in self._ordered()],
+            "ended": [
+                {**self._worker_fields(worker, now), "reason": worker.reason} for worker in reversed(self._ended)
+            ],
+            "hosts": [
+                {
+                    "name": host.name,
+                    "address": host.address,
+                    "cores": host.cores,
+                    "state": host.state,
+                    "processes": sum(worker.host == index for worker in self._workers.values()),
+                }
+                for index, host in self._hosts.items()
+            ],
+            "events": list(self._events),
+            "event_counts": dict(self._counts),
+            "num_changes": self._recovery.num,
+            "recovery": None if recovery is None else recovery.as_fields(),
+            "straggler": None
+            if straggler is None
+            else {
+                "worker": straggler.worker,
+                "rank": self.rank_of(straggler.worker),
+                "own_sec": round(straggler.own_sec, 6),
+                "others_sec": round(straggler.others_sec, 6),
+                "factor": round(straggler.factor, 2),
+            },
+        }
+
+    def summary(self, *, now: float) -> str:
+        """Return the job in a few words, for a status line."""
+        if self._generation < 0:
+            return f"{len(self._workers)} of {self._num_proc} processes, {self._state}"
+        commits, _ = self._rates(now)
+        rate = f"  {commits:.3g} commits/s" if commits else ""
+        return f"generation {self._generation}  {len(self._members)} ranks {self._state}  commit {self._progress}{rate}"
+
+    def _ordered(self) -> list[_Worker]:
+        ranked = [self._workers[number] for number in self._members if number in self._workers]
+        return ranked + [worker for number, worker in self._workers.items() if number not in self._members]
+
+    def _rates(self, now: float) -> tuple[float, float]:
+        rates = [self._workers[each].window.rates(now) for each in self._members if each in self._workers]
+        if self._state != "training" or not rates:
+            return 0.0, 0.0
+        return statistics.median(rate[0] for rate in rates), statistics.median(rate[1] for rate in rates)
+
+    def _worker_fields(self, worker: _Worker, now: float) -> Fields:
+        times = worker.window.times()
+        report = worker.window.last
+        state = "leaving" if worker.is_asked_to_leave and worker.state == "training" else worker.state
+        return {
+            "rank": worker.rank,
+            "worker": worker.number,
+            "seat": worker.seat,
+            "host": worker.host_name,
+            "pid": worker.pid,
+            "state": state,
+            "commits": None if report is None else report.progress,
+            "updates": None if report is None else report.updates,
+            "commits_per_sec": round(worker.window.rates(now)[0], 4),
+            "own_sec": None if times is None else round(times.own_sec, 6),
+            "waited_sec": None if times is None else round(times.waited_sec, 6),
+            "heard_sec": None if worker.heard is None else round(now - worker.heard, 3),
+            "shows_stacks": worker.has_trained and worker.state != "ended",
+        }
+
+    def _look_for_stragglers(self) -> list[tuple[str, Fields]]:
+        members = [self._workers[number] for number in self._members if number in self._workers]
+        named = self._stragglers.update({each.number: each.window.times() for each in members})
+        if named is None:
+            return []
+        fields = {
+            "worker": named.worker,
+            "rank": self.rank_of(named.worker),
+            "generation": self._generation,
+            "own_sec": round(named.own_sec, 6),
+            "others_sec": round(named.others_sec, 6),
+        }
+        return [("straggler", fields)]
+
+    # Events, by name
+
+    def _on_host_joined(self, fields: Fields, now: float) -> None:
+        name = fields["host"]
+        self._hosts = {index: host for index, host in self._hosts.items() if host.name != name}  # its earlier agents
+        self._hosts[int(fields["index"])] = _Host(name, fields["address"], int(fields["cores"]))
+
+    def _on_host_lost(self, fields: Fields, now: float) -> None:
+        self._set_host(fields["host"], "lost")
+
+    def _on_host_terminating(self, fields: Fields, now: float) -> None:
+        self._set_host(fields["host"], "leaving")
+
+    def _set_host(self, name: str, state: str) -> None:
+        for host in self._hosts.values():
+            if host.name == name:
+                host.state = state
+
+    def _on_started(self, fields: Fields, now: float) -> None:
+        number = int(fields["worker"])
+        index = int(fields["host"])
+        host = self._hosts.get(index)
+        self._workers[number] = _Worker(number, index, host.name if host is not None else "?")
+
+    def _on_process(self, fields: Fields, now: float) -> None:
+        worker = self._workers.get(int(fields["worker"]))
+        if worker is not None:
+            worker.seat, worker.pid = int(fields["seat"]), int(fields["pid"])
+
+    def _on_joined(self, fields: Fields, now: float) -> None:
+        worker = self._workers.get(int(fields["worker"]))
+        if worker is not None:
+            worker.state, worker.heard = "waiting", now
+
+    def _on_generation(self, fields: Fields, now: float) -> None:
+        self._generation = int(fields["generation"])
+        self._members = [int(number) for number in fields["workers"]]
+        self._progress = max(self._progress, int(fields["progress"]))
+        self._state = "training"
+        self._stragglers.reset()
+        self._recovery.formed(self._generation, list(self._members), now)
+        for rank, number in enumerate(self._members):
+            worker = self._workers.get(number)
+            if worker is not None:
+                worker.rank, worker.state, worker.window = rank, "training", PaceWindow()
+
+    def _on_change(self, fields: Fields, now: float) -> None:
+        self._recovery.changes("ranks come or go", now)
+
+    def _on_ended(self, fields: Fields, now: float) -> None:
+        self._recovery.changes(str(fields["text"]), now)
+        self._state = "re-forming"
+        for worker in self._workers.values():
+            if worker.state == "training":
+                worker.state = "re-forming"
+
+    def _on_lost(self, fields: Fields, now: float) -> None:
+        worker = self._workers.get(int(fields["worker"]))
+        heard = None if worker is None else worker.heard
+        self._recovery.lost(f"rank {fields['rank']} was lost: {fields['reason']}", now, heard)
+        if worker is not None:
+            worker.state = "lost"
+
+    def _on_leaving(self, fields: Fields, now: float) -> None:
+        worker = self._workers.get(int(fields["worker"]))
+        if worker is not None:
+            worker.is_asked_to_leave = True
+
+    def _on_left(self, fields: Fields, now: float) -> None:
+        worker = self._workers.get(int(fields["worker"]))
+        if worker is not None:
+            worker.state = "left"
+
+    def _on_short(self, fields: Fields, now: float) -> None:
+        self._state = "waiting for processes"
+
+    def _on_enough(self, fields: Fields, now: float) -> None:
+        if self._state == "waiting for processes":
+            self._state = "re-forming"
+
+    def _on_exit(self, fields: Fields, now: float) -> None:
+        worker = self._workers.pop(int(fields["worker"]), None)
+        if worker is not None:
+            worker.state, worker.reason = "ended", str(fields["reason"])
+            self._ended.append(worker)
+
+    def _on_finished(self, fields: Fields, now: float) -> None:
+        self._state = "finishing"
+
+    def _on_give_up(self, fields: Fields, now: float) -> None:
+        self._state = "giving up"
+
+    def _on_end(self, fields: Fields, now: float) -> None:
+        self._state, self._exit_code = "ended", int(fields["exit_code"])
+
+
+def _text(event: str, fields: Fields) -> str:
+    """Return an event in words: the launcher's own if it says something of it, else its fields."""
+    return line(event, fields) or ", ".join(f"{name} {_short(value)}" for name, value in fields.items())
+
+
+def _short(value: Any) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 300 else text[:297] + "..."

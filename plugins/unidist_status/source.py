@@ -1,0 +1,50 @@
+"""What the status page shows of a job, and how its buttons reach the launcher; used by the page's threads."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Any
+
+from unidist_status.board import SharedStatus
+from unidist_status.server import Refused, StatusSource
+
+_MAX_WAITING = 64
+
+
+class BoardSource(StatusSource):
+    """Answers from the status that the launcher keeps.
+
+    Args:
+        shared: what the launcher writes.
+    """
+
+    def __init__(self, shared: SharedStatus) -> None:
+        self._shared = shared
+
+    def status(self) -> dict[str, Any]:
+        """See `StatusSource.status`."""
+        with self._shared.lock:
+            return self._shared.model.as_fields(now=time.monotonic())
+
+    def log_of(self, name: str) -> list[str]:
+        """See `StatusSource.log_of`."""
+        with self._shared.lock:
+            lines = self._shared.model.lines_of(name)
+        if lines is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is no rank {name!r} now")
+        return lines
+
+    def ask(self, action: str, name: str, client: str) -> dict[str, Any]:
+        """See `StatusSource.ask`. The launcher does it in the next turn of its loop."""
+        with self._shared.lock:
+            model = self._shared.model
+            number = model.find(name)
+            if number is None:
+                raise Refused(HTTPStatus.NOT_FOUND, f"there is no rank {name!r} now")
+            if action == "stacks" and not model.shows_stacks(number):
+                raise Refused(HTTPStatus.CONFLICT, f"{name!r} does not train yet; it cannot show its stacks")
+            if len(self._shared.asked) >= _MAX_WAITING:
+                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "much has been asked for already; try again")
+            self._shared.asked.append((action, number, client))
+            return {"action": action, "worker": number, "rank": model.rank_of(number)}

@@ -1,0 +1,83 @@
+"""How fast a worker of an elastic job gets on, from the last beats of its generation. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from unidist.control.elastic.step_times import PaceReport
+
+_NUM_SAMPLES = 12
+_PATIENCE_SEC = 2.0
+
+
+def read_report(told: Mapping[str, Any]) -> PaceReport | None:
+    """Return what a beat told; None if it makes no sense."""
+    names = {each.name for each in fields(PaceReport)}
+    chosen = {name: value for name, value in told.items() if name in names}
+    optional = ("restore_sec", "first_step_sec")
+    for name, value in chosen.items():
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) or (value is None and name in optional)):
+            return None
+    return PaceReport(**chosen)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Means over the commits of a window.
+
+    Args:
+        commits: number of measured steps.
+        own_sec: seconds of a step in which the rank did not wait for others.
+        waited_sec: seconds in which it did.
+    """
+
+    commits: int
+    own_sec: float
+    waited_sec: float
+
+
+class PaceWindow:
+    """The last reports of one worker in its present generation, one for each beat in which it had got on."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, PaceReport]] = deque(maxlen=_NUM_SAMPLES)
+
+    @property
+    def last(self) -> PaceReport | None:
+        """The newest report."""
+        return self._samples[-1][1] if self._samples else None
+
+    def add(self, report: PaceReport, now: float) -> None:
+        """Take a report."""
+        last = self.last
+        if last is not None and last.generation != report.generation:
+            self._samples.clear()
+        elif last is not None and (last.commits, last.updates) == (report.commits, report.updates):
+            return
+        self._samples.append((now, report))
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Return commits and updates per second; zeros while too little is known."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        seconds = ended - began
+        usual = seconds / (len(self._samples) - 1)
+        if now - ended > 2.0 * usual + _PATIENCE_SEC:
+            seconds = now - began  # it stands still
+        if seconds <= 0.0:
+            return 0.0, 0.0
+        return (last.commits - first.commits) / seconds, (last.updates - first.updates) / seconds
+
+    def times(self) -> StepTimes | None:
+        """Return how long a step took; None while none was measured."""
+        if not self._samples:
+            return None
+        first, last = self._samples[0][1], self._samples[-1][1]
+        number = last.timed - first.timed
+        if number <= 0:
+            return None
+        return StepTimes(number, (last.own_sec - first.own_sec) / number, (last.waited_sec - first.waited_sec) / number)

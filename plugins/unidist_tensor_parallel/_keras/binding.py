@@ -1,0 +1,275 @@
+"""Cuts a Keras model over the ranks of the axis `tensor`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from unidist.buffer import DType
+from unidist.checkpoint.format.pieces import Placement
+from unidist.checkpoint.state import CARRIED, PlacesParameters, placements_of
+from unidist.errors import ConfigurationError
+from unidist_tensor_parallel._keras.axis import TensorAxis
+from unidist_tensor_parallel._keras.describe import candidates, described, heads_of, why_whole
+from unidist_tensor_parallel._keras.flow import Flow, is_element_wise
+from unidist_tensor_parallel._keras.layers import (
+    ATTENTIONS,
+    DENSE,
+    EMBEDDING,
+    AttentionByHeads,
+    Column,
+    CutLayer,
+    EinsumRow,
+    Row,
+    Share,
+    VocabularyEmbedding,
+    become,
+    cut_variable,
+)
+from unidist_tensor_parallel._keras.sequence import cut_blocks, find_blocks
+from unidist_tensor_parallel.layout.layout import AXIS, Cut, Heads, even
+from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, report
+from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_tensorflow.memory import array_of, buffer_of_array
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+    from unidist_tensor_parallel.strategy import Tensor
+
+_SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between those of two layers
+_DENSE_ROLES = (Role.COLUMN, Role.COLUMN_GATHER, Role.ROW, Role.ROW_SPLIT, Role.VOCABULARY)
+
+
+class TensorPlaces(PlacesParameters):
+    """Where the variables of a cut model belong.
+
+    Args:
+        inner: where they belong before they are cut.
+        size: ranks of the axis.
+    """
+
+    def __init__(self, inner: PlacesParameters, size: int) -> None:
+        self._inner = inner
+        self._size = size
+        self._placements: dict[str, Placement] = {}
+        self._cut: set[str] = set()
+
+    def add(self, stable_path: str, path: str, placement: Placement) -> None:
+        """Note a variable that is cut; the path that Keras gives it may be another one's stable path."""
+        self._placements[stable_path] = placement
+        self._cut.add(path)
+
+    def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
+        """See `PlacesParameters.placement`; the path is a stable one."""
+        return self._placements.get(path) or self._inner.placement(path, shape, dtype)
+
+    def copies(self, path: str) -> int:
+        """See `PlacesParameters.copies`: what is not cut is on every rank. The path is the one that Keras gives."""
+        return self._inner.copies(path) * (1 if path in self._cut else self._size)
+
+
+def partition(strategy: Tensor, model: Any, context: Context) -> Any:
+    """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
+    others = [name for name in context.plan.model_axes if name != AXIS]
+    if strategy.sequence and others:
+        raise ConfigurationError(
+            f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+            "them. Leave sequence out, or the other strategy"
+        )
+    layers = candidates(model)
+    flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
+    assignment = _assignment(strategy, layers, flow)
+    axis = TensorAxis(context.new_communicator(AXIS))
+    places = TensorPlaces(placements_of(model), axis.size)
+    rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
+    expected = [blocks.computed() for blocks in rows]
+    cutting = _Cutting(model, axis, places, {identity: blocks.axis for blocks in rows for identity in blocks.inside})
+    total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+    for path, role in assignment.roles.items():
+        cutting.cut(path, layers[path], role)
+    for blocks, outputs in zip(rows, expected, strict=True):
+        cut_blocks(blocks, cutting.variables)
+        blocks.check(outputs)
+        count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
+        assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
+    different = set().union(*(blocks.inside for blocks in rows))
+    _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
+    if context.topology.rank == 0:
+        figures = {"cut": cutting.elements, "total": total, "size": axis.size}
+        text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
+        print(text, file=sys.stderr, flush=True)
+    setattr(model, CARRIED, places)
+    return model
+
+
+def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assignment:
+    """Return which layer becomes what."""
+    plan = strategy.roles()
+    if plan is None:
+        found = automatic(described(layers, flow), strategy.size)
+        for why in flow.failures.values():
+            found.reasons.setdefault("(inside of a layer)", why)
+        if not found.roles:
+            raise ConfigurationError(
+                "tensor: no layer of this model was found that could be cut: "
+                + "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:6])
+                + ". Give roles: tensor=N:plan=PATTERN=ROLE;..."
+            )
+        return found
+    given: dict[str, Role] = {
+        path: role for path, role in assign(plan, list(layers)).items() if role is not Role.REPLICATE
+    }
+    found = Assignment(roles=given)
+    for path, role in given.items():
+        layer, why = layers[path], why_whole(layers[path])
+        if why:
+            raise ConfigurationError(f"tensor: {path!r} cannot be cut ({role}): {why}")
+        fitting = (
+            (Role.ATTENTION,)
+            if isinstance(layer, ATTENTIONS)
+            else (Role.VOCABULARY,)
+            if isinstance(layer, EMBEDDING)
+            else _DENSE_ROLES
+        )
+        if role not in fitting:
+            raise ConfigurationError(
+                f"tensor: {path!r} is a {type(layer).__name__}, which cannot have the role {str(role)!r}; it can have "
+                f"{', '.join(map(str, fitting))}, replicate"
+            )
+        if role is Role.COLUMN and not is_element_wise(layer.activation):
+            raise ConfigurationError(
+                f"tensor: {path!r} cannot be {role}: its activation, {layer.activation.__name__}, needs all outputs. "
+                f"Use {Role.COLUMN_GATHER}"
+            )
+    _check_pairs(found.roles, layers, flow)
+    for path in layers.keys() - given.keys():
+        found.reasons[path] = "no pattern of the plan names it"
+    return found
+
+
+def _check_pairs(roles: Mapping[str, Role], layers: Mapping[str, Any], flow: Flow) -> None:
+    """Raise where cut outputs would go to a layer that takes whole ones, or the other way round."""
+    paths = {id(layer): path for path, layer in layers.items()}
+    for path, role in roles.items():
+        if role is Role.COLUMN and flow.is_output(layers[path]):
+            continue  # logits in parts, for VocabularyCrossEntropy
+        others = {Role.COLUMN: flow.destinations, Role.ROW: flow.origins}.get(role)
+        wanted = Role.ROW if role is Role.COLUMN else Role.COLUMN
+        for other in others(layers[path]) if others is not None and not flow.failures else ():
+            its = paths.get(id(other), "")
+            if roles.get(its) is not wanted:
+                whole = "column_gather" if role is Role.COLUMN else "row_split"
+                raise ConfigurationError(
+                    f"tensor: {path!r} is to be {role}, and "
+                    + (f"{its!r} beside it is {roles.get(its, 'whole')}" if its else "something else is beside it")
+                    + f": only element-wise operations may lie between a column and a {Role.ROW} layer. Use {whole}"
+                )
+
+
+class _Cutting:
+    """Cuts layers one by one.
+
+    Args:
+        model: that they are of.
+        axis: the exchanges.
+        places: is told of every variable that is cut.
+        axes: by identity, of layers that exchange otherwise.
+
+    Attributes:
+        elements: of all variables that are cut.
+        variables: their identities.
+    """
+
+    def __init__(self, model: Any, axis: TensorAxis, places: TensorPlaces, axes: Mapping[int, TensorAxis]) -> None:
+        self.elements = 0
+        self.variables: set[int] = set()
+        self._axes = axes
+        self._axis = axis
+        self._places = places
+        self._paths = {id(variable): path for path, variable in stable_paths(model.weights).items()}
+
+    def cut(self, path: str, layer: Any, role: Role) -> None:
+        """Let a layer have a role."""
+        if isinstance(layer, ATTENTIONS):
+            self._attention(path, layer)
+        elif isinstance(layer, EMBEDDING):
+            rows = even(0, layer.input_dim, self._axis.size, what=f"rows of {path}")
+            self._variable(layer.embeddings, rows)
+            become(layer, VocabularyEmbedding, Share(self._axis, rows.counts))
+        elif role in (Role.ROW, Role.ROW_SPLIT):
+            rows = even(0, layer.kernel.shape[0], self._axis.size, what=f"inputs of {path}")
+            self._variable(layer.kernel, rows)
+            self._become_row(layer, Row, Share(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
+        else:
+            columns = even(1, layer.kernel.shape[1], self._axis.size, what=f"outputs of {path}")
+            self._variable(layer.kernel, columns)
+            if layer.bias is not None:
+                self._variable(layer.bias, columns.along(0))
+            become(layer, Column, Share(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
+
+    def _axis_of(self, layer: Any) -> TensorAxis:
+        return self._axes.get(id(layer), self._axis)
+
+    def _become_row(self, layer: Any, role: type[CutLayer], share: Share) -> None:
+        become(layer, role, share)
+        if not share.splits:
+            layer.input_spec = keras.InputSpec(min_ndim=2, axes={-1: share.own})
+
+    def _attention(self, path: str, layer: Any) -> None:
+        heads, kv_heads = heads_of(layer)
+        # The kernels have an axis of heads, so a unit is one head of width 1.
+        division = Heads(heads, kv_heads, 1, self._axis.size, what=path)
+        queries, keys = division.queries(1), division.keys(1)
+        projections = [(layer._query_dense, queries), (layer._key_dense, keys), (layer._value_dense, keys)]
+        if getattr(layer, "_gate_dense", None) is not None:
+            projections.append((layer._gate_dense, queries))
+        for projection, cut in projections:
+            self._variable(projection.kernel, cut)
+            if projection.bias is not None:
+                self._variable(projection.bias, cut.along(0))
+        output = layer._output_dense
+        self._variable(output.kernel, queries.along(0))
+        share = Share(self._axis_of(layer), queries.counts)
+        become(output, EinsumRow, share)
+        become(layer, AttentionByHeads, share)
+
+    def _variable(self, variable: Any, cut: Cut) -> None:
+        shape = tuple(variable.shape)
+        [box] = cut.boxes(shape, self._axis.rank)
+        stable, path = self._paths[id(variable)], str(variable.path)
+        whole = self._places.placement(stable, shape, DType(np.dtype(variable.dtype).name))
+        self._places.add(stable, path, Placement(whole.name, shape, box))
+        self.elements += int(np.prod(shape))
+        self.variables.add(id(variable))
+        part = np.take(np.asarray(variable.value), cut.indices(self._axis.rank), axis=cut.dim)
+        cut_variable(variable, part)
+
+
+def _separate_seeds(
+    model: Any, cut: Sequence[Any], flow: Flow, context: Context, axis: TensorAxis, different: Iterable[int]
+) -> None:
+    """Let random numbers be equal where all ranks compute the same, and different where each has a part.
+
+    Seeds are taken from the first rank of the axis. Those of dropouts within a cut attention, and between a column and
+    a row layer, are moved by the rank, and those of other layers that are `different`.
+    """
+    own = set(different)
+    for layer in cut:
+        if isinstance(layer, ATTENTIONS):
+            own |= {id(each) for each in layer._flatten_layers(include_self=False)}
+        elif isinstance(layer, DENSE) and isinstance(layer, Column) and not layer._share.gathers:
+            own |= {id(each) for each in flow.between(layer)}
+    group = context.axis(AXIS)
+    for layer in model._flatten_layers():
+        generator = getattr(layer, "seed_generator", None)
+        if generator is None:
+            continue
+        state = np.ascontiguousarray(array_of(generator.state.value)).copy()
+        group.broadcast(buffer_of_array(state), root=0).wait()
+        if id(layer) in own:
+            state[0] = (int(state[0]) + _SEED_STEP * axis.rank) % 2**31
+        generator.state.assign(state)

@@ -1,0 +1,114 @@
+"""PyTorch's half of tensor parallelism: cuts a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.checkpoint.state import CARRIED, placements_of
+from unidist.errors import ConfigurationError
+from unidist_tensor_parallel._torch.cutting import Cutter
+from unidist_tensor_parallel._torch.describe import describe, parameter_count
+from unidist_tensor_parallel._torch.guards import install_guards, keep_off_fused_paths
+from unidist_tensor_parallel._torch.layers.axis import TensorAxis
+from unidist_tensor_parallel._torch.layers.random import CutRandom
+from unidist_tensor_parallel._torch.layers.region import Region
+from unidist_tensor_parallel._torch.layers.sequence import make_sequence_regions
+from unidist_tensor_parallel._torch.probe import attentions, check_outputs, tried
+from unidist_tensor_parallel._torch.tracing import feeds_of
+from unidist_tensor_parallel.layout.layout import AXIS
+from unidist_tensor_parallel.layout.places import CutParameters
+from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, check_pairs, general, report
+from unidist_torch.memory import memory_kind
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+    from unidist_tensor_parallel.strategy import Tensor
+
+
+def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> torch.nn.Module:
+    """Cut a model in place; see `Strategy.partition`. Collective over the axis.
+
+    Raises:
+        ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
+    """
+    kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
+    axis = TensorAxis(context, kinds)
+    found = assignment(model, strategy.roles(), axis)
+    cutting = {path: role for path, role in found.roles.items() if role not in (Role.REPLICATE, Role.SEQUENCE)}
+    if not cutting:
+        whys = "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:8]) or "it has no linear layers"
+        raise ConfigurationError(
+            f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say which "
+            "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
+        )
+    random = CutRandom(axis)
+    others = [name for name in context.plan.model_axes if name != AXIS]
+    regions: dict[str, Region] = {"": Region(axis, random)}
+    if strategy.sequence or Role.SEQUENCE in found.roles.values():
+        if others:
+            raise ConfigurationError(
+                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+                "them. Leave sequence out, or the other strategy"
+            )
+        regions |= make_sequence_regions(model, found.roles, axis, random)
+    total = parameter_count(model)
+    sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
+    cutter = Cutter(model, found.roles, regions)
+    cutter.cut()
+    cutter.check_shared()
+    random.agree()
+    keep_off_fused_paths(model)
+    if not others:  # a model that is divided along another axis too is never run as a whole
+        install_guards(model, regions[""], random)
+    carried: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
+    object.__setattr__(model, CARRIED, carried)
+    if context.topology.rank == 0:
+        cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
+        text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
+        print(text, file=sys.stderr, flush=True)
+    return model
+
+
+def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:
+    """Return the roles of a model's layers, as a plan says or found automatically. Collective.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing, or the roles do not go together.
+    """
+    if plan is None:
+        found = automatic(describe(model), axis.size)
+    else:
+        layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+        found = Assignment(assign(plan, layers), {})
+        check_pairs(found.roles, feeds_of(model))
+        check_outputs(model, found.roles)
+    outcomes: dict[object, bool | None] = {}
+    for attention in attentions(model, found.roles):
+        owner = model.get_submodule(attention.owner)
+        key = (type(owner), attention.roles, tuple((name, each.shape) for name, each in owner.named_parameters()))
+        if key not in outcomes:
+            outcomes[key] = tried(model, attention, axis)
+        if outcomes[key] is False and plan is not None:
+            raise ConfigurationError(
+                f"tensor: the attention {attention.owner!r} gives other numbers when "
+                f"{', '.join(attention.paths())} are cut by heads: its forward reshapes by something else "
+                "than its count of heads, or orders a fused "
+                f"projection otherwise than queries, keys, values. Give its projections the role {Role.COLUMN_GATHER} "
+                f"and its output layer {Role.ROW_SPLIT}"
+            )
+        if outcomes[key] is False:
+            for path, role in attention.paths().items():
+                found.roles[path] = Role.ROW_SPLIT if role is Role.ROW else Role.COLUMN_GATHER
+            found.notes.append(
+                f"{general(attention.owner)}: its heads cannot be cut, since its forward reshapes by something else "
+                "than its count of heads: each rank computes the whole attention between its cut layers"
+            )
+        elif outcomes[key] is None:
+            found.notes.append(
+                f"{general(attention.owner)}: taken for an attention by its names; it cannot be tried by itself"
+            )
+    return found

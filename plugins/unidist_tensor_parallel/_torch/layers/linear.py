@@ -1,0 +1,98 @@
+"""Linear layers that are cut: by columns (outputs) or by rows (inputs).
+
+A layer stays the same object, of a subclass of its class: paths, hooks and `isinstance` are as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+
+from unidist_tensor_parallel._torch.layers.region import Region
+from unidist_tensor_parallel.layout.layout import Cut
+
+
+class ColumnLinear(torch.nn.Linear):
+    """Has some of the outputs. `unidist_` attributes are set by `cut_column`."""
+
+    unidist_region: Region
+    unidist_cut: Cut
+    unidist_gathers: bool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's outputs, or all of them. Collective in its backward pass."""
+        region = self.unidist_region
+        outputs = F.linear(region.enter(x), self.weight, self.bias)
+        if not self.unidist_gathers:
+            region.begin_cut(self, outputs)
+            return outputs
+        return _ordered(region.axis.gathered(outputs, self.unidist_cut.counts), self.unidist_cut)
+
+    def extra_repr(self) -> str:
+        """See `torch.nn.Module.extra_repr`."""
+        return f"{super().extra_repr()}, outputs of {self.unidist_cut.total} cut over {self.unidist_cut.size}"
+
+
+class RowLinear(torch.nn.Linear):
+    """Has some of the inputs. `unidist_` attributes are set by `cut_row`."""
+
+    unidist_region: Region
+    unidist_cut: Cut
+    unidist_splits: bool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs, the same on all ranks. Collective."""
+        region = self.unidist_region
+        region.end_cut()
+        if self.unidist_splits:
+            x = region.axis.split(x, self.unidist_cut.counts)
+        outputs = region.leave(F.linear(x, self.weight))
+        return outputs if self.bias is None else outputs + region.whole_parameter(self.bias)
+
+    def extra_repr(self) -> str:
+        """See `torch.nn.Module.extra_repr`."""
+        return f"{super().extra_repr()}, inputs of {self.unidist_cut.total} cut over {self.unidist_cut.size}"
+
+
+LINEARS = (torch.nn.Linear, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
+"""The classes whose forward is that of `torch.nn.Linear`; what a subclass computes is not known."""
+
+
+def cut_column(layer: Any, cut: Cut, region: Region, *, gathers: bool = False) -> None:
+    """Let a linear layer compute the outputs of this rank. Its parameters are cut already.
+
+    Args:
+        layer: of one of `LINEARS`.
+        cut: of its outputs.
+        region: where it is.
+        gathers: return all outputs.
+    """
+    layer.__class__ = ColumnLinear
+    layer.out_features = cut.counts[region.axis.rank]
+    layer.unidist_region, layer.unidist_cut, layer.unidist_gathers = region, cut, gathers
+
+
+def cut_row(layer: Any, cut: Cut, region: Region, *, splits: bool = False) -> None:
+    """Let a linear layer take the inputs of this rank. Its weight is cut already, its bias whole.
+
+    Args:
+        layer: of one of `LINEARS`.
+        cut: of its inputs.
+        region: where it is.
+        splits: inputs arrive whole.
+    """
+    layer.__class__ = RowLinear
+    layer.in_features = cut.counts[region.axis.rank]
+    layer.unidist_region, layer.unidist_cut, layer.unidist_splits = region, cut, splits
+
+
+def _ordered(gathered: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Return outputs in their order, where each rank has something of several blocks."""
+    if len(cut.blocks) == 1:
+        return gathered
+    indices = [index for rank in range(cut.size) for index in cut.indices(rank)]
+    order = torch.empty(len(indices), dtype=torch.long)
+    order[torch.tensor(indices)] = torch.arange(len(indices))
+    return gathered.index_select(-1, order.to(gathered.device))

@@ -1,0 +1,176 @@
+"""Sequence parallelism: between the cut layers of a row of blocks each rank has some of the tokens.
+
+Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198), section 4.2.2: the first block's input is cut along the
+sequence, column layers gather it, row layers scatter their sums, and the last block's output is whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from unidist.errors import ConfigurationError
+from unidist_tensor_parallel._torch.layers.axis import TensorAxis
+from unidist_tensor_parallel._torch.layers.random import CutRandom
+from unidist_tensor_parallel._torch.layers.region import Region, SequenceRegion
+from unidist_tensor_parallel.layout.plan import Role
+
+_CUTS = (
+    Role.COLUMN,
+    Role.COLUMN_GATHER,
+    Role.QKV,
+    Role.HEADS,
+    Role.ROW,
+    Role.ROW_SPLIT,
+    Role.ATTENTION,
+)
+
+
+def make_sequence_regions(
+    model: nn.Module, roles: Mapping[str, Role], axis: TensorAxis, random: CutRandom
+) -> dict[str, Region]:
+    """Return the regions of a model's blocks, by path of each block, and let activations be cut there.
+
+    Args:
+        model: whole.
+        roles: of layers; blocks with the role `sequence`, else those of every list that has cut layers.
+        axis: the ranks.
+        random: of the model.
+
+    Raises:
+        ConfigurationError: there are no such blocks, or they take more than one activation.
+    """
+    modules = dict(model.named_modules())
+    chosen = [path for path, role in roles.items() if role is Role.SEQUENCE]
+    if not chosen:
+        cut = [path for path, role in roles.items() if role in _CUTS]
+        chosen = list(dict.fromkeys(block for path in cut if (block := _block_of(path, modules))))
+    if not chosen:
+        raise ConfigurationError(
+            "tensor: sequence=true needs blocks one after the other in a list (nn.Sequential, nn.ModuleList) with cut "
+            "layers in them, and the model has none. Name them: plan=PATTERN=sequence, or leave sequence out"
+        )
+    found: dict[str, Region] = {}
+    for blocks in _rows(chosen):
+        region = SequenceRegion(axis, random, _sequence_dim(blocks, modules))
+        for path in blocks:
+            found[path] = region
+            _check_whole(path, modules[path], roles)
+            _sum_gradients(path, modules[path], roles, region)
+        modules[blocks[0]].register_forward_pre_hook(_begin(region, blocks[0]), with_kwargs=True)
+        modules[blocks[-1]].register_forward_hook(_finish(region, blocks[-1]))
+    return found
+
+
+def _block_of(path: str, modules: Mapping[str, nn.Module]) -> str:
+    """Return the member of a list that a layer lies in: the outermost that repeats there, else the outermost.
+
+    "" if there is none.
+    """
+    parts = path.split(".")
+    found = []
+    for end in range(1, len(parts)):
+        owner, block = modules.get(".".join(parts[: end - 1])), modules.get(".".join(parts[:end]))
+        if isinstance(owner, nn.Sequential | nn.ModuleList) and block is not None and any(block.children()):
+            repeats = sum(type(each) is type(block) for each in owner) > 1
+            found.append((not repeats, end))
+    return ".".join(parts[: min(found)[1]]) if found else ""
+
+
+def _rows(blocks: Iterable[str]) -> list[list[str]]:
+    """Return blocks by the list that they are in."""
+    rows: dict[str, list[str]] = {}
+    for path in blocks:
+        rows.setdefault(path.rpartition(".")[0], []).append(path)
+    return list(rows.values())
+
+
+def _sequence_dim(blocks: list[str], modules: Mapping[str, nn.Module]) -> int:
+    firsts = set()
+    for path in blocks:
+        for module in modules[path].modules():
+            if isinstance(module, nn.TransformerDecoderLayer):
+                raise ConfigurationError(
+                    f"tensor: sequence=true does not cut {path!r}: a decoder's blocks take a second activation, the "
+                    "encoder's output, which stays whole. Leave sequence out"
+                )
+            if isinstance(module, nn.MultiheadAttention):
+                firsts.add(bool(module.batch_first))
+    if firsts == {True, False}:
+        raise ConfigurationError("tensor: sequence=true needs attentions that are all batch_first, or none of them")
+    return -3 if firsts == {False} else -2
+
+
+def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None:
+    """Check that what may mix tokens comes after a layer that gathers them."""
+    for name, module in block.named_modules():
+        full = f"{path}.{name}" if name else path
+        if isinstance(module, nn.Linear | nn.MultiheadAttention) and not (
+            full in roles or roles.get(full.rpartition(".")[0]) is Role.ATTENTION
+        ):
+            raise ConfigurationError(
+                f"tensor: sequence=true cuts the tokens of {path!r} over the ranks, and {full!r} is not cut: what "
+                "follows it (attention) might need all tokens, and would have some. Give it a role, or replicate if "
+                "each token is computed by itself there"
+            )
+
+
+def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], region: SequenceRegion) -> None:
+    """Let the parameters that are used on some of the tokens have the gradient of all of them."""
+    for name, module in block.named_modules():
+        full = f"{path}.{name}" if name else path
+        if roles.get(full) in _CUTS or roles.get(full.rpartition(".")[0]) is Role.ATTENTION:
+            continue  # their parameters are cut, and they gather tokens themselves
+        own = [each for each, parameter in module.named_parameters(recurse=False) if parameter is not None]
+        if own:
+            module.forward = _Summing(module, own, region)
+
+
+class _Summing:
+    """The forward of a module whose own parameters have their gradients summed over the ranks, where tokens are cut."""
+
+    def __init__(self, module: nn.Module, names: list[str], region: SequenceRegion) -> None:
+        self._module = module
+        self._names = names
+        self._region = region
+        self._forward = module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module
+        x = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if x is not None and self._region.has_all_tokens(x):
+            return self._forward(*args, **kwargs)
+        parameters = {name: self._region.whole_parameter(getattr(module, name)) for name in self._names}
+        module.forward = self._forward
+        try:
+            return functional_call(module, parameters, args, kwargs)
+        finally:
+            module.forward = self
+
+
+def _begin(region: SequenceRegion, path: str) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or not isinstance(args[0], torch.Tensor):
+            raise ConfigurationError(
+                f"tensor: sequence=true cuts the first positional argument of {path!r}, which is no tensor here. Pass "
+                "the activation first, or leave sequence out"
+            )
+        return (region.begin(args[0], training=module.training), *args[1:]), kwargs
+
+    return hook
+
+
+def _finish(region: SequenceRegion, path: str) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            raise ConfigurationError(
+                f"tensor: sequence=true gathers the output of {path!r}, which is a {type(output).__name__} here. "
+                "Return the activation alone, or leave sequence out"
+            )
+        return region.finish(output)
+
+    return hook

@@ -1,0 +1,188 @@
+"""ZeRO for optimizers of Keras 3 in an elastic job: shards of other sizes in each generation, in the same graphs.
+
+A graph that was traced for one number of ranks is run with others: a script's `tf.function` cannot be traced anew from
+outside. So what depends on that number is no part of the graph. The inner step is one node, within which everything
+runs in eager mode: values of the model's variables go in, new ones come out. At stage 3 graphs see fragments through
+windows, see `Fragment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from unidist.errors import UsageError
+from unidist.gradients.allreduce import GradientExchange
+from unidist.runtime import context
+from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.tensors import Since, Taken, host_node
+from unidist_tensorflow.memory import Array, array_of, tensor_of_array
+from unidist_tensorflow.optimizer.inner_step import Entry
+from unidist_zero._keras.adoption import put_back, singles_of, take_apart
+from unidist_zero._keras.fragments.variables import Fragment
+from unidist_zero._keras.stage3_step import FragmentStep
+from unidist_zero._keras.step import ShardedStep
+
+NODE = "unidist_update_of_shards_which_needs_jit_compile_False"
+
+
+class ElasticStep(ShardedStep):
+    """See the module's text, and `ShardedStep` for the arguments."""
+
+    _divided: GradientExchange | None = None
+    """Whose partition the shards are of."""
+
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`."""
+        super().build(entries, exchange)
+        self._divided = self._update.exchanges[0]
+
+    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.divide_anew`."""
+        self._divide_model()
+        exchange()
+        if self._update.exchanges[0] is self._divided:
+            return
+        owners = list({id(each): each for each in (self._inner, self._optimizer)}.values())
+        with tf.init_scope():
+            kept = [(owner, take_apart(owner)) for owner in owners]
+            self._shards = []
+            self._shards = self._make_shards()
+            self._exclude_from_decay()
+            self._plain.build(self._optimizer, [*(shard.variable for shard in self._shards), self._nothing])
+            for owner, singles in kept:
+                put_back(owner, singles)
+        if self.in_files is not None:
+            self.in_files.resized()
+        self._optimizer.built = True
+        self._divided = self._update.exchanges[0]
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        self._check_divided()
+        super().step_eagerly(exchange, entries, result)
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`: who has a gradient. The gradients stay in the memory of the exchange."""
+        spec = tf.TensorSpec([len(self._variables)], tf.bool)
+        return Taken([spec], lambda result: [np.array(result.present, bool)])
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        given, echoes = self._given(), self._echoes()
+        bare = [Entry(entry.variable, None, entry.place) for entry in entries]
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def run(present: Any, *values: Any) -> list[Array]:
+            self._check_divided()
+            stand_ins = [_StandIn(variable, value) for variable, value in zip(given, values, strict=True)]
+            arrays = [np.asarray(present), *self._shard_gradients(exchange)]
+            self._step(bare, [tf.constant(array) for array in arrays], np.asarray(present).tolist(), stand_ins)
+            found = [tf.convert_to_tensor(each) for each in stand_ins]
+            return [array_of(value) for value in (*found, *(echo.value() for echo in echoes))]
+
+        targets = [*given, *(echo.variable for echo in echoes)]
+        specs = [tf.TensorSpec(each.shape, each.dtype) for each in targets]
+        # TensorFlow knows nothing of what the node does to the optimizer's own variables. As they are written before
+        # and after it, what the graph reads of them is of before or after, too.
+        since = Since()
+        for echo in echoes:
+            echo.variable.assign(tf.convert_to_tensor(echo.variable))
+        with tf.control_dependencies(since.stateful()):
+            values = [tf.convert_to_tensor(variable) for variable in given]
+            found = host_node(run, [*outputs, *values], specs, name=NODE, keeper=self._host_functions)
+        for each, value in zip(targets, found, strict=True):
+            each.assign(value)
+        return []
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        if self._is_built:
+            self._check_divided()
+        super().finalize(variables)
+
+    def _divide_model(self) -> None:
+        """Divide the model anew, where it is divided. Collective."""
+
+    def _given(self) -> Sequence[Any]:
+        """Return the variables of the model whose values go into the node, and come out."""
+        return self._variables
+
+    def _echoes(self) -> list[_Echo]:
+        """Return what else the graph may read and the node changes."""
+        return [_Echo(each, partial(tf.convert_to_tensor, each)) for each in singles_of(self._optimizer)]
+
+    def _check_divided(self) -> None:
+        if self._update.exchanges[0] is not self._divided:
+            raise UsageError(
+                "the ranks have changed, and the optimizer's state, of which each rank keeps a share, was not taken "
+                "along: give the optimizer to the elastic state on every rank, KerasState(model, optimizer), after "
+                "distribute() and before the function that elastic.run calls"
+            )
+
+
+class ElasticFragmentStep(ElasticStep, FragmentStep):
+    """The same at stage 3."""
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        super().step_eagerly(exchange, entries, result)
+        for fragment in self.model.fragments:
+            fragment.show()
+
+    def _divide_model(self) -> None:
+        self.model.divide_anew(context.current())
+
+    def _given(self) -> Sequence[Any]:
+        return ()
+
+    def _echoes(self) -> list[_Echo]:
+        return [*super()._echoes(), *(_Echo(each.window, partial(_stored, each)) for each in self.model.fragments)]
+
+
+@dataclass(frozen=True)
+class _Echo:
+    """A variable that a graph reads, and which the node changes without TensorFlow's knowledge.
+
+    Args:
+        variable: in the graph.
+        value: returns what it is to be after the node.
+    """
+
+    variable: Any
+    value: Callable[[], tf.Tensor]
+
+
+def _stored(fragment: Fragment) -> tf.Tensor:
+    return tf.convert_to_tensor(fragment.storage.value)
+
+
+class _StandIn:
+    """Stands for a variable of the model within a node, which TensorFlow must not find writing to variables.
+
+    Args:
+        variable: of the model.
+        value: what it is.
+    """
+
+    def __init__(self, variable: Any, value: Any) -> None:
+        self.shape = variable.shape
+        self.dtype = variable.dtype
+        self.constraint = getattr(variable, "constraint", None) if isinstance(variable, keras.Variable) else None
+        self._value = tensor_of_array(np.asarray(value))
+
+    def assign(self, value: Any) -> None:
+        """Be this from now on."""
+        self._value = tf.convert_to_tensor(value)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """Return the value."""
+        return self._value

@@ -1,0 +1,329 @@
+"""ZeRO for optimizers of Keras 3, stages 1 and 2: the optimizer is built for this rank's share of the variables.
+
+It stays the script's own object, so learning rates, schedules, `iterations`, moving averages and loss scales are what
+they are; only the variables that it knows are shards. A step takes the shards of the gradients out of the exchange,
+lets the optimizer's own class update the shards of the variables, and gathers them into the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.checkpoint.state import KeepsState
+from unidist.communicator import Communicator, ReduceOp
+from unidist.errors import ConfigurationError, UsageError
+from unidist.optim.update import Update
+from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.tensors import HostFunction, Since, Taken
+from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
+from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, belongings, restoring
+from unidist_zero._keras.adoption import Kept, keep, restore
+from unidist_zero._keras.clipping import SharedClipping, exchanged
+from unidist_zero._keras.gather import VariableGather
+from unidist_zero._keras.offload import StateInFiles
+from unidist_zero._keras.shards import Shard, make_shards
+from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+from unidist_zero.sharding.state_files import StateFiles
+from unidist_zero.strategy import Zero
+
+UNSUPPORTED = ("shared", "units", "prefetch")
+"""Options of the strategy that are for models of another framework."""
+
+
+def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
+    """Return what makes the half of one optimizer, see `ShardsUpdates.half_for`."""
+    if strategy.offload == "host":
+        raise ConfigurationError(
+            "zero:offload=host does not work with tensorflow; leave it out, or give a folder (one of this name: ./host)"
+        )
+    files = None if strategy.offload is None else StateFiles(strategy.offload)
+
+    def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        kind = plain if inner is optimizer else type(inner)
+        whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
+        update.options = replace(update.options, whole_tensors=whole)
+        step = _kind_of_step(strategy, update)(optimizer, plain, update)
+        step.files = files
+        return step
+
+    return make
+
+
+def _kind_of_step(strategy: Zero, update: Update) -> type[ShardedStep]:
+    if update.context.membership is not None:
+        from unidist_zero._keras.elastic import ElasticFragmentStep, ElasticStep
+
+        return ElasticFragmentStep if strategy.stage == 3 else ElasticStep
+    if strategy.stage == 3:
+        from unidist_zero._keras.stage3_step import FragmentStep
+
+        return FragmentStep
+    return ShardedStep
+
+
+def attach(strategy: Zero, model: Any, update: Update) -> None:
+    """Divide a model at stage 3, see `Strategy.attach`."""
+    if strategy.shard is not None:
+        raise ConfigurationError("zero=3:shard= is not there for Keras: all ranks share; leave it out, or use zero=2")
+    from unidist_zero._keras import stage3_step as _tensorflow_stage3
+
+    _tensorflow_stage3.attach(model, update)
+
+
+class ShardedStep(InnerStep):
+    """See the module's text.
+
+    Args:
+        optimizer: the bound optimizer.
+        plain: its class before it was bound.
+        update: the framework-free side.
+    """
+
+    takes_shares = True
+    files: StateFiles | None = None
+    """Where state is kept between two updates; None: in memory."""
+    in_files: StateInFiles | None = None
+    """Keeps it there, once the optimizer is built."""
+
+    def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._host_functions: list[HostFunction] = []
+        self._inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._is_built = False
+        self._shards: list[Shard] = []
+        self._variables: list[Any] = []  # of the model, by place
+        self._decaying: list[bool] = []  # by place
+        self._nothing: Any = None
+        self._clipping: SharedClipping | None = None
+        self._gather: VariableGather | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """See `InnerStep.is_built`."""
+        return self._is_built
+
+    def equal_everywhere(self, model: Any) -> list[Any]:
+        """See `InnerStep.equal_everywhere`: not what the optimizer keeps for shards."""
+        return [*model.weights, *([] if self._is_built else self._optimizer.variables)]
+
+    # Building
+
+    def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.build`: for the shards, for local variables, and for a zero.
+
+        The zero is stepped on where nothing else has a gradient on this rank: Keras refuses a step with nothing to do.
+        """
+        self._variables = [entry.variable for entry in entries if entry.place is not None]
+        local = [entry.variable for entry in entries if entry.place is None]
+        if any(getattr(variable, "overwrite_with_gradient", False) for variable in self._variables):
+            raise UsageError("variables that are overwritten with their gradients (float8) cannot be shared out")
+        exchange()
+        with tf.init_scope():
+            kept = keep(self._inner, self._variables, local) if self._optimizer.built else None
+            outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
+            self._decaying = [self._decays(variable) for variable in self._variables]
+            self._shards = self._make_shards()
+            shards = [shard.variable for shard in self._shards]
+            self._nothing = keras.Variable(np.zeros(1, "float32"), dtype="float32", name="nothing")
+            self._exclude_from_decay()
+            self._plain.build(self._optimizer, [*shards, *local, self._nothing])
+            self._restore(kept, outer, len(local))
+        self._override()
+        self._is_built = True
+
+    def _make_shards(self) -> list[Shard]:
+        """Return this rank's shards of `_variables`, when the exchange is there."""
+        exchange = self._exchange
+        precision = self._update.options.precision
+        dtypes = [dtype_of(variable) for variable in self._variables]
+        masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
+        shards = make_shards(exchange.partition, self.communicator.rank, self._variables, masters, self._decaying)
+        self._gather = VariableGather(exchange, shards, self._update.context.recorder)
+        return shards
+
+    @property
+    def communicator(self) -> Communicator:
+        """Over the ranks that share."""
+        return self._exchange.lanes[HOST].shard
+
+    @property
+    def _everyone(self) -> Communicator:
+        return self._exchange.everyone
+
+    @property
+    def _exchange(self) -> ReduceScatterExchange:
+        exchange = self._update.exchanges[0]
+        assert isinstance(exchange, ReduceScatterExchange)
+        return exchange
+
+    def _memory(self, place: int, shard: Shard) -> Buffer:
+        """Return where the gradient of a shard is."""
+        run, exchange = shard.run, self._exchange
+        begin = exchange.partition.buckets[run.bucket].begin(self.communicator.rank)
+        return exchange.shard(run.bucket).slice(run.offset - begin, run.count)
+
+    def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
+        """Take over what the script has made of the model's variables."""
+        shard.fill(variables)
+
+    def _gather_shards(self, variables: Sequence[Any]) -> None:
+        """Bring the shards to all ranks. Collective."""
+        assert self._gather is not None
+        self._gather.run(variables)
+
+    def _decays(self, variable: Any) -> bool:
+        value = variable.value if isinstance(variable, keras.Variable) else variable  # as Keras asks
+        return bool(self._inner._use_weight_decay(value))
+
+    def _exclude_from_decay(self) -> None:
+        excluded = [shard.variable for shard in self._shards if not self._decaying[shard.places[0]]]
+        if excluded or not all(self._decaying):
+            self._inner.exclude_from_weight_decay(var_list=excluded)
+
+    def _restore(self, kept: Kept | None, outer: Kept | None, num_local: int) -> None:
+        if kept is not None:
+            restore(self._inner, kept, self._shards, num_local)
+        if outer is not None:
+            restore(self._optimizer, outer, [], 0)
+
+    def _override(self) -> None:
+        inner = self._inner
+        whole = self._update.options.whole_tensors
+        clipping = SharedClipping(
+            inner, inner._clip_gradients, lambda: self.communicator, len(self._variables), whole=whole
+        )
+        self._clipping = clipping
+        inner.__dict__["_clip_gradients"] = clipping
+        if inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
+            self._optimizer.__dict__["check_finite"] = self._check_finite
+        if self.files is not None:
+            self.in_files = StateInFiles(inner, self.files)
+            for shard in self._shards:
+                with tf.init_scope():
+                    self.in_files.move(belongings(inner, shard.variable))
+
+    def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
+        """Say whether the gradients of all ranks are finite; all say the same."""
+        finite = self._plain.check_finite(self._optimizer, gradients)
+        flags = tf.cast(tf.reshape(finite, [1]), tf.uint8)
+        return exchanged(self._everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
+
+    # Steps
+
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+        """See `InnerStep.step_eagerly`."""
+        outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
+        self._step(entries, outputs, result.present, self._variables)
+
+    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+        """See `InnerStep.taken`: who has a gradient, and the gradients of the shards."""
+        specs = [tf.TensorSpec([len(self._variables)], tf.bool)]
+        specs += [tf.TensorSpec(shard.variable.shape, shard.variable.dtype) for shard in self._shards]
+        return Taken(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
+
+    def step_in_graph(
+        self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        """See `InnerStep.step_in_graph`."""
+        self._step(entries, outputs, None, self._variables)
+        return outputs[1:]
+
+    def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
+        factor = self._update.exchanges[0].pending_factor
+        arrays = []
+        for place, shard in enumerate(self._shards):
+            view = array_of_buffer(self._memory(place, shard), tuple(shard.variable.shape))
+            if shard.is_widened():
+                wide = empty_array(view.shape, np.dtype(shard.variable.dtype))
+                np.multiply(view, wide.dtype.type(factor), out=wide, dtype=wide.dtype)
+                arrays.append(wide)
+            elif factor != 1.0:
+                arrays.append(view * view.dtype.type(factor))
+            else:
+                arrays.append(exchange.given(view))
+        return arrays
+
+    def _step(
+        self,
+        entries: Sequence[Entry],
+        outputs: Sequence[tf.Tensor],
+        known: Sequence[bool] | None,
+        variables: Sequence[Any],
+    ) -> None:
+        """Update the shards, and gather them.
+
+        Args:
+            entries: of the call.
+            outputs: whether any rank has a gradient, `(places,)`, and the gradients of the shards.
+            known: for each place whether any rank has a gradient; None: not before the graph runs.
+            variables: of the model, by place, or what stands for them.
+        """
+        present, *gradients = outputs
+        certain = {entry.place for entry in entries if entry.place is not None and entry.gradient is not None}
+        if known is not None:
+            certain = {place for place, is_present in enumerate(known) if is_present}
+        local = [entry for entry in entries if entry.place is None and entry.gradient is not None]
+        stepped: list[tuple[Shard, Any]] = []
+        kept: list[tuple[Shard, Any, tf.Tensor]] = []
+        for shard, gradient in zip(self._shards, gradients, strict=True):
+            self._fill(shard, variables)
+            if not shard.run.count or (known is not None and not certain.intersection(shard.places)):
+                continue
+            stepped.append((shard, gradient))
+            if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient
+                kept += [(shard, each, tf.identity(each)) for each in belongings(self._optimizer, shard.variable)]
+
+        def restore() -> None:
+            for shard, each, before in kept:
+                flags = tf.gather(present, shard.places)
+                mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
+                each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
+
+        since = Since()
+        with restoring(self._optimizer, restore):
+            self._apply(stepped, local, nobody=known is not None and not any(known))
+        with tf.control_dependencies(since.stateful()):  # a bucket of which this rank has nothing waits for no value
+            self._gather_shards(variables)
+        for place, variable in enumerate(variables):
+            if getattr(variable, "constraint", None) is not None:  # which wants to see all of it
+                value = tf.convert_to_tensor(variable)
+                variable.assign(tf.where(present[place], variable.constraint(value), value))
+
+    def _apply(self, stepped: Sequence[tuple[Shard, Any]], local: Sequence[Entry], *, nobody: bool) -> None:
+        shards: list[Shard | None] = [shard for shard, _ in stepped]
+        gradients = [gradient for _, gradient in stepped] + [entry.gradient for entry in local]
+        variables = [shard.variable for shard, _ in stepped] + [entry.variable for entry in local]
+        shards += [None] * len(local)
+        if not gradients:
+            shards.append(None)
+            gradients.append(None if nobody else tf.zeros([1], tf.float32))
+            variables.append(self._nothing)
+        assert self._clipping is not None
+        self._clipping.shards = shards
+        self._plain.apply(self._optimizer, gradients, variables)
+
+    def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
+        """See `InnerStep.kept_state`."""
+        if not self._is_built:
+            return None  # it has no state, or still all of it
+        from unidist_zero._keras.state import ShardedOptimizerState
+
+        return ShardedOptimizerState(self._optimizer, models, self._variables, self._shards)
+
+    def finalize(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.finalize`."""
+        if not self._is_built or not self._inner.use_ema:
+            return
+        self._plain.finalize_variable_values(self._optimizer, self._optimizer._trainable_variables)
+        self._gather_shards(self._variables)

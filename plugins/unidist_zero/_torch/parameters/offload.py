@@ -1,0 +1,189 @@
+"""Optimizer state away from the parameters: in host memory beside an accelerator, or in files mapped to memory.
+
+With an accelerator the inner optimizer steps on the host, on copies of this rank's shards, as ZeRO-Offload does (Ren et
+al. 2021, https://arxiv.org/abs/2101.06840): reduced gradients are copied to the host, updated shards back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from unidist.errors import ConfigurationError
+from unidist_zero.sharding.state_files import StateFiles
+
+_IN_FILE = "_unidist_in_file"
+
+
+class StateMemory(ABC):
+    """Where the optimizer keeps what it has for this rank's shards, and what it steps on. The host can read all of it.
+
+    Attributes:
+        option: as it was given to the strategy.
+    """
+
+    def __init__(self, option: str) -> None:
+        self.option = option
+
+    def is_away(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor has to be copied before the host can step on it: it is in an accelerator's memory."""
+        return tensor.device.type != "cpu"
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - nothing to refuse is a valid answer
+        """Raise ConfigurationError if it would be of no use for these parameters. Alike on every rank."""
+
+    def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Return a context in which an optimizer steps, and makes its state where it belongs.
+
+        Args:
+            leaves: the optimizer's parameters.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return dense zeros of a shape and memory order.
+
+        Raises:
+            ConfigurationError: there is too little memory; says how much was asked for.
+        """
+
+    @abstractmethod
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with these values in this memory; itself if it is there."""
+
+    def zeros_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return zeros of a tensor's shape and memory order."""
+        stride = torch.empty_like(tensor, device="meta").stride()  # dense, where the tensor itself is not
+        return self.zeros(tensor.shape, stride, dtype or tensor.dtype)
+
+
+class HostMemory(StateMemory):
+    """Memory of the host, from which an accelerator copies without an intermediate one (pinned), where it can."""
+
+    def __init__(self) -> None:
+        super().__init__("host")
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:
+        """See `StateMemory.check`: parameters in host memory have their state there, too."""
+        if not any(map(self.is_away, parameters)):
+            raise ConfigurationError(
+                "zero:offload=host: there is nothing to offload, all parameters are in host memory already, and so is "
+                "the optimizer's state. Move the model to an accelerator first, or keep the state in files with "
+                "offload=FOLDER, or leave offload out"
+            )
+
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `StateMemory.zeros`."""
+        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu", pin_memory=_pins())
+        return made.zero_()
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `StateMemory.moved`. State is never copied to the accelerator, so it need not be pinned."""
+        return tensor.cpu()
+
+
+class FileMemory(StateMemory):
+    """Files that are mapped to memory: the system writes to disk what does not fit.
+
+    A file has no name any more once it is mapped, so nothing is left behind, however the process ends.
+
+    Args:
+        folder: where the files are: on a disk that is fast, with room for this host's share of the state.
+
+    Raises:
+        ConfigurationError: there is no such folder, or no file can be made in it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._files = StateFiles(folder)
+
+    def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+        """See `StateMemory.making_state`."""
+        return StateInFiles(self, leaves)
+
+    def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `StateMemory.zeros`: in a file of their own."""
+        shape, stride = torch.Size(shape), tuple(stride)
+        count = shape.numel()
+        if not count:
+            return torch.empty_strided(shape, stride, dtype=dtype)
+        with self._files.new(count * dtype.itemsize) as (_, name):
+            flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
+        made = flat.as_strided(shape, stride)
+        setattr(made, _IN_FILE, True)
+        return made
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor was made here."""
+        return getattr(tensor, _IN_FILE, False)
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `StateMemory.moved`."""
+        if self.holds(tensor):
+            return tensor
+        made = self.zeros_like(tensor)
+        made.copy_(tensor.detach())
+        return made
+
+
+class StateInFiles(TorchFunctionMode):
+    """While this is entered, the state that an optimizer makes for its parameters begins its life in files.
+
+    Made in ordinary memory and then moved it would be there at once, all of it.
+
+    Args:
+        files: where to.
+        leaves: the optimizer's parameters.
+    """
+
+    def __init__(self, files: FileMemory, leaves: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._files = files
+        self._leaves = {id(leaf) for leaf in leaves}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let `torch.zeros_like` of a parameter give memory of a file."""
+        kwargs = kwargs or {}
+        if func is torch.zeros_like and args and id(args[0]) in self._leaves:
+            return self._files.zeros_like(args[0].detach(), kwargs.get("dtype"))
+        return func(*args, **kwargs)
+
+
+def make_state_memory(offload: str | None) -> StateMemory | None:
+    """Return what the strategy's option `offload` asks for; None: state is beside the parameters.
+
+    Raises:
+        ConfigurationError: a folder that will not do.
+    """
+    if offload is None:
+        return None
+    return HostMemory() if offload == "host" else FileMemory(offload)
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in host memory, pinned where that can be; torch keeps such memory for the next one."""
+    made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
+    made.copy_(tensor)
+    return made
+
+
+def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -> None:
+    """Raise ConfigurationError if parameter groups ask for a step that is made for an accelerator alone."""
+    if any(group.get("capturable") for group in groups):
+        raise ConfigurationError(
+            f"zero:offload={memory.option}: the optimizer steps on the host, and capturable=True is for steps on an "
+            "accelerator; leave it out"
+        )
+
+
+def _pins() -> bool:
+    return torch.cuda.is_available()

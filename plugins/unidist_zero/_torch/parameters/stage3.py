@@ -1,0 +1,378 @@
+"""Stage 3 on PyTorch: a model whose parameters are shared over the ranks.
+
+`in_units` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `add_rest`
+shares out what the optimizer does not train; `state_dict` and checkpoints see whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.buffer import Buffer
+from unidist.checkpoint.format.pieces import Piece as SavedPiece
+from unidist.checkpoint.state import HasKeptState, KeepsState, SavedSection
+from unidist.errors import ConfigurationError, UsageError
+from unidist.gradients.buckets import ParameterInfo, plan_buckets
+from unidist_torch.checkpoint.states import ModelState
+from unidist_torch.checkpoint.tensors import piece_of, read_into
+from unidist_torch.framework import TorchFramework
+from unidist_torch.memory import TORCH_DTYPES, buffer_of, dtype_of, memory_kind
+from unidist_zero._torch.parameters.gathered import GatheredBucket, Presence
+from unidist_zero._torch.parameters.lazy_init import DeferredModel, has_deferred
+from unidist_zero._torch.parameters.offload import StateMemory
+from unidist_zero._torch.parameters.shared_pages import PagedModel
+from unidist_zero._torch.parameters.units import Unit, Units
+from unidist_zero.sharding.gathering import GathersParameters
+from unidist_zero.sharding.lanes import Lane, allocate
+from unidist_zero.sharding.partition import Partition, Piece, ShardedBucket
+from unidist_zero.sharding.partition import partition as cut
+from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+
+if TYPE_CHECKING:
+    from unidist.optim.update import Update
+    from unidist.runtime.context import Context
+
+UNIT = "_unidist_units"
+"""The attribute by which a parameter knows the `SharedModel`, or `PagedModel`, that it is of."""
+
+
+class SharedModel(HasKeptState, GathersParameters):
+    """What a model at stage 3 carries.
+
+    Args:
+        model: the model.
+        patterns: see `find_units`.
+        num_ahead: units that are fetched ahead.
+
+    Attributes:
+        offload: where shards are kept; None: where the parameters were. Set before anything is shared out.
+    """
+
+    offload: StateMemory | None = None
+
+    def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
+        self._model = model
+        self._quiet = False
+        self._context: Context | None = None
+        self._is_moving = False  # the parameters have lost their shards, and not all have a new place yet
+        self._lanes: dict[str, Lane] = {}
+        self._deferred = DeferredModel(model) if has_deferred(model) else None
+        self.units = Units(model, patterns, num_ahead=num_ahead)
+        for parameter in model.parameters():
+            setattr(parameter, UNIT, self)
+        hooked: Any = (
+            model  # whose methods below torch has left without types; functions, as it gives them an attribute
+        )
+        hooked.register_state_dict_pre_hook(lambda module, *args: self._before_state_dict(module))
+        hooked.register_state_dict_post_hook(lambda module, state, *args: self._after_state_dict(module, state))
+        hooked.register_load_state_dict_pre_hook(lambda module, *args: self._before_load(module))
+        hooked.register_load_state_dict_post_hook(lambda module, *args: self._after_load(module))
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the model is a plain one, of all values. Its hooks do nothing, as they are for this model."""
+        if not self.units.paused and any(bucket.presence is Presence.ABSENT for bucket in self._buckets()):
+            raise UsageError(
+                "this model is divided over the ranks (zero=3), and its parameters are away: copy it on every rank in "
+                "`with unidist_zero.gathered(model):`"
+            )
+
+    def move_to(self, context: Context) -> None:
+        """Be divided in this context from now on.
+
+        If it was in another one before, the shards are forgotten: `add` and `add_rest` give all parameters a place, and
+        a state that is loaded gives them values. What was half done in the old context is forgotten too.
+        """
+        if self._context is not None and self._context is not context:
+            self._is_moving = True
+            self.units.abandon()
+            for lane in self._lanes.values():
+                lane.close()
+            self._lanes = {}
+        self._context = context
+
+    def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of each unit's parameters among an optimizer's."""
+        found: dict[str, list[int]] = {}
+        for position, parameter in enumerate(parameters):
+            unit = self.units.of_parameter.get(id(parameter))
+            if unit is None:
+                raise ConfigurationError(
+                    f"zero=3: parameter {position} of the optimizer is none of the model's. Bind it with "
+                    "distribute(model, optimizer), and add only parameters of this model later"
+                )
+            found.setdefault(unit.name, []).append(position)
+        return tuple(tuple(positions) for positions in found.values())
+
+    def add(
+        self, partition: Partition, parameters: Mapping[int, torch.Tensor], lanes: Mapping[str, Lane]
+    ) -> list[GatheredBucket]:
+        """Share out parameters from now on; returns their buckets, of which each is of one unit."""
+        made = []
+        for number, bucket in enumerate(partition.buckets):
+            if not bucket.slots:
+                continue
+            lane = lanes[bucket.memory]
+            rank = lane.shard.rank
+            own = {slot.parameter: parameters[slot.parameter] for slot in bucket.slots}
+            for parameter in own.values():
+                self._leave_old_bucket(parameter)
+            shard = self._allocate(bucket, lane)
+            pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
+            is_offloaded = self.offload is not None
+            made.append(
+                GatheredBucket(number, bucket, pieces, own, lane, shard, begins=self._begins, is_offloaded=is_offloaded)
+            )
+            unit = self._unit_of(own.values())
+            unit.buckets.append(made[-1])
+        return made
+
+    def lanes_for(self, exchange: ReduceScatterExchange) -> Mapping[str, Lane]:
+        """Return the lanes by which parameters are gathered, apart from those of gradients: each has its own order.
+
+        Collective when first asked for a kind of memory.
+        """
+        for kind, lane in exchange.lanes.items():
+            if kind not in self._lanes:
+                duplicate = lane.shard.split(range(lane.shard.size))
+                assert duplicate is not None
+                self._lanes[kind] = Lane(duplicate)
+        return self._lanes
+
+    def add_rest(self, update: Update) -> None:
+        """Share out the parameters that no optimizer trains, when the others have their place. Collective."""
+        exchange = update.exchanges[0]
+        assert isinstance(exchange, ReduceScatterExchange)
+        known = self.held()
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        rest = [
+            (number, parameter)
+            for number, unit in enumerate(self.units.units)
+            for key, parameter in unit.parameters.items()
+            if key not in known
+        ]
+        infos = [
+            ParameterInfo(
+                names[id(parameter)], tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter), number
+            )
+            for number, parameter in rest
+        ]
+        layouts = plan_buckets(infos, bucket_bytes=1 << 25)
+        lanes = self.lanes_for(exchange)
+        divided = cut(layouts, exchange.partition.num_shards)
+        self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
+        self._is_moving = False
+
+    def initialize(self) -> None:
+        """Give a model that was built without memory its values, when all its parameters are shared out. Collective."""
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            deferred.initialize(self.units)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """See `GathersParameters.gathered`."""
+        for bucket in self._buckets():
+            bucket.let_write()
+        self.units.paused = True
+        try:
+            yield
+        finally:
+            self.units.paused = False
+            self.units.release()
+
+    def kept_state(self) -> KeepsState:
+        """See `HasKeptState.kept_state`."""
+        self._quiet = True  # only names are wanted of `state_dict`
+        try:
+            return SharedModelState(self._model, self)
+        finally:
+            self._quiet = False
+
+    def held(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
+        """Return this rank's pieces of each parameter, by its identity."""
+        found: dict[int, list[tuple[GatheredBucket, Piece]]] = {}
+        for bucket in self._buckets():
+            for slot in bucket.cut.slots:
+                if bucket.holds(slot.parameter):
+                    found.setdefault(id(bucket.parameter(slot.parameter)), [])
+            for piece in bucket.pieces:
+                if bucket.holds(piece.parameter):
+                    found[id(bucket.parameter(piece.parameter))].append((bucket, piece))
+        return found
+
+    @property
+    def _begins(self) -> Presence:
+        """What there is of the parameters of a new bucket."""
+        if self._deferred is not None:
+            return Presence.EMPTY
+        return Presence.LOST if self._is_moving else Presence.WHOLE
+
+    def _allocate(self, bucket: ShardedBucket, lane: Lane) -> Buffer:
+        """Return memory for this rank's shard."""
+        count = bucket.counts[lane.shard.rank]
+        if self.offload is not None:
+            return buffer_of(self.offload.zeros((count,), (1,), TORCH_DTYPES[bucket.dtype]))
+        nbytes = count * bucket.dtype.itemsize
+        return allocate(TorchFramework(), lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
+
+    def _buckets(self) -> list[GatheredBucket]:
+        return [bucket for unit in self.units.units for bucket in unit.buckets]
+
+    def _unit_of(self, parameters: Collection[torch.Tensor]) -> Unit:
+        units = {self.units.of_parameter[id(parameter)].name: parameter for parameter in parameters}
+        assert len(units) == 1, "a bucket has parameters of one unit"
+        return self.units.of_parameter[id(next(iter(units.values())))]
+
+    def _leave_old_bucket(self, parameter: torch.Tensor) -> None:
+        """A frozen parameter is trained from now on: it gets a place in another bucket."""
+        for bucket in self._buckets():
+            for slot in bucket.cut.slots:
+                if bucket.holds(slot.parameter) and bucket.parameter(slot.parameter) is parameter:
+                    bucket.finish()
+                    bucket.forget(slot.parameter)
+
+    # Hooks
+
+    def _before_state_dict(self, module: torch.nn.Module) -> None:
+        if module is self._model and not (self._quiet or self.units.paused):
+            self.units.gather()
+
+    def _after_state_dict(self, module: torch.nn.Module, state: dict[str, Any]) -> None:
+        if self._quiet or module is not self._model:
+            return
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.detach().clone()  # the gathered memory goes
+        if not self.units.paused:
+            self.units.release()
+
+    def _before_load(self, module: torch.nn.Module) -> None:
+        if module is self._model and not self.units.paused:
+            for bucket in self._buckets():
+                bucket.let_write()
+
+    def _after_load(self, module: torch.nn.Module) -> None:
+        if module is self._model and not self.units.paused:
+            self.units.release()
+
+
+class SharedModelState(ModelState):
+    """The model's part in checkpoints: shards of parameters, and whole buffers.
+
+    Args:
+        model: the model.
+        shared: has the shards.
+    """
+
+    def __init__(self, model: torch.nn.Module, shared: SharedModel) -> None:
+        super().__init__(model)
+        self._shared = shared
+
+    def pieces(self) -> Sequence[SavedPiece]:
+        """See `KeepsState.pieces`."""
+        held = self._settled()
+        found = []
+        for path, info, part in self._places():
+            tensor = self._tensors[path]
+            if id(tensor) not in held:
+                found.append(piece_of(info, part, tensor))
+                continue
+            for bucket, piece in held[id(tensor)]:
+                self._check_order(path, piece, bucket)
+                found.append(
+                    piece_of(info, part.range_within(piece.start, piece.start + piece.count), bucket.piece(piece))
+                )
+        return found
+
+    def names(self) -> Collection[str]:
+        """See `KeepsState.names`."""
+        return [info.name for _, info, _ in self._places()]
+
+    def load(self, section: SavedSection, *, strict: bool) -> None:
+        """See `KeepsState.load`: this rank reads its shards."""
+        held = self._settled()
+        for unit in self._shared.units.units:
+            unit.release()
+        for path, info, part in self._places():
+            tensor = self._tensors[path]
+            if info.name not in section.tensors:
+                continue
+            if id(tensor) not in held:
+                read_into(section, info.name, part, tensor)
+                continue
+            for bucket, piece in held[id(tensor)]:
+                self._check_order(path, piece, bucket)
+                wanted = part.range_within(piece.start, piece.start + piece.count)
+                read_into(section, info.name, wanted, bucket.piece(piece))
+        for unit in self._shared.units.units:
+            for bucket in unit.buckets:
+                bucket.restored()
+
+    def _settled(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
+        for unit in self._shared.units.units:
+            for bucket in unit.buckets:
+                bucket.settle()
+        return self._shared.held()
+
+    def _check_order(self, path: str, piece: Piece, bucket: GatheredBucket) -> None:
+        if not bucket.is_row_major(piece.parameter):
+            raise UsageError(
+                f"{path!r} is shared in the order of its memory, which is not that of its dims (channels_last?), so "
+                "the shares are no ranges of it. Keep the model in contiguous memory"
+            )
+
+
+def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedModel:
+    """Return what `in_units` or `in_pages` has made of the model of these parameters.
+
+    Raises:
+        ConfigurationError: it was not prepared.
+    """
+    for parameter in parameters:
+        found = getattr(parameter, UNIT, None)
+        if isinstance(found, SharedModel | PagedModel):
+            return found
+    raise ConfigurationError(
+        "zero=3 shares out the model's parameters, so it must see the model: bind the optimizer with "
+        "distribute(model, optimizer). Stages 1 and 2 need the optimizer alone"
+    )
+
+
+def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahead: int) -> torch.nn.Module:
+    """Prepare a model whose parameters are gathered; they stay as they are until the optimizer is bound.
+
+    Args:
+        model: the model.
+        patterns: see `find_units`.
+        num_ahead: units that are fetched ahead.
+    """
+    _refuse_second(model, None)
+    model._unidist = SharedModel(model, patterns, num_ahead=num_ahead)  # type: ignore[assignment]  # no parameter and no module
+    return model
+
+
+def in_pages(model: torch.nn.Module, context: Context) -> torch.nn.Module:
+    """Prepare a model whose parameters will be in memory that all ranks share, and need no units.
+
+    Args:
+        model: the model.
+        context: of the run; a model of an earlier one may be distributed again.
+    """
+    _refuse_second(model, context)
+    paged = PagedModel(context)
+    for parameter in model.parameters():
+        setattr(parameter, UNIT, paged)
+    return model
+
+
+def _refuse_second(model: torch.nn.Module, context: Context | None) -> None:
+    found = [getattr(parameter, UNIT, None) for parameter in model.parameters()]
+    if any(isinstance(one, SharedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
+        raise ConfigurationError(
+            "this model, or a part of it, is distributed already with zero=3, which takes one optimizer for a model: "
+            "call distribute() once, with one optimizer that has several parameter groups, or use zero=1 or zero=2"
+        )

@@ -1,0 +1,304 @@
+"""The inner step of a torch optimizer whose updates are shared over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unidist.buffer import HOST, DType
+from unidist.errors import ConfigurationError, UsageError
+from unidist.optim.update import Update
+from unidist_torch.gradients.shared_gradient import shared_gradient
+from unidist_torch.memory import memory_kind
+from unidist_torch.optimizer.elementwise import needs_whole_tensors
+from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
+from unidist_zero._torch.checkpoint import SharedOptimizerState
+from unidist_zero._torch.inner_optimizer import InnerOptimizer
+from unidist_zero._torch.parameters import stage3 as _torch_stage3
+from unidist_zero._torch.parameters.memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
+from unidist_zero._torch.parameters.offload import make_state_memory, refuse_device_steps
+from unidist_zero._torch.parameters.shared_pages import PagedModel
+from unidist_zero._torch.parameters.stage3 import SharedModel, shared_model_of
+from unidist_zero._torch.runs import RunTensor
+from unidist_zero._torch.shares import ParameterShare
+from unidist_zero._torch.state import adopt, keep_types, whole_state_dict
+from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+from unidist_zero.sharding.shared_pages import may_share
+
+if TYPE_CHECKING:
+    from unidist.checkpoint.format.pieces import Placement
+    from unidist.checkpoint.state import KeepsState
+    from unidist.runtime.context import Context
+    from unidist_zero.strategy import Zero
+
+
+UNSUPPORTED: tuple[str, ...] = ()
+"""Options of the strategy that are for models of another framework."""
+
+
+def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Optimizer], Update], InnerStep]:
+    """Return what makes the inner step of one optimizer; see `ShardsUpdates.half_for`."""
+
+    def make(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> InnerStep:
+        return ShardedStep(strategy, optimizer, plain, update)
+
+    return make
+
+
+def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch.nn.Module:
+    """Prepare a model for stage 3. Collective over the data axis when that is first asked for."""
+    kinds = {memory_kind(parameter) for parameter in model.parameters()}
+    if strategy.shares_pages(context, kinds):
+        return _torch_stage3.in_pages(model, context)
+    patterns = None if strategy.units is None else strategy.units.split("+")
+    return _torch_stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
+
+
+def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
+    """At stage 3, give a model that was built without memory its values; see `Strategy.attach`. Collective."""
+    parameters = list(model.parameters())
+    shared = shared_model_of(parameters)
+    if isinstance(shared, SharedModel):
+        shared.initialize()
+        return
+    exchange = update.exchanges[0]
+    assert isinstance(exchange, ReduceScatterExchange)
+    shared.add_frozen(parameters, exchange.lanes[HOST])
+
+
+class ShardedStep(InnerStep):
+    """Each rank steps on its share, and gathers the shares of the others.
+
+    Args:
+        strategy: the options.
+        optimizer: the bound optimizer. Until the first update its own `state`, if it has any, is that of whole
+            parameters; then each rank takes its share of it over, and it is empty.
+        plain: its class before it was bound.
+        update: the framework-free side. Its options are changed, before its first exchange is made.
+    """
+
+    shares = True
+
+    def __init__(
+        self, strategy: Zero, optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update
+    ) -> None:
+        passes = update.accumulation
+        if strategy.stage > 1 and passes.passes > 1 and not passes.stepwise:
+            raise ConfigurationError(
+                f"backward_passes_per_step={passes.passes} and zero={strategy.stage}, which reduces every pass by "
+                f"itself: use --strategy zero={strategy.stage},accumulate={passes.passes}, or zero=1"
+            )
+        detected = needs_whole_tensors(optimizer, plain)  # refuses what cannot be shared at all
+        update.options = replace(
+            update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
+        )
+        self._model = shared_model_of(_listed(optimizer)) if strategy.stage == 3 else None
+        self._units = self._model if isinstance(self._model, SharedModel) else None
+        if self._units is not None:
+            self._units.move_to(update.context)
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._plain = plain
+        self._update = update
+        self._offload = make_state_memory(strategy.offload)
+        if self._offload is not None:
+            self._offload.check(_listed(optimizer))
+            refuse_device_steps(optimizer.param_groups, self._offload)
+        if self._units is not None:
+            self._units.offload = self._offload
+        self._inner = InnerOptimizer(optimizer, plain, self._offload)
+        self._shares: list[ParameterShare] = []
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._present: list[bool] = []
+        self._is_fresh = True  # no update has been made
+        self._is_lost = update.step > 0  # in another generation of an elastic job there was state
+
+    def before_agreement(self) -> None:
+        """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
+        if self._units is not None:
+            groups = self._units.groups(_listed(self._optimizer))
+            self._update.options = replace(self._update.options, groups=groups)
+
+    def parameters_changed(
+        self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
+    ) -> None:
+        """See `InnerStep.parameters_changed`: new parameters move to flat memory."""
+        self._parameters = list(parameters)
+        self._present += [False] * (len(parameters) - len(self._present))
+        begin = 0
+        for number, exchange in enumerate(self._update.exchanges):
+            end = begin + len(exchange.parameters)
+            if number >= len(self._shares):
+                assert isinstance(exchange, ReduceScatterExchange)
+                self._shares.append(self._share(exchange, self._parameters[begin:end]))
+            begin = end
+        if isinstance(self._model, PagedModel):
+            self._model.leave(self._parameters)
+        if self._units is not None and not first:
+            self._units.add_rest(self._update)
+        self._inner.hold(self._runs())
+
+    def take(self, first: int, present: Sequence[bool | None]) -> None:
+        """See `InnerStep.take`: the gradients are where this rank's runs look for them."""
+        for index, is_present in enumerate(present, start=first):
+            self._present[index] = bool(is_present)
+            parameter = self._parameters[index]
+            parameter.grad = shared_gradient(parameter) if is_present else None
+
+    def step(self, grad_scaler: Any) -> Any:
+        """See `InnerStep.step`."""
+        refuse_scaler(grad_scaler, self._strategy.name)
+        if self._is_lost:
+            raise UsageError(
+                "each rank has a share only of the state of this optimizer, and the shares were not brought together "
+                "again after the ranks of the job changed: give the optimizer to the elastic state, TorchState(model, "
+                "optimizer), and use it inside of the elastic function"
+            )
+        self._prepare()
+        self._inner.before_step()
+        if isinstance(self._model, PagedModel):
+            self._model.settle()
+        begin = 0
+        groups = self._groups()
+        for share in self._shares:
+            # What the script has taken out of its optimizer's groups is left alone.
+            present = [
+                is_present and id(parameter) in groups
+                for parameter, is_present in zip(share.parameters, self._present[begin:], strict=False)
+            ]
+            share.memory.before_step()
+            if self._split(share, present, groups):
+                self._inner.hold(self._runs())
+            for run in share.runs:
+                run.follow_parameters()
+                if present[run.pieces[0].parameter]:
+                    run.take_gradient(share.exchange.pending_factor)
+            begin += len(share.parameters)
+        result = self._inner.step()
+        with torch.no_grad():
+            for run in self._runs():
+                run.leaf.grad = None
+                run.write_back()
+        # All shares are on their way before the first is waited for: engines with threads of their own move several.
+        for share in self._shares:
+            share.memory.start()
+        for share in self._shares:
+            share.memory.finish()
+        self._inner.after_step()
+        self.skip()
+        return result
+
+    def skip(self) -> None:
+        """See `InnerStep.skip`."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def take_part(self) -> None:
+        """See `InnerStep.take_part`: the others need this rank's share, updated with the options that it has."""
+        self.step(None)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `InnerStep.state_dict`."""
+        if self._is_fresh:
+            return None
+        return whole_state_dict(self._optimizer, self._plain, self._shares, self._inner)
+
+    def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
+        """See `InnerStep.state_loaded`: take the share of it; before the first update that can wait."""
+        self._is_lost = False
+        if any(run.master is not None for run in self._runs()):
+            keep_types(self._optimizer, state_dict)
+        if not self._is_fresh:
+            self._adopt()
+
+    def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState:
+        """See `InnerStep.kept_state`."""
+        self._prepare()
+        return SharedOptimizerState(self._optimizer, placements, self._shares, self._inner, self._loaded)
+
+    def _loaded(self) -> None:
+        """The runs have their state from a checkpoint, or a commit."""
+        self._is_lost = False
+        self._inner.hold(self._runs())
+
+    def _prepare(self) -> None:
+        """Before the first update, or checkpoint: take the share of what state the optimizer was given."""
+        if self._is_fresh:
+            self._adopt()
+            self._is_fresh = False
+
+    def _adopt(self) -> None:
+        for share in self._shares:
+            share.runs = adopt(self._optimizer, share, self._inner)
+        self._inner.hold(self._runs())
+
+    def _share(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> ParameterShare:
+        groups = self._groups()
+        recorder = self._update.context.recorder
+
+        def make_memory() -> ParameterMemory:
+            if self._units is not None:
+                return UnitMemory(exchange, parameters, self._units)
+            kinds = {cut.memory for cut in exchange.partition.buckets}
+            wish = self._strategy.sharing(self._update.context)
+            if may_share(wish, exchange.lanes[HOST].shard, kinds):
+                return SharedPagesMemory(exchange, parameters)
+            return FlatMemory(exchange, parameters, recorder)
+
+        return ParameterShare(
+            exchange,
+            parameters,
+            make_memory,
+            lambda index: groups[id(parameters[index])],
+            self._master_dtype,
+            self._offload,
+        )
+
+    def _master_dtype(self, dtype: DType) -> DType:
+        precision = self._update.options.precision
+        return dtype if precision is None else precision.master_dtype(dtype)
+
+    def _runs(self) -> list[RunTensor]:
+        return [run for share in self._shares for run in share.runs]
+
+    def _groups(self) -> dict[int, int]:
+        """Return the number of each parameter's group, by identity: scripts move parameters from one to another."""
+        return {
+            id(parameter): number
+            for number, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
+    def _split(self, share: ParameterShare, present: Sequence[bool], groups: Mapping[int, int]) -> bool:
+        """Split runs whose parameters are not updated alike: some have no gradient, or came to another group.
+
+        Once split they stay so, because their counts of steps differ from then on. Says whether anything has changed.
+        """
+        runs: list[RunTensor] = []
+        changed = False
+        for run in share.runs:
+            group_of = {
+                piece.parameter: groups.get(id(share.parameters[piece.parameter]), run.group) for piece in run.pieces
+            }
+            keys = [(present[piece.parameter], group_of[piece.parameter]) for piece in run.pieces]
+            parts = [run]
+            if any(key != keys[0] for key in keys):
+                parts = []
+                for part, state in run.split(keys, self._inner.forget(run)):
+                    self._inner.set_state(part, state)
+                    parts.append(part)
+            for part in parts:
+                group = group_of[part.pieces[0].parameter]
+                changed = changed or group != part.group
+                part.group = group
+            changed = changed or len(parts) > 1
+            runs += parts
+        share.runs = runs
+        return changed
+
+
+def _listed(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,69 @@
+"""Bringing updated shards to every rank: an all-gather in place, bucket by bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from unidist.buffer import Buffer
+from unidist.communicator import Work
+from unidist.timeline import Recorder
+from unidist_zero.sharding.lanes import Lane
+from unidist_zero.sharding.partition import Partition
+
+
+class ShardGather:
+    """Gathers flat memory that has the layout of a partition's buckets.
+
+    Every rank of a lane posts the same buckets in the same order, and waits for them before its next exchange.
+
+    Args:
+        partition: of the buckets.
+        memory: one buffer for each bucket that is to be gathered, by number, `(bucket.count,)` elements; of any type.
+        lanes: by kind of memory.
+        recorder: takes one event per bucket.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        memory: Sequence[Buffer] | Mapping[int, Buffer],
+        lanes: Mapping[str, Lane],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._partition = partition
+        self._memory = memory
+        self._lanes = lanes
+        self._recorder = recorder or Recorder()
+        self._pending: list[tuple[int, Work, int]] = []
+
+    def own(self, number: int) -> Buffer:
+        """Return this rank's shard of bucket `number`, within the bucket's memory."""
+        cut = self._partition.buckets[number]
+        rank = self._lanes[cut.memory].shard.rank
+        return self._memory[number].slice(cut.begin(rank), cut.counts[rank])
+
+    def post(self, number: int) -> None:
+        """Start to bring the shards of bucket `number` to all: this rank's is up to date, nobody reads the bucket."""
+        cut = self._partition.buckets[number]
+        shard = self._lanes[cut.memory].shard
+        if shard.size == 1 or not cut.count:
+            return
+        started = time.monotonic_ns() if self._recorder.timeline is not None else 0
+        work = shard.allgather(self.own(number), self._memory[number], counts=cut.counts)
+        self._pending.append((number, work, started))
+
+    def wait(self) -> None:
+        """Return when all that was posted is there."""
+        pending, self._pending = self._pending, []
+        for number, work, started in pending:
+            self._recorder.wait(work)
+            timeline = self._recorder.timeline
+            if timeline is not None and started:
+                timeline.record(f"parameters {number}", "ALLGATHER", started, time.monotonic_ns())
+
+    def all(self) -> None:
+        """Gather every bucket."""
+        for number in range(len(self._memory)):
+            self.post(number)
+        self.wait()

@@ -1,0 +1,333 @@
+"""Exchanging gradients by reduce-scatter: every rank is left with its shard of their sum.
+
+Stage 1 keeps every bucket and reduces a window of several backward passes once; this rank's shard is the bucket's own
+piece. Stages 2 and 3 keep the shards alone: a bucket has memory while it is filled and reduced, so each pass of a
+window is reduced by itself and the shards are added up, which takes as much traffic as if every pass were an update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import Communicator, ReduceOp, Work
+from unidist.errors import UsageError
+from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS, GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.buckets import ParameterInfo, Slot
+from unidist.optim.precision import is_narrow
+from unidist.timeline import Recorder
+from unidist_zero.sharding.bucket_memory import BucketMemories
+from unidist_zero.sharding.lanes import Lane, allocate
+from unidist_zero.sharding.partition import Partition, ShardedBucket
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+    from unidist.optim.precision import Precision
+
+_PATIENCE_SEC = 1.0
+_POLL_SEC = 50e-6
+
+
+@dataclass
+class _Bucket:
+    number: int
+    cut: ShardedBucket
+    lane: Lane
+    shard: Buffer  # where the result goes
+    memory: Buffer | None = None
+    lent: Buffer | None = None  # what `memory` is part of, to be given back
+    waiting: int = 0  # gradients that are not ready yet
+    missing: set[int] = field(default_factory=set)
+    work: Work | None = None
+    target: Buffer | None = None  # of the work
+    result: Buffer | None = None  # where the result of this pass goes: the shard, or beside it
+    wide: Buffer | None = None  # lent memory in which it is added up, where that is another type
+    scale: float = 1.0
+    crosses: bool = False  # the work is the one between replicas
+    posted_ns: int = 0
+
+
+class ReduceScatterExchange(GradientExchange):
+    """Leaves each rank its shard of the sums, bucket by bucket.
+
+    As in `unidist.gradients.allreduce.AllReduceExchange`, buckets are posted in one and the same order as they become ready, the
+    last one in `finish`, together with one byte per parameter that says who has a gradient at all.
+
+    Args:
+        parameters: in registration order, equal on every rank.
+        partition: of the buckets of these parameters.
+        framework: gives and clears memory.
+        lanes: by kind of memory; closed with this object.
+        everyone: over all ranks of the data axis, host memory; closed with this object. May be a lane's.
+        keeps_buckets: stage 1; False: stages 2 and 3.
+        recorder: takes one event per bucket and round.
+        precision: in which type 16-bit gradients are added up (`reduce_dtype`); None: in their own. What is added up in
+            another is copied to memory of that type, of a few buckets at a time, and its sum rounded once.
+
+    Attributes:
+        partition: of the buckets.
+        lanes: by kind of memory.
+        everyone: over all ranks of the data axis.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        partition: Partition,
+        *,
+        framework: Framework,
+        lanes: Mapping[str, Lane],
+        everyone: Communicator,
+        keeps_buckets: bool,
+        recorder: Recorder | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        self._precision = precision
+        self.parameters = tuple(parameters)
+        self.partition = partition
+        self.lanes = dict(lanes)
+        self.everyone = everyone
+        self.moves = self.reduces_each_pass = not keeps_buckets
+        self._framework = framework
+        self._recorder = recorder or Recorder()
+        self._memories = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
+        self._wide = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
+        self._buckets = [self._make_bucket(number, cut, keeps_buckets) for number, cut in enumerate(partition.buckets)]
+        self._place: dict[int, tuple[_Bucket, Slot]] = {
+            slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.cut.slots
+        }
+        self._status = everyone.allocate(len(self.parameters) + 1)
+        self._status_bytes = self._status.bytes()
+        self._num_passes = 0  # of this window, whose sums are in the shards
+        self._in_round = False
+        self._start_pass()
+        self._clear_status()
+
+    def buffer(self, index: int) -> Buffer:
+        """See `GradientExchange.buffer`. At stages 2 and 3 it gives the parameter's bucket memory, for this pass."""
+        bucket, slot = self._place[index]
+        return self._memory(bucket).slice(slot.offset, slot.count)
+
+    def shard(self, number: int) -> Buffer:
+        """Return where this rank's shard of bucket `number` is after `finish`; the same memory all the time."""
+        return self._buckets[number].shard
+
+    @property
+    def in_round(self) -> bool:
+        """See `GradientExchange.in_round`."""
+        return self._in_round
+
+    def hold(self, index: int) -> None:
+        """See `GradientExchange.hold`."""
+        self._in_round = True
+        self._status_bytes[index] = 1
+        self._touched.add(index)
+
+    def ready(self, index: int) -> None:
+        """See `GradientExchange.ready`."""
+        bucket, _ = self._place[index]
+        if index not in bucket.missing:
+            raise UsageError(
+                f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One backward "
+                "pass per step is exchanged; for several use the strategy accumulate=N beside zero."
+            )
+        self.hold(index)
+        bucket.missing.discard(index)
+        bucket.waiting -= 1
+        while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
+            if self._posted >= MAX_EARLY_OPERATIONS:
+                return
+            self._post(self._buckets[self._posted], self.scale)
+
+    def end_pass(self) -> None:
+        """See `GradientExchange.end_pass`."""
+        self._complete(self.scale)
+        self._num_passes += 1
+        self._start_pass()
+
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        """See `GradientExchange.finish`: every shard holds `scale` times this rank's piece of the sum."""
+        factor = self.scale if scale is None else scale
+        if self._posted and factor != self.scale:
+            raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
+        if self._num_passes and factor != self.scale:  # of a window that ends early
+            for bucket in self._buckets:
+                self._framework.multiply(bucket.shard, factor / self.scale)
+        self._status_bytes[-1] = notice
+        self._complete(factor)
+        self._recorder.wait(self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX))
+        values = self._status_bytes.tolist()
+        self._num_passes = 0
+        self._in_round = False
+        self._start_pass()
+        self._clear_status()
+        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+
+    def reduced(self) -> ReducedGradients:
+        """See `GradientExchange.reduced`: this rank's shards. Those of 16 bits are multiplied when they are widened."""
+        shards = tuple(bucket.shard for bucket in self._buckets)
+        divided_over = self.lanes[HOST].shard
+        deferred = any(is_narrow(bucket.cut.dtype) for bucket in self._buckets)
+        return ReducedGradients(
+            shards,
+            divided_over if divided_over.size > 1 else None,
+            copies=tuple(self.parameters[bucket.cut.slots[0].parameter].copies for bucket in self._buckets),
+            deferred=deferred,
+        )
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        self._buckets.clear()
+        self._place.clear()
+        for memories in (*self._memories.values(), *self._wide.values()):
+            memories.clear()
+        for lane in self.lanes.values():
+            lane.close()
+        self.everyone.close()
+
+    # Memory
+
+    def allocate(self, count: int, cut: ShardedBucket) -> Buffer:
+        """Return zeroed memory that moves without a copy, for elements of a bucket: its shard, new parameters."""
+        return self._allocator(cut.memory)(count * cut.dtype.itemsize).cast(cut.dtype)
+
+    def _allocator(self, kind: str) -> Callable[[int], Buffer]:
+        return partial(allocate, self._framework, self.lanes[kind].shard, kind)
+
+    def _make_bucket(self, number: int, cut: ShardedBucket, keeps_buckets: bool) -> _Bucket:
+        lane = self.lanes[cut.memory]
+        count = cut.counts[lane.shard.rank]
+        if not keeps_buckets:
+            return _Bucket(number, cut, lane, self.allocate(count, cut))
+        memory = self.allocate(cut.count, cut)
+        return _Bucket(number, cut, lane, memory.slice(cut.begin(lane.shard.rank), count), memory)
+
+    def _memory(self, bucket: _Bucket) -> Buffer:
+        """Return the bucket's memory; at stages 2 and 3 a bucket that has none gets some, with clean gaps."""
+        if bucket.memory is None:
+            memories = self._memories[bucket.cut.memory]
+            if memories.exhausted:
+                self._reclaim(memories)
+            lent, memory = memories.take(bucket.cut.count * bucket.cut.dtype.itemsize)
+            bucket.lent, bucket.memory = lent, memory.cast(bucket.cut.dtype)
+            for offset, count in bucket.cut.gaps:
+                self._framework.zero(bucket.memory.slice(offset, count))
+        return bucket.memory
+
+    def _reclaim(self, memories: BucketMemories) -> None:
+        """Wait for a bucket that is under way to be reduced; but not for ever.
+
+        A rank that has joined comes only when an update is announced, which is after this pass: then there must be
+        more memory instead.
+        """
+        while self._completed < self._posted and memories.exhausted:
+            if self._advance(self._buckets[self._completed], wait=False):
+                self._completed += 1
+                continue
+            if self._patience_sec <= 0:
+                return
+            time.sleep(_POLL_SEC)
+            self._patience_sec -= _POLL_SEC
+
+    # A pass
+
+    def _start_pass(self) -> None:
+        for bucket in self._buckets:
+            bucket.work = bucket.target = bucket.result = None
+            bucket.crosses = False
+            bucket.missing = {slot.parameter for slot in bucket.cut.slots}
+            bucket.waiting = len(bucket.missing)
+        self._touched: set[int] = set()
+        self._posted = self._completed = 0
+        self._patience_sec = _PATIENCE_SEC
+
+    def _clear_status(self) -> None:
+        for i in range(len(self._status_bytes)):
+            self._status_bytes[i] = 0
+
+    def _complete(self, scale: float) -> None:
+        """Post what was not posted, and wait for all. Collective."""
+        while self._posted < len(self._buckets):
+            self._post(self._buckets[self._posted], scale)
+            if self.moves:  # without this all buckets that had no gradient here would have memory at once
+                while self._posted - self._completed >= 2:
+                    self._finish_next()
+        for bucket in self._buckets[self._completed :]:
+            self._start_crossing(bucket)
+        while self._completed < len(self._buckets):
+            self._finish_next()
+
+    def _finish_next(self) -> None:
+        self._advance(self._buckets[self._completed], wait=True)
+        self._completed += 1
+
+    def _post(self, bucket: _Bucket, scale: float) -> None:
+        memory = self._memory(bucket)
+        for slot in bucket.cut.slots:
+            has_gradient = slot.parameter in self._touched if self.moves else self._status_bytes[slot.parameter]
+            if not has_gradient:
+                self._framework.zero(memory.slice(slot.offset, slot.count))
+        shard = bucket.lane.shard
+        bucket.scale = scale
+        # From the second pass on the shard holds a sum already; the new one goes to this rank's piece of the bucket.
+        piece = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
+        bucket.result = bucket.target = piece if self._num_passes else bucket.shard
+        dtype = bucket.cut.dtype
+        wanted = dtype if self._precision is None else self._precision.reduce_dtype(dtype)
+        if wanted is not dtype:
+            memory = self._widened(bucket, memory, wanted)
+            bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
+        factor = scale if bucket.lane.replicas is None else 1.0
+        bucket.work = shard.reducescatter(memory, bucket.target, scale=factor, counts=bucket.cut.counts)
+        self._in_round = True
+        self._posted += 1
+        bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
+
+    def _widened(self, bucket: _Bucket, memory: Buffer, dtype: DType) -> Buffer:
+        """Return a copy of the bucket's gradients in the type that they are added up in."""
+        memories = self._wide[bucket.cut.memory]
+        if memories.exhausted:
+            self._reclaim(memories)
+        bucket.wide, lent = memories.take(memory.count * dtype.itemsize)
+        wide = lent.cast(dtype)
+        self._framework.convert(memory, wide)
+        return wide
+
+    def _advance(self, bucket: _Bucket, *, wait: bool) -> bool:
+        """Bring a bucket's result into its shard; returns whether it is there. In the order of buckets."""
+        assert bucket.work is not None
+        if not (wait or bucket.work.done()):
+            return False
+        self._start_crossing(bucket)
+        if not (wait or bucket.work.done()):
+            return False
+        self._recorder.wait(bucket.work)
+        timeline = self._recorder.timeline
+        if timeline is not None and bucket.posted_ns:
+            timeline.record(f"gradients {bucket.number}", "REDUCESCATTER", bucket.posted_ns, time.monotonic_ns())
+        assert bucket.target is not None
+        assert bucket.result is not None
+        if bucket.wide is not None:
+            self._framework.convert(bucket.target, bucket.result)
+            self._wide[bucket.cut.memory].give_back(bucket.wide)
+            bucket.wide = None
+        if bucket.result is not bucket.shard:
+            self._framework.add(bucket.result, bucket.shard)
+        if bucket.lent is not None:
+            self._memories[bucket.cut.memory].give_back(bucket.lent)
+            bucket.lent = bucket.memory = None
+        return True
+
+    def _start_crossing(self, bucket: _Bucket) -> None:
+        """With replicas: when the shard is reduced within the group, add up over the groups."""
+        assert bucket.work is not None
+        if bucket.lane.replicas is None or bucket.crosses:
+            return
+        self._recorder.wait(bucket.work)
+        assert bucket.target is not None
+        bucket.work = bucket.lane.replicas.allreduce(bucket.target, bucket.target, scale=bucket.scale)
+        bucket.crosses = True

@@ -1,0 +1,63 @@
+"""`shard` for tf.data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+from _keras_training import runtime
+
+import unidist.tensorflow as ud
+from unidist.errors import UsageError
+from unidist.jobs.pool.pool import RankPool
+from unidist_tensorflow.training.data import shard
+
+Pool = Callable[..., RankPool]
+pytestmark = pytest.mark.parallel
+
+
+@pytest.mark.parametrize("count", [6, 7, 1])
+def test_each_sample_on_one_rank_in_every_epoch(pool: Pool, count: int) -> None:
+    def on_rank() -> dict[str, list[list[int]]]:
+        with runtime():
+            tf.random.set_seed(ud.rank())  # of the script; the order is not its business
+            found = {}
+            for tail in ("pad", "drop", "join"):
+                dataset = shard(tf.data.Dataset.range(count), tail=tail)
+                found[tail] = [[int(sample) for sample in dataset] for _ in range(3)]
+            plain = shard(tf.data.Dataset.range(count), shuffle=False, tail="join")
+            found["plain"] = [[int(sample) for sample in plain]]
+            return found
+
+    everyone = pool(2, "shm").run(on_rank)
+    samples = list(range(count))
+    for epoch in range(3):
+        joined = [sample for each in everyone for sample in each["join"][epoch]]
+        assert sorted(joined) == samples
+        padded = [each["pad"][epoch] for each in everyone]
+        assert len({len(each) for each in padded}) == 1
+        assert sorted({sample for each in padded for sample in each}) == samples
+        assert sum(map(len, padded)) == count + count % 2
+        dropped = [each["drop"][epoch] for each in everyone]
+        assert len({len(each) for each in dropped}) == 1
+        assert len({sample for each in dropped for sample in each}) == count - count % 2
+    assert [each["plain"][0] for each in everyone] == [samples[0::2], samples[1::2]]
+    if count > 5:
+        epochs = [tuple(everyone[0]["join"][epoch] + everyone[1]["join"][epoch]) for epoch in range(3)]
+        assert len(set(epochs)) == 3
+
+
+def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            unknown = tf.data.Dataset.range(5).filter(lambda number: number > 1)
+            with pytest.raises(UsageError, match="length"):
+                shard(unknown)
+            assert len(list(shard(unknown, tail="join", buffer_size=4))) in (1, 2)
+            with pytest.raises(UsageError, match="for ever"):
+                shard(tf.data.Dataset.range(5).repeat())
+            with pytest.raises(UsageError, match="choices: pad, drop, join"):
+                shard(tf.data.Dataset.range(5), tail="cut")
+
+    pool(2, "shm").run(on_rank)

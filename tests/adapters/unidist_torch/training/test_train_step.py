@@ -1,0 +1,168 @@
+"""`TrainStep`: the numbers of one process, with every strategy that leaves the model whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from _training import BATCH, alone, assert_close, data, loss_of, network, runtime, share, values
+from torch import nn
+
+import unidist.torch as ud
+from unidist.errors import UsageError
+from unidist.jobs.pool.pool import RankPool
+from unidist_torch.models.step_runner import gradient_computed, gradient_memory
+
+Pool = Callable[..., RankPool]
+pytestmark = pytest.mark.parallel
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def losses_alone() -> list[float]:
+    """The loss of each whole batch before its update."""
+    found: list[float] = []
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        value = loss_of(model, x, y)
+        found.append(float(value.detach()))
+        return value
+
+    alone(adam, loss=loss)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero=1", "zero=3", "clip_norm=0.05"])
+def test_losses_and_parameters_are_those_of_one_process(pool: Pool, strategy: str) -> None:
+    def on_rank() -> tuple[list[float], list[Any], Any]:
+        with runtime():
+            model = network()
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy, strategy)
+            losses = [float(step(share(x, ud.rank(), 2), share(y, ud.rank(), 2))) for x, y in zip(*data(), strict=True)]
+            outputs = step.predict(data()[0][0])
+            return losses, values(model) if strategy != "zero=3" else [], outputs
+
+    def clip(model: nn.Module) -> None:
+        if strategy.startswith("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    wanted = alone(adam, before_step=clip)
+    reference = network()
+    with torch.no_grad():
+        for parameter, value in zip(reference.parameters(), wanted, strict=True):
+            parameter.copy_(value)
+    for losses, found, outputs in pool(2).run(on_rank):
+        if not strategy.startswith("clip"):
+            torch.testing.assert_close(losses, losses_alone(), rtol=1e-12, atol=1e-12)
+        if found:
+            assert_close(found, wanted)
+        torch.testing.assert_close(outputs, reference(data()[0][0]).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_accumulated_calls_make_one_update(pool: Pool) -> None:
+    def on_rank() -> list[Any]:
+        with runtime():
+            model = network()
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy, "accumulate=2")
+            for x, y in zip(*data(), strict=True):
+                x, y = share(x, ud.rank(), 2), share(y, ud.rank(), 2)
+                for part in range(2):
+                    step(share(x, part, 2), share(y, part, 2))
+            return values(model)
+
+    for found in pool(2).run(on_rank):
+        assert_close(found, alone(adam))
+
+
+def test_evaluation_changes_nothing_and_is_averaged(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            model = nn.Sequential(network(), nn.Dropout(0.5), nn.BatchNorm1d(3).double())
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy)
+            x, y = data()[0][0], data()[1][0]
+            step(share(x, ud.rank(), 2), share(y, ud.rank(), 2))
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            found = step.evaluate(share(x, ud.rank(), 2), share(y, ud.rank(), 2))
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+            assert torch.allclose(ud.allreduce(found, name="loss"), found, rtol=1e-15)
+            assert model.training
+
+    pool(2).run(on_rank)
+
+
+def test_inputs_may_be_tuples_and_mappings_and_a_rank_may_join(pool: Pool) -> None:
+    class TwoInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.inner(a + b)
+            return scores
+
+    def on_rank() -> float:
+        with runtime():
+            model = TwoInputs()
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy)
+            x, y = data()[0][0], data()[1][0]
+            step((x, x), y)
+            loss = 0.0
+            if ud.rank() == 0:
+                loss = float(step({"a": x, "b": x}, y))  # the mean over those that have not joined
+                with torch.no_grad():
+                    model.eval()
+            ud.join()
+            return loss
+
+    first, second = pool(2).run(on_rank)
+    model = network()
+    optimizer = adam(model.parameters())
+    x, y = data()[0][0], data()[1][0]
+    loss_of(model, x + x, y).backward()
+    optimizer.step()
+    assert second == 0.0
+    assert first == pytest.approx(float(loss_of(model, x + x, y).detach()), rel=1e-12)
+
+
+def test_it_works_in_one_process_and_refuses_what_is_bound(pool: Pool) -> None:
+    with runtime():
+        model = network()
+        optimizer = adam(model.parameters())
+        step = ud.TrainStep(model, optimizer, nn.functional.cross_entropy)
+        x, y = data()[0][0], data()[1][0]
+        assert x.shape[0] == BATCH
+        assert float(step(x, y)) > float(step(x, y))
+        with pytest.raises(UsageError, match="distributed already"):
+            ud.TrainStep(model, optimizer, nn.functional.cross_entropy)
+
+
+def test_a_gradient_may_be_computed_in_its_place(pool: Pool) -> None:
+    def on_rank(strategy: str, num_passes: int) -> tuple[list[bool], bool, list[float]]:
+        with runtime():
+            layer = nn.Linear(2, 1, bias=False)
+            nn.init.zeros_(layer.weight)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+            bound: Any = ud.TrainStep(layer, optimizer, nn.functional.mse_loss, strategy).optimizer
+            weight, has_place, stays = layer.weight, list[bool](), True
+            for _ in range(2 * num_passes):
+                memory = gradient_memory(bound, weight)
+                has_place.append(memory is not None)
+                gradient = torch.full_like(weight, ud.rank() + 1.0)
+                weight.grad = gradient if memory is None else memory.copy_(gradient)
+                address = weight.grad.data_ptr()
+                gradient_computed(bound, weight)
+                bound.step()
+                if weight.grad is not None:
+                    stays &= weight.grad.data_ptr() == address
+                bound.zero_grad()
+            return has_place, stays, weight.detach().flatten().tolist()
+
+    for found in pool(2).run(on_rank, ("data", 1)):
+        assert found == ([True, True], True, [-3.0, -3.0])
+    for has_place, _, weights in pool(2).run(on_rank, ("accumulate=2", 2)):
+        assert has_place == [True, False, True, False], "the sum of the passes before is there"
+        assert weights == [-3.0, -3.0]

@@ -1,0 +1,45 @@
+"""`unidist doctor`."""
+
+from __future__ import annotations
+
+import json
+
+from unidist_command import Command
+
+
+def test_json_tells_versions_machine_engines_and_environment(command: Command) -> None:
+    variables = {"UNIDIST_TIMEOUT_SEC": "12", "HOROVOD_CYCLE_TIME": "3"}
+    done = command.run("doctor", "--json", env={**variables, "HOROVOD_CONTROLLER": "gloo"})
+    assert done.returncode == 0
+    facts = json.loads(done.stdout)
+    assert facts["versions"]["python"].startswith("3.")
+    assert facts["machine"]["cores"] >= 1
+    assert facts["machine"]["memory_bytes"] > facts["machine"]["memory_available_bytes"] > 0
+    assert facts["machine"]["memfd"] is True
+    engines = {item["name"]: item for item in facts["engines"]}
+    assert engines["single"]["usable"]
+    assert {"name", "summary", "usable", "reason", "memory_kinds"} == set(engines["shm"])
+    assert {item["name"]: item["usable"] for item in facts["launchers"]}["local"]
+    assert facts["environment"] == variables
+    assert facts["placement"] == {"source": "none", "rank": 0, "world_size": 1, "local_size": 1}
+
+
+def test_the_table_names_engines_and_where_this_process_stands(command: Command) -> None:
+    done = command.run("doctor")
+    assert done.returncode == 0
+    for text in ("engine shm", "launcher local", "no launcher: one process", "/dev/shm"):
+        assert text in done.stdout
+
+
+def test_inside_a_job_it_tells_the_place(command: Command) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    placement = json.loads(command.run("doctor", "--json", env=env).stdout)["placement"]
+    assert placement == {"source": "env://", "rank": 1, "world_size": 4, "local_size": 2}
+
+
+def test_a_broken_environment_is_a_finding_and_not_an_end(command: Command) -> None:
+    done = command.run("doctor", "--json", env={"UNIDIST_TIMEOUT_SEC": "soon", "RANK": "0"})
+    assert done.returncode == 0
+    problems = json.loads(done.stdout)["problems"]
+    assert any("UNIDIST_TIMEOUT_SEC='soon' is not a number" in problem for problem in problems)
+    assert any("WORLD_SIZE is not set" in problem for problem in problems)

@@ -1,0 +1,165 @@
+"""Options of `unidist launch`: what they become on the ranks, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from unidist_command import Command
+
+pytestmark = pytest.mark.parallel
+
+SHOW = "import json; print('ENV', json.dumps({k: v for k, v in os.environ.items()}))"
+
+
+def shown(command: Command, *options: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Launch one rank with these options and return its environment."""
+    done = command.run("launch", "-np", "1", *options, command.script(SHOW), env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.partition("ENV ")[2])
+    return found
+
+
+def test_options_become_variables_of_the_ranks(command: Command) -> None:
+    env = shown(
+        command,
+        *("--strategy", "identity", "--engine", "auto", "--allreduce-algorithm", "ring", "--timeline", "t.%r.json"),
+        *("--timeout", "30", "--start-timeout", "7.5", "--stall-check", "0", "--env", "A=b=c", "--env", "EMPTY="),
+    )
+    assert env["UNIDIST_STRATEGY"] == "identity"
+    assert env["UNIDIST_ENGINE"] == "auto"
+    assert env["UNIDIST_ALLREDUCE_ALGORITHM"] == "ring"
+    assert env["UNIDIST_TIMELINE"] == str(command.folder / "t.%r.json")
+    assert (env["UNIDIST_TIMEOUT_SEC"], env["UNIDIST_START_TIMEOUT_SEC"], env["UNIDIST_STALL_CHECK_SEC"]) == (
+        "30",
+        "7.5",
+        "0",
+    )
+    assert (env["A"], env["EMPTY"]) == ("b=c", "")
+
+
+def test_without_options_nothing_is_chosen_for_the_user(command: Command) -> None:
+    chosen = {name for name in shown(command) if name.startswith("UNIDIST_")}
+    places = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NUM_NODES"}
+    assert chosen == {f"UNIDIST_{name}" for name in places | {"JOB_ID", "SECRET_FD", "LAUNCHER_PID"}}
+
+
+def test_python_does_not_buffer_whatever_wraps_it(command: Command) -> None:
+    assert shown(command)["PYTHONUNBUFFERED"] == "1"
+    assert shown(command, env={"PYTHONUNBUFFERED": ""})["PYTHONUNBUFFERED"] == ""
+
+
+def test_option_wins_over_env_option_over_environment(command: Command) -> None:
+    ambient = {"UNIDIST_TIMEOUT_SEC": "1"}
+    assert shown(command, env=ambient)["UNIDIST_TIMEOUT_SEC"] == "1"
+    assert shown(command, "--env", "UNIDIST_TIMEOUT_SEC=2", env=ambient)["UNIDIST_TIMEOUT_SEC"] == "2"
+    assert shown(command, "--env", "UNIDIST_TIMEOUT_SEC=2", "--timeout", "3", env=ambient)["UNIDIST_TIMEOUT_SEC"] == "3"
+
+
+def test_env_with_a_name_alone_wants_it_set(command: Command) -> None:
+    assert shown(command, "--env", "HAVE", env={"HAVE": "x"})["HAVE"] == "x"
+    done = command.run("launch", "-np", "1", "--env", "HAVE_NOT", "true")
+    assert done.returncode == 2
+    assert "--env 'HAVE_NOT'" in done.stderr
+
+
+def test_disabled_plugins_add_up_and_reach_the_ranks(command: Command) -> None:
+    env = shown(command, "-p", "no:torch", "-p", "no:accumulate", env={"UNIDIST_DISABLE_PLUGINS": "accumulate"})
+    assert env["UNIDIST_DISABLE_PLUGINS"] == "accumulate,torch"
+
+
+def test_arguments_after_the_command_are_the_commands_own(command: Command) -> None:
+    done = command.run("launch", "-np", "1", command.script("print(sys.argv[1:])"), "-np", "9", "--quiet", "--", "-h")
+    assert done.stdout == "[0] ['-np', '9', '--quiet', '--', '-h']\n"
+    command.script("print(sys.argv[1:])", "mod.py")
+    done = command.run("launch", "-np", "1", "-m", "mod", "--lr", "1")
+    assert done.stdout == "[0] ['--lr', '1']\n"
+    done = command.run("launch", "-n", "2", "bash", "-c", "echo $RANK $0", "x")
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 x", "[1] 1 x"]
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "job.toml"])
+def test_a_config_file_gives_options_and_the_command_line_wins(command: Command, name: str) -> None:
+    text = {
+        "job.yaml": "num-proc: 3\ntimeout: 5\nstall_check: 6\nenv: {A: 1, B: 2}\nplugin: no:torch\nquiet: true\n",
+        "job.toml": "num-proc = 3\ntimeout = 5\nstall_check = 6\nenv = {A = 1, B = 2}\nplugin = ['no:torch']\n"
+        "quiet = true\n",
+    }
+    (command.folder / name).write_text(text[name])
+    script = command.script(SHOW)
+    done = command.run("launch", "--timeout", "9", "--env", "B=3", "--config", name, script)
+    assert done.returncode == 0, done.stderr
+    env = json.loads(done.stdout.partition("ENV ")[2])  # quiet: of one rank only
+    assert env["WORLD_SIZE"] == "3"
+    assert (env["UNIDIST_TIMEOUT_SEC"], env["UNIDIST_STALL_CHECK_SEC"]) == ("9", "6")
+    assert (env["A"], env["B"], env["UNIDIST_DISABLE_PLUGINS"]) == ("1", "3", "torch")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--engine", "shmm"), "unknown engine 'shmm'. Did you mean 'shm'? Choices: "),
+        (("--engine", "single"), "engine 'single' cannot be used for 2 processes"),
+        (("--strategy", "identty"), "unknown strategy 'identty'. Did you mean 'identity'? Choices: "),
+        (("--strategy", "identity=3"), "takes no value"),
+        (("--strategy", "=2"), "cannot be read. Syntax"),
+        (("--allreduce-algorithm", "rings"), "unknown all-reduce algorithm 'rings'. Did you mean 'ring'?"),
+        (("--launcher", "locale"), "unknown launcher 'locale'. Did you mean 'local'?"),
+        (("-p", "no:launhc"), "unknown plugin 'launhc'. Did you mean 'launch'?"),
+        (("-p", "launch"), "-p 'launch': write no:NAME"),
+        (("-p", "no:launch"), "unknown launcher 'local'"),
+        (("--timeout", "0"), "'--timeout'"),
+        (("--timeout", "soon"), "'soon' is not a valid float"),
+        (("--grace-period", "-1"), "'--grace-period'"),
+        (("--timeline", "no/such/folder/t.json"), "does not exist"),
+        (("--output-dir", "script.py"), "--output-dir 'script.py' cannot be used"),
+        (("--env", "UNIDIST_RANK=3"), "UNIDIST_RANK: set by the launcher"),
+        (("--env", "UNIDIST_TIMEOUT_SEC=x"), "UNIDIST_TIMEOUT_SEC='x' is not a number"),
+        (("--verbose", "--quiet"), "exclude each other"),
+        (("-H", "localhost:2", "--hostfile", "f"), "-H and --hostfile exclude each other"),
+        (("--hostfile", "no_hosts"), "--hostfile 'no_hosts' cannot be read"),
+        (("--ssh-port", "22"), "--ssh-port says how to reach other hosts, but all ranks run on this one"),
+        (("--launcher", "ssh"), "the ssh launcher needs to know the hosts"),
+        (("--launcher", "local", "-H", "node9:2"), "host 'node9' is not this one"),
+        (("-H", "node9:2", "--ssh-command", "no-such-ssh"), "there is no such program here"),
+        (("-H", "node9:2", "--ssh-identity-file", "no_key"), "--ssh-identity-file 'no_key' does not exist"),
+        (
+            ("-H", "node9:1,node8:1", "--engine", "shm"),
+            "engine 'shm' cannot be used for 2 processes: connects one host",
+        ),
+        (("--config", "none.yaml"), "cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    command: Command, options: tuple[str, ...], message: str
+) -> None:
+    script = command.script("open('started', 'w')")
+    done = command.run("launch", "-np", "2", *options, script)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (command.folder / "started").exists()
+
+
+def test_an_unknown_option_in_a_file_suggests_the_nearest(command: Command) -> None:
+    (command.folder / "job.yaml").write_text("num_prok: 2\n")
+    done = command.run("launch", "--config", "job.yaml", "true")
+    assert done.returncode == 2
+    assert "job.yaml: unknown option 'num_prok'. Did you mean 'num-proc'?" in done.stderr
+
+
+def test_a_misspelt_variable_is_a_warning(command: Command) -> None:
+    done = command.run("launch", "-np", "1", "true", env={"UNIDIST_STRATGY": "x", "UNIDIST_PIGEON_SPEED": "3"})
+    assert done.returncode == 0
+    assert "warning: variable UNIDIST_STRATGY is not one of unidist's; did you mean UNIDIST_STRATEGY?" in done.stderr
+    assert "PIGEON" not in done.stderr
+
+
+def test_verbose_tells_what_is_started_and_how_it_ended(command: Command) -> None:
+    done = command.run(
+        "launch", "-np", "2", "--verbose", command.script("print(rank, os.environ['UNIDIST_LOG_LEVEL'])")
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 info", "[1] 1 info"]
+    assert "unidist: 2 x " in done.stderr
+    assert "unidist: rank 1 is process " in done.stderr
+    assert "unidist: rank 1 ended: exit code 0" in done.stderr

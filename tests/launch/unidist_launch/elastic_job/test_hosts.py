@@ -1,0 +1,132 @@
+"""Elastic jobs over real ssh: a host that crashes, and one whose link is cut."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import ssh_hosts
+from elastic_job import ElasticJob, script, total
+from ssh_hosts import SshHosts
+from unidist_command import Command
+
+pytestmark = [
+    pytest.mark.parallel,
+    pytest.mark.skipif(bool(ssh_hosts.why_not()), reason=ssh_hosts.why_not() or "hosts can be made"),
+]
+
+HEARTBEAT_SEC = 1.0
+Start = Callable[..., ElasticJob]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[SshHosts]:
+    with SshHosts(3) as made:
+        yield made
+
+
+@pytest.fixture
+def start(command: Command, hosts: SshHosts) -> Start:
+    def launch(*options: str, **env: str) -> ElasticJob:
+        events = command.folder / "events.jsonl"
+        where = ("-H", "h1:1,h2:1,h3:1", "--ssh-command", hosts.ssh_command)
+        # Frameworks are no part of this: gloo's module is imported before, so that nobody waits for a latecomer.
+        name = command.script(script(setup="import unidist_torch.engines.gloo"))
+        arguments = ["launch", "-np", "3", "--min-np", "2", *where, *options, "--event-log", str(events)]
+        environment = {"UNIDIST_HEARTBEAT_SEC": f"{HEARTBEAT_SEC:g}", **env}
+        return ElasticJob(command.start(*arguments, sys.executable, name, "1000000", "0.02", env=environment), events)
+
+    return launch
+
+
+def at(job: ElasticJob, kind: str, number: int = 0, *, seconds: float = 60.0) -> float:
+    """Wait for an event, and return when it was."""
+    deadline = time.monotonic() + seconds
+    while len(found := job.events(kind)) <= number:
+        assert time.monotonic() < deadline, job.lines
+        time.sleep(0.01)
+    return float(found[number]["time"])
+
+
+def test_behind_a_cut_link_nobody_goes_on_and_the_others_do(start: Start, command: Command, hosts: SshHosts) -> None:
+    with start() as job:
+        for rank in range(3):
+            job.pid(rank, 3)
+        job.wait_for(r"step 20 .*")
+        hosts.link("h2", "down")
+        cut = time.time()
+        try:
+            at(job, "generation", 1)
+            assert command.wait_until(lambda: not hosts.processes("h2"), 10)  # its side has ended itself
+        finally:
+            hosts.link("h2", "up")
+        found = job.events("host_lost")[0]["time"] - cut
+        again = at(job, "generation", 2)  # the host comes back with a new process
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    assert found < 2 * HEARTBEAT_SEC + 1.0  # and a second for a busy machine
+    assert again > cut
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert [event["world_size"] for event in job.events("generation")] == [3, 2, 3]
+    # No step was taken by two worlds: each was committed by the ranks of one generation. (Counted by ranks, as each
+    # host numbers its processes by itself.)
+    assert len(job.said(r"done \S+ \d+ \d+")) == 3
+
+
+@pytest.mark.soak
+def test_a_crashed_host_costs_its_ranks_only(start: Start, command: Command, hosts: SshHosts) -> None:
+    with start() as job:
+        job.wait_for(r"step 20 .*")
+        hosts.crash("h3")
+        at(job, "generation", 1)
+        hosts.restart("h3")
+        at(job, "generation", 2)
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+
+
+def processes(hosts: SshHosts) -> list[psutil.Process]:
+    return [process for name in ("h1", "h2", "h3") for process in hosts.processes(name)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_outlives_the_launcher_on_any_host(
+    start: Start, command: Command, hosts: SshHosts, number: signal.Signals
+) -> None:
+    assert not processes(hosts)
+    with start() as job:
+        job.wait_for(r"step 5 .*")
+        assert len(processes(hosts)) >= 3
+        job.process.send_signal(number)
+        job.end(seconds=30)
+        assert command.wait_until(lambda: not processes(hosts), 5)
+        assert command.wait_until(lambda: not command.alive(), 5)
+
+
+@pytest.mark.soak
+def test_ranks_on_other_hosts_go_on_without_their_launcher_and_with_the_next_one(
+    start: Start, command: Command
+) -> None:
+    with start("--state-dir", "state") as first:
+        for rank in range(3):
+            first.pid(rank, 3)
+        first.wait_for(r"step 5 .*")
+        first.process.kill()
+        first.process.wait()
+    with start("--state-dir", "state") as job:
+        again = at(job, "resumed")
+        assert command.wait_until(lambda: any(float(when) > again for (when,) in job.said(r"step \d+ 0 \d+ (\S+)")), 60)
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert len(job.events("generation")) == 1
+    assert len(job.events("started")) == 3

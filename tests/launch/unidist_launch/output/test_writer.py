@@ -1,0 +1,28 @@
+"""What the ranks print, on the way to the screen and to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unidist_launch.output.lines import Stream
+from unidist_launch.output.writer import Output
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_there_is_room_for_more_ranks_than_at_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    with Output(1, output_dir=tmp_path, quiet=quiet, give_up=lambda: True) as output:
+        output.feed(0, Stream.STDOUT, b"first\n")
+        output.make_room(3)
+        output.make_room(2)
+        output.feed(2, Stream.STDOUT, b"third\n")
+        output.feed(2, Stream.STDERR, b"error\n")
+        assert output.stderr_tail(1) == ()
+        assert output.stderr_tail(2) == ("error",)
+    out, err = capfd.readouterr()
+    assert out.splitlines() == (["[0] first"] if quiet else ["[0] first", "[2] third"])
+    assert err.splitlines() == ["[2!] error"]
+    assert (tmp_path / "rank.2" / "stdout").read_text() == "third\n"

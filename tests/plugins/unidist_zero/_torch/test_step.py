@@ -1,0 +1,46 @@
+"""What a script sees of ZeRO in PyTorch: state dicts, errors, ranks that join, values at stage 3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from part_pools import PartPools
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
+
+from _torch_scripts import SCRIPTS
+from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
+from _torch_user_scripts import SCRIPTS as USER_SCRIPTS
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_with_shared_updates(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize("name", SHARED_SCRIPTS)
+def test_a_script_with_shared_parameters(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = SHARED_SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize("name", USER_SCRIPTS)
+def test_a_script_that_does_more_than_train(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = USER_SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]

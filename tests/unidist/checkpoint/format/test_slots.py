@@ -1,0 +1,62 @@
+"""The table of what optimizers call their state."""
+
+from __future__ import annotations
+
+import pytest
+
+from unidist.checkpoint.format.optimizer_record import OptimizerRecord
+from unidist.checkpoint.format.slots import FAMILIES, KERAS, TORCH, Speech
+from unidist.errors import CheckpointError
+
+ADAMW = Speech(TORCH, ("AdamW", "Adam", "Optimizer"))
+KERAS_ADAM = Speech(KERAS, ("Adam", "Optimizer"))
+SGD, KERAS_SGD = Speech(TORCH, ("SGD",)), Speech(KERAS, ("SGD",))
+
+
+def test_both_dialects_meet_in_the_neutral_names() -> None:
+    assert ADAMW.neutral("exp_avg") == KERAS_ADAM.neutral("momentum") == "first_moment"
+    assert KERAS_ADAM.native(ADAMW.neutral("exp_avg_sq")) == "velocity"
+    assert ADAMW.native(KERAS_ADAM.neutral("velocity_hat")) == "max_exp_avg_sq"
+    assert SGD.neutral("momentum_buffer") == KERAS_SGD.neutral("momentum") != "first_moment"
+
+
+def test_names_are_unique_within_a_family_in_each_dialect() -> None:
+    for family in FAMILIES:
+        for dialect in (TORCH, KERAS):
+            natives = [slot.names[dialect] for slot in family.slots]
+            assert len(set(natives)) == len(natives)
+        assert len({slot.neutral for slot in family.slots}) == len(family.slots)
+
+
+def test_what_the_table_does_not_have_keeps_its_name() -> None:
+    assert ADAMW.neutral("mine") == ADAMW.native("mine") == "mine"
+    muon = Speech(TORCH, ("Muon", "Optimizer"))
+    assert muon.neutral("momentum_buffer") == "momentum_buffer"
+    muon.check_reads(muon)
+    with pytest.raises(CheckpointError, match=r"saved by Muon \(torch\), and Adam \(keras\) cannot go on"):
+        KERAS_ADAM.check_reads(muon)
+
+
+def test_units_of_the_learning_rate_are_converted_between_dialects_only() -> None:
+    slot = "gradient_momentum"
+    assert KERAS_SGD.factor(slot, SGD, 0.1) == pytest.approx(-0.1)
+    assert SGD.factor(slot, KERAS_SGD, 0.1) == pytest.approx(-10)
+    assert SGD.factor(slot, SGD, 0.1) == KERAS_SGD.factor(slot, KERAS_SGD, 0.0) == 1.0
+    assert KERAS_ADAM.factor("first_moment", ADAMW, 0.1) == 1.0
+    with pytest.raises(CheckpointError, match="learning rate, which was 0 then"):
+        SGD.factor(slot, KERAS_SGD, 0.0)
+
+
+def test_a_record_knows_the_learning_rate_of_a_parameter_and_the_number_of_updates() -> None:
+    record = OptimizerRecord(
+        ADAMW,
+        {"0": {"lr": 0.1, "betas": [0.9, 0.95]}, "1": {"lr": 0.2}},
+        {"a": "0", "b": "1"},
+        {"a": {"step": 3.0}, "b": {"step": 5.0}},
+    )
+    again = OptimizerRecord.of(record.values())
+    assert (again.learning_rate("a"), again.learning_rate("b")) == (0.1, 0.2)
+    assert again.steps == 5
+    assert ADAMW.option(again.groups["0"], "beta2") == 0.95
+    with pytest.raises(CheckpointError, match="no optimizer's values"):
+        OptimizerRecord.of({"dialect": "torch"})

@@ -1,0 +1,76 @@
+"""What is checked before any process starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from unidist.builtin import plugin as builtin
+from unidist.engine import Availability
+from unidist.engines import single
+from unidist.errors import ConfigurationError
+from unidist.jobs import preflight
+from unidist.registry import EngineSpec, Registry
+from unidist.runtime.plugin_manager import PluginManager, hookimpl
+from unidist.settings.environment import Settings
+
+
+class Foreign:
+    """A plugin whose engine must not be imported by the launcher."""
+
+    @hookimpl
+    def unidist_register_engines(self, registry: Registry[EngineSpec]) -> None:
+        """Register it."""
+        registry.add(EngineSpec("foreign", "no_such_module:Engine", ""))
+
+
+@pytest.fixture
+def manager() -> PluginManager:
+    made = PluginManager()
+    made.register(builtin, name="core")
+    made.register(Foreign(), name="foreign")
+    return made
+
+
+def test_defaults_pass(manager: PluginManager) -> None:
+    preflight.check(Settings(), 3, manager)
+
+
+def test_an_engine_of_the_core_is_asked_whether_it_can(manager: PluginManager) -> None:
+    preflight.check(Settings(engine="single"), 1, manager)
+    with pytest.raises(ConfigurationError, match="engine 'single' cannot be used for 2 processes: "):
+        preflight.check(Settings(engine="single"), 2, manager)
+
+
+def test_an_engine_that_the_machine_lacks_says_why(manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single.SingleEngine, "availability", lambda self: Availability(False, "no luck"))
+    with pytest.raises(ConfigurationError, match="engine 'single' cannot be used on this machine: no luck"):
+        preflight.check(Settings(engine="single"), 1, manager)
+
+
+def test_a_foreign_engine_is_known_by_name_and_not_imported(manager: PluginManager) -> None:
+    preflight.check(Settings(engine="foreign"), 2, manager)
+    with pytest.raises(ConfigurationError, match=r"unknown engine 'foreing'. Did you mean 'foreign'"):
+        preflight.check(Settings(engine="foreing"), 2, manager)
+
+
+def test_algorithms_and_strategies_are_looked_up(manager: PluginManager) -> None:
+    preflight.check(Settings(allreduce_algorithm="ring", strategy="identity"), 4, manager)
+    with pytest.raises(ConfigurationError, match="unknown all-reduce algorithm 'rong'"):
+        preflight.check(Settings(allreduce_algorithm="rong"), 4, manager)
+    with pytest.raises(ConfigurationError, match="unknown strategy 'zoro'"):
+        preflight.check(Settings(strategy="zoro"), 4, manager)
+
+
+def test_an_elastic_job_needs_an_engine_that_connects_anew(manager: PluginManager) -> None:
+    preflight.check(Settings(engine="shm"), 2, manager, elastic=True)
+    with pytest.raises(ConfigurationError, match=r"engine 'foreign' cannot connect .* those that can: single, shm"):
+        preflight.check(Settings(engine="foreign"), 2, manager, elastic=True)
+
+
+def test_an_elastic_job_refuses_what_does_not_survive_a_lost_rank() -> None:
+    everything = PluginManager().load()
+    preflight.check(Settings(strategy="accumulate=2,clip_norm=1,pipeline=1"), 4, everything, elastic=True)
+    for strategy in ("pipeline=2", "tensor=2"):
+        preflight.check(Settings(strategy=strategy), 4, everything)
+        with pytest.raises(ConfigurationError, match=r"'(pipeline|tensor)' does not survive .* save checkpoints"):
+            preflight.check(Settings(strategy=strategy), 4, everything, elastic=True)

@@ -1,0 +1,163 @@
+"""Who writes which piece, and the one index of what all have written. Pure but for `write`; nothing is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unidist.buffer import Buffer
+from unidist.checkpoint.format import index, shard
+from unidist.checkpoint.format.index import Index, StoredPiece, StoredSection, StoredTensor
+from unidist.checkpoint.format.parts import Part
+from unidist.checkpoint.format.pieces import Piece, TensorInfo
+from unidist.errors import CheckpointError
+
+Identity = tuple[str, TensorInfo, Part]
+"""What a piece is: section, tensor and part. Pieces of equal identity hold the same elements."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank says of its state before anything is written.
+
+    Args:
+        pieces: what it holds.
+        values: its plain values, by section.
+    """
+
+    pieces: tuple[Identity, ...]
+    values: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one rank has written: its shard, and the pieces in it.
+
+    Args:
+        name: of the file; "" if it had nothing to write.
+        nbytes: size of the file.
+        pieces: what is in it, each with its key and checksums.
+    """
+
+    name: str
+    nbytes: int
+    pieces: tuple[tuple[Identity, str, tuple[int, ...]], ...]
+
+
+def assign(offers: Sequence[Offer]) -> list[list[int]]:
+    """Choose who writes which piece: each distinct one once, so that all ranks write about as much.
+
+    Args:
+        offers: of all ranks.
+
+    Returns:
+        For each rank, the positions in its offer of what it writes. Equal wherever it is computed.
+    """
+    holders: dict[Identity, list[tuple[int, int]]] = {}
+    for rank, offer in enumerate(offers):
+        for position, identity in enumerate(offer.pieces):
+            holders.setdefault(identity, []).append((rank, position))
+    loads = [0] * len(offers)
+    chosen: list[list[int]] = [[] for _ in offers]
+
+    def nbytes(identity: Identity) -> int:
+        return identity[2].count * identity[1].dtype.itemsize
+
+    # Those without a choice first, then the largest first: what is left can even out.
+    for identity in sorted(holders, key=lambda each: (len(holders[each]) > 1, -nbytes(each))):
+        rank, position = min(holders[identity], key=lambda holder: (loads[holder[0]], holder[0]))
+        loads[rank] += nbytes(identity)
+        chosen[rank].append(position)
+    return [sorted(positions) for positions in chosen]
+
+
+def check_offers(offers: Sequence[Offer]) -> None:
+    """Raise CheckpointError unless the pieces of all ranks cover every tensor exactly once."""
+    tensors: dict[tuple[str, str], TensorInfo] = {}
+    covered: dict[tuple[str, str], int] = {}
+    for section, info, part in dict.fromkeys(identity for offer in offers for identity in offer.pieces):
+        known = tensors.setdefault((section, info.name), info)
+        if known != info:
+            raise CheckpointError(f"ranks describe one tensor of section {section!r} differently: {known} and {info}")
+        covered[section, info.name] = covered.get((section, info.name), 0) + part.count
+    for (section, name), count in covered.items():
+        info = tensors[section, name]
+        if count != info.count:
+            raise CheckpointError(
+                f"the pieces of {info} in section {section!r} have {count} elements together instead of {info.count}: "
+                "the state's `pieces` does not cover the tensor, or covers some of it twice"
+            )
+
+
+def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Written:
+    """Write pieces as one shard.
+
+    Args:
+        folder: where.
+        name: of the file.
+        pieces: each with its section.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if not pieces:
+        return Written("", 0, ())
+    tensors: dict[str, tuple[tuple[int, ...], Buffer]] = {}
+    described = []
+    for section, piece in pieces:
+        info, part = piece.tensor, piece.part
+        key = f"{section}/{info.name}"
+        shape = info.shape
+        if not part.is_whole(shape):
+            box = "+".join(",".join(f"{start}:{stop}" for start, stop in each) for each in part.boxes)
+            key, shape = f"{key}[{box}][{part.start}:{part.stop}]", (part.count,)
+        memory = piece.memory
+        tensors[key] = (shape, memory)
+        described.append(((section, info, part), key, tuple(shard.checksums(memory, index.CHUNK_BYTES))))
+    path = folder / name
+    shard.write_shard(path, tensors, {"format": index.FORMAT})
+    return Written(name, path.stat().st_size, tuple(described))
+
+
+def make_index(offers: Sequence[Offer], written: Sequence[Written], facts: Mapping[str, Any]) -> Index:
+    """Return the index of what all ranks have written."""
+    files = [each for each in written if each.name]
+    pieces: dict[tuple[str, TensorInfo], list[StoredPiece]] = {}
+    for number, each in enumerate(files):
+        for (section, info, part), key, sums in each.pieces:
+            pieces.setdefault((section, info), []).append(StoredPiece(number, key, part, sums))
+    values = merge_values([offer.values for offer in offers])
+    sections = {name: StoredSection(values.get(name, {}), {}) for name in values}
+    for (section, info), stored in pieces.items():
+        stored.sort(key=lambda piece: (piece.part.box, piece.part.start))
+        sections[section].tensors[info.name] = StoredTensor(info, tuple(stored))
+    return Index(sections, tuple((each.name, each.nbytes) for each in files), dict(facts))
+
+
+def merge_values(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the plain values of all ranks as one: dicts key by key, at any depth; the rest must be equal.
+
+    Raises:
+        CheckpointError: two ranks have different values under one key; names both.
+    """
+    merged: dict[str, Any] = {}
+    for rank, own in enumerate(values):
+        _merge(merged, own, rank, "")
+    return merged
+
+
+def _merge(merged: dict[str, Any], own: Mapping[str, Any], rank: int, path: str) -> None:
+    for key, value in own.items():
+        if isinstance(value, dict):
+            target = merged.setdefault(key, {})
+            if isinstance(target, dict):
+                _merge(target, value, rank, f"{path}{key}.")
+                continue
+        known = merged.setdefault(key, value)
+        if known != value and not (known != known and value != value):  # NaN equals itself here
+            raise CheckpointError(
+                f"the ranks' values differ: {path}{key} is {known!r} on an earlier rank and {value!r} on rank {rank}. "
+                "Give every rank the same, or keep them under keys of their own."
+            )

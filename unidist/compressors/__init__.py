@@ -1,1 +1,0 @@
-"""The compressors of the core: `none`, `fp16`, `bf16`."""

@@ -1,0 +1,151 @@
+"""What one rank does in a step, in a form that strategies can change in any order.
+
+Arithmetic is a product: that of the model x the share of this rank. Messages are a list. So the order in which
+strategies divide and add is all the same; `unidist_planner.step_time.prediction` turns the whole into seconds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv"]
+"""What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv"."""
+
+Moved = Literal["gradients", "parameters", "border"]
+"""What an exchange moves: all gradients or parameters of the rank's part of the model, or what one block of the model
+gives to the next for one piece of the batch."""
+
+Moment = Literal["forward", "backward", "update"]
+"""When: in each piece's forward or backward pass, or once for each update."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Messages that a rank takes part in.
+
+    Args:
+        name: for tables ("gradients").
+        operation: of all ranks of one group of the axis.
+        axis: of the mesh.
+        moved: what; for a reducescatter and an allgather the whole of it, not one rank's part.
+        moment: when. A border is moved `count` times for each block that the rank has and each piece of the batch.
+        count: how often.
+        beside: it goes on while the rank computes, so that only what takes longer than that costs time.
+    """
+
+    name: str
+    operation: Operation
+    axis: str
+    moved: Moved
+    moment: Moment
+    count: float = 1.0
+    beside: bool = False
+
+
+class Order(ABC):
+    """How the pieces of a batch follow each other on the ranks of a pipeline."""
+
+    axis: str = ""
+    """The mesh axis along which pieces are passed on; "" where nothing is."""
+
+    @abstractmethod
+    def seconds(self, num_pieces: int, forward: float, backward: float, message: float) -> float:
+        """Return the time from the first piece's forward pass to the end of the last one's backward pass.
+
+        Args:
+            num_pieces: pieces of the batch of one rank.
+            forward: seconds of one piece's forward pass on one rank.
+            backward: likewise of its backward pass.
+            message: seconds until a neighbour has what a piece's pass gives it.
+        """
+
+    @abstractmethod
+    def at_least(self, num_pieces: int, forward: float, backward: float) -> float:
+        """Return a lower bound of `seconds`, quickly: a search leaves out what cannot be among the best."""
+
+
+@dataclass(frozen=True)
+class OneAfterTheOther(Order):
+    """Each rank computes its pieces by itself: no pipeline."""
+
+    def seconds(self, num_pieces: int, forward: float, backward: float, message: float) -> float:
+        """See `Order.seconds`."""
+        return num_pieces * (forward + backward)
+
+    def at_least(self, num_pieces: int, forward: float, backward: float) -> float:
+        """See `Order.at_least`."""
+        return num_pieces * (forward + backward)
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """All that one rank does for one update. Frozen: a strategy returns another one.
+
+    Args:
+        num_pieces: pieces in which the rank computes its samples, one after the other.
+        passes: how many of these divide what the script passes at once: 2 if the script makes two passes for an
+            update. The other pieces are cut by the strategy itself.
+        share: of the model's arithmetic, what this rank has on average; 1 is all of it.
+        parameters: likewise of the model's parameters, the rank that has most.
+        uneven: the arithmetic of the rank that has most, by the average.
+        blocks: of the model's blocks, what this rank has a part of.
+        traffic: of the memory traffic of a block's operations that are no matrix products, what this rank has.
+        order: how the pieces follow each other.
+        exchanges: messages.
+    """
+
+    num_pieces: int = 1
+    passes: int = 1
+    share: float = 1.0
+    parameters: float = 1.0
+    uneven: float = 1.0
+    blocks: float = 1.0
+    traffic: float = 1.0
+    order: Order = OneAfterTheOther()
+    exchanges: tuple[Exchange, ...] = ()
+
+    def divided(
+        self,
+        num_ranks: int,
+        *,
+        blocks: float = 1.0,
+        traffic: float,
+        parameters: float | None = None,
+        uneven: float = 1.0,
+    ) -> RankStep:
+        """Return the same with the model divided over `num_ranks` more ranks.
+
+        Args:
+            num_ranks: ranks that divide each rank's part.
+            blocks: of the blocks that it had, the share that a rank has something of: 1 where each block is cut, 1/n
+                where whole blocks are given to n ranks.
+            traffic: of the traffic that it had, the share that it keeps.
+            parameters: of the parameters that it had, the share of the rank that keeps most; default: 1/n.
+            uneven: the arithmetic of the rank that gets most, by that of an equal share.
+        """
+        return replace(
+            self,
+            share=self.share / num_ranks,
+            parameters=self.parameters * (1 / num_ranks if parameters is None else parameters),
+            uneven=self.uneven * uneven,
+            blocks=self.blocks * blocks,
+            traffic=self.traffic * traffic,
+        )
+
+    def in_pieces(self, num_pieces: int) -> RankStep:
+        """Return the same with every piece cut into `num_pieces` by the strategy itself (micro-batches)."""
+        return replace(self, num_pieces=self.num_pieces * num_pieces)
+
+    def in_passes(self, num_passes: int) -> RankStep:
+        """Return the same with `num_passes` passes of the script for one update."""
+        return replace(self, num_pieces=self.num_pieces * num_passes, passes=self.passes * num_passes)
+
+    def in_order(self, order: Order) -> RankStep:
+        """Return the same with another order of the pieces."""
+        return replace(self, order=order)
+
+    def exchanging(self, *exchanges: Exchange) -> RankStep:
+        """Return the same with more messages."""
+        return replace(self, exchanges=(*self.exchanges, *exchanges))

@@ -1,0 +1,113 @@
+"""Who is asked when a step is predicted: strategies, what they change of it and which values of theirs to try."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from unidist.cost_model.memory_interface import EstimatesMemory
+
+if TYPE_CHECKING:
+    from unidist.cost_model.step import RankStep
+    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.strategy.interface import Plan
+    from unidist_planner.step_time.cluster import Cluster
+    from unidist_planner.step_time.counted import CountedPass
+    from unidist_planner.step_time.work import Work
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all divisions that are compared.
+
+    Args:
+        work: what one update of the model computes.
+        cluster: the machines.
+        world_size: number of ranks.
+        plugins: loaded; a strategy may look up what its options name (a schedule).
+    """
+
+    work: Work
+    cluster: Cluster
+    world_size: int
+    plugins: PluginManager
+
+
+@dataclass(frozen=True)
+class Room:
+    """What earlier choices of a search have left over. Strategies choose by axis, the innermost first.
+
+    Args:
+        setting: see there.
+        ranks: ranks that no axis has claimed yet; an axis of n needs that n divides it.
+        num_pieces: pieces in which the batch of one rank is computed so far, one after the other.
+    """
+
+    setting: Setting
+    ranks: int
+    num_pieces: int = 1
+
+    def samples(self, axis_size: int = 1) -> int:
+        """Return the samples of one piece on one rank if an axis of `axis_size` is claimed; 0 if they do not divide."""
+        replicas = self.ranks // axis_size * self.num_pieces
+        return 0 if self.setting.work.batch % replicas else self.setting.work.batch // replicas
+
+
+class PredictsStepTime(ABC):
+    """Power of a `Strategy`: it changes how long a step takes. Without it a strategy is taken to change nothing.
+
+    A trivial implementation returns `step` as it is. That of `data` is one line, see `unidist.cost_model.exchange_cost`.
+    """
+
+    @abstractmethod
+    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+        """Return what a rank does in a step with this strategy. Pure; called for each strategy, in the plan's order.
+
+        Where ranks differ (a pipeline's stages) it is the rank that does most.
+
+        Args:
+            step: what a rank does with the strategies before this one. Multiply shares and add exchanges
+                (`step.divided`, `step.exchanging`, `step.in_pieces`), never set them: then the order does not matter.
+            plan: all strategies, and the mesh: `plan.mesh.size("data")` is the number of replicas.
+            setting: the model, the machines, the plugins.
+
+        Raises:
+            ConfigurationError: the model, the batch or the machines do not allow it: heads that do not divide,
+                fewer layers than stages. The division is then left out of a search.
+        """
+
+    @classmethod
+    def proposals(cls, room: Room) -> Sequence[str]:
+        """Return the items of a strategy line that a search shall try, beside leaving the strategy away.
+
+        The default is what `unidist estimate` compares (`EstimatesMemory.alternatives`). Pure, and quick: it is called
+        for every choice of the strategies before this one.
+
+        Args:
+            room: what is left over.
+        """
+        return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
+
+
+class CountsOperations(ABC):
+    """Power of a `Framework`: it can count what a forward pass of a model computes."""
+
+    @abstractmethod
+    def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:
+        """Return what one forward pass computes. If possible nothing is computed; the model stays as it is.
+
+        Args:
+            model: possibly without memory for its parameters.
+            inputs: arguments of its forward pass; the first dim of the first tensor is that of the samples.
+
+        Raises:
+            ConfigurationError: the model has nothing that blocks could be made of.
+        """
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of `number`, ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]

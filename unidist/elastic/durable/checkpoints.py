@@ -1,0 +1,280 @@
+"""The durable tier of an elastic state: checkpoints on a disk, from which a job begins that has lost all its ranks.
+
+A state in memory, and copies on peers, outlive a rank or a host; a checkpoint outlives the job. It is made of a
+commit, by all ranks at the same one: rank 0 wants it, and the exchange that every commit makes tells the others. It
+is copied at once and written while training goes on (`unidist.checkpoint`), so a job of any number of ranks, with any
+strategy, can begin from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.reader import Checkpoint
+from unidist.checkpoint.job import make_saver
+from unidist.checkpoint.loading import LoadOptions, load
+from unidist.checkpoint.save_request import SaveHandle, SaveOptions
+from unidist.checkpoint.saving import Saver
+from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.update_state import UpdateState
+from unidist.durable_options import DurableOptions
+from unidist.elastic.durable.commit_agreement import Wishes, agree_at_commit
+from unidist.elastic.durable.parts import DurableParts
+from unidist.elastic.durable.schedule import CheckpointSchedule
+from unidist.errors import CheckpointError, PeerLostError, StateLostError, UnidistError
+from unidist.runtime import context
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+_log = logging.getLogger("unidist.elastic.state")
+
+_NUM_LOOKS = 5
+_LOOK_SEC = 0.1
+
+
+class Checkpointed(Protocol):
+    """A state that can be put into checkpoints."""
+
+    num_commits: int
+
+    def durable_parts(self) -> DurableParts:
+        """Return what a checkpoint consists of, asked anew for each. It may raise."""
+
+    def sync(self) -> None:
+        """See `State.sync`."""
+
+    def save(self) -> None:
+        """See `State.save`."""
+
+
+@dataclass
+class _Writing:
+    """A checkpoint that is being written."""
+
+    saver: Saver
+    handle: SaveHandle
+    commit: int
+    began: float
+
+
+def _check_usable(folder: Path) -> None:
+    """Make the folder, and try to write there: better now than at the first checkpoint, hours later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+class Durable:
+    """Makes the checkpoints of one state, and begins from them. Every rank calls its methods alike.
+
+    Args:
+        options: where and how often; equal on every rank.
+    """
+
+    def __init__(self, options: DurableOptions) -> None:
+        self.options = options
+        self._schedule = CheckpointSchedule(options.interval)
+        self._writing: _Writing | None = None
+        self._last_commit = 0
+        self._is_wanted = self._is_agreed = False
+
+    # The beginning of a generation
+
+    def begin(self, state: Checkpointed, progress: int, *, needs_sync: bool) -> None:
+        """Make the ranks equal: by the state that they have, or by the latest checkpoint if they have none. Collective.
+
+        Args:
+            state: the state.
+            progress: commits that the state of rank 0 has seen; 0: it is that of the script's beginning.
+            needs_sync: not all ranks have the same.
+
+        Raises:
+            StateLostError: ranks have lost a share of the state, and there is no checkpoint.
+            CheckpointError: the latest checkpoint cannot be loaded into this state.
+        """
+        if self._writing is not None:
+            self._conclude(self._writing)  # its context has waited for it
+        try:
+            if needs_sync:
+                state.sync()
+        except StateLostError as exc:
+            if not self._load(state, str(exc)):
+                exc.add_note(f"There is no checkpoint in {self.options.folder} yet, from which to go on.")
+                raise
+        else:
+            if progress > 0 or not self._load(state, ""):
+                state.num_commits = progress
+        self._schedule.begin(time.monotonic())
+
+    def _load(self, state: Checkpointed, reason: str) -> bool:
+        """Load the latest checkpoint; says whether there was one. Collective."""
+        runtime = context.current()
+        communicator = runtime.owned(_saver).communicator
+        is_first = communicator.rank == 0
+        parts, folder = DurableParts({}), None
+        error: Exception | None = None
+        try:
+            parts = state.durable_parts()
+            if is_first:
+                _check_usable(self.options.folder)
+                directory.sweep(self.options.folder)
+                folder = next((path for _, path in reversed(directory.steps(self.options.folder))), None)
+        except Exception as exc:  # of whatever kind: the others must hear of it
+            error = exc
+        what = f"the folder {self.options.folder} cannot have this job's checkpoints"
+        choose = "Choose a folder that can be written, and that all ranks share."
+        found: Path | None = agree(communicator, folder, error, what, if_disk=choose)[0]
+        if found is None:
+            return False
+
+        def make(checkpoint: Checkpoint) -> dict[str, KeepsState]:
+            saved = checkpoint.index.sections
+            return {
+                name: section
+                for name, section in parts.sections.items()
+                if name in saved or not isinstance(section, UpdateState)
+            }
+
+        convert = None if parts.framework is None else parts.framework.convert
+        report = _log.warning if is_first else _log.debug
+        try:
+            loaded = load(communicator, LoadOptions(found), make, convert=convert, report=report)
+        except CheckpointError as exc:
+            exc.add_note("An elastic job begins from the latest checkpoint in its folder; to begin anew, give another.")
+            raise
+        state.num_commits = self._last_commit = int(loaded.index.facts["step"])
+        state.save()
+        if is_first:
+            _log.info("begins from commit %d in %s", state.num_commits, found)
+            _tell(runtime, "checkpoint_loaded", commit=state.num_commits, path=str(found), reason=reason)
+        return True
+
+    # Commits
+
+    @property
+    def is_wanted(self) -> bool:
+        """Say whether this rank wants a checkpoint of the commit that is being made."""
+        return self._is_wanted
+
+    def step(self) -> None:
+        """A step has ended with a commit; the ranks are about to agree on what follows."""
+        now = time.monotonic()
+        self._schedule.step(now)
+        if self._writing is not None and self._writing.handle.done():
+            self._conclude(self._writing)
+        is_first = context.current().topology.rank == 0
+        self._is_wanted = is_first and self._writing is None and self._schedule.is_due(now)
+
+    def agreed(self, state: Checkpointed, wishes: Wishes) -> None:
+        """Note what the ranks have agreed on; before they leave all together, keep what they have reached."""
+        self._is_wanted, self._is_agreed = False, wishes.checkpoint
+        if not (wishes.change and wishes.leaving):
+            return
+        for _ in range(_NUM_LOOKS):  # the signal that one rank has got may be on its way to the others
+            if not wishes.staying:
+                break
+            time.sleep(_LOOK_SEC)
+            wishes = agree_at_commit(context.current())
+        if not wishes.staying:
+            self._is_agreed = False
+            self._save(state, asynchronous=False)
+
+    def save_if_agreed(self, state: Checkpointed) -> None:
+        """Begin a checkpoint of the commit that was just made, if the ranks have agreed on it."""
+        if self._is_agreed:
+            self._is_agreed = False
+            self._save(state, asynchronous=True)
+
+    # The end
+
+    def finish(self, state: Checkpointed) -> None:
+        """Training has come to its end: keep what it came to, unless it is in the last checkpoint. Collective."""
+        if self._writing is not None:
+            self._conclude(self._writing)
+        communicator = context.current().owned(_saver).communicator
+        is_behind = agree(communicator, self._last_commit < state.num_commits, None, "")[0]
+        if is_behind:
+            self._save(state, asynchronous=False)
+
+    def abandon(self, reason: str) -> None:
+        """A rank was lost: what is being written cannot be completed. Nobody waits for that rank any more."""
+        self._is_wanted = self._is_agreed = False
+        if self._writing is not None:
+            self._writing.saver.communicator.abort(reason)
+            self._conclude(self._writing)
+
+    def _save(self, state: Checkpointed, *, asynchronous: bool) -> None:
+        runtime = context.current()
+        saver = runtime.owned(_saver)
+        if self._writing is not None:
+            self._conclude(self._writing)
+        options = SaveOptions(self.options.folder, state.num_commits, self.options.keep, asynchronous)
+        began = time.monotonic()
+        facts: dict[str, Any] = {}
+
+        def make() -> Mapping[str, KeepsState]:  # called before the facts are read
+            parts = state.durable_parts()
+            facts["framework"] = "none" if parts.framework is None else parts.framework.name
+            return parts.sections
+
+        try:
+            handle = saver.save(options, make, facts)
+        except PeerLostError:
+            raise
+        except UnidistError as exc:  # on every rank alike; training is worth more than its checkpoint
+            self._failed(runtime.topology.rank, exc)
+            return
+        self._writing = _Writing(saver, handle, state.num_commits, began)
+        self._schedule.saved(began, time.monotonic())
+        if not asynchronous:
+            self._conclude(self._writing)
+
+    def _conclude(self, writing: _Writing) -> None:
+        """Wait until a checkpoint is complete, or is known to have failed, and tell of it."""
+        self._writing = None
+        writing.saver.wait()
+        error = writing.handle.error
+        writing.handle.take_error()  # it is dealt with here
+        runtime = context.current()
+        if isinstance(error, PeerLostError):
+            _log.info("the checkpoint %s is not complete: %s", writing.handle.path, error)
+        elif error is not None:
+            self._failed(runtime.topology.rank, error)
+        else:
+            held_up, slower = self._schedule.written()
+            self._last_commit = writing.commit
+            if runtime.topology.rank == 0:
+                fields = {
+                    "commit": writing.commit,
+                    "path": str(writing.handle.path),
+                    "write_sec": time.monotonic() - writing.began,
+                    "held_up_sec": held_up,
+                    "slower_sec": slower,
+                    "interval_sec": self._schedule.interval_sec,
+                }
+                _tell(runtime, "checkpoint", **fields)
+
+    def _failed(self, rank: int, error: Exception) -> None:
+        self._schedule.failed(time.monotonic())
+        if rank == 0:
+            _log.warning("%s. Training goes on without this checkpoint.", error)
+
+
+def _saver(runtime: Context) -> Saver:
+    """Return the saver of these checkpoints; the script's own `save` has another, so neither waits for the other."""
+    return make_saver(runtime)
+
+
+def _tell(runtime: Context, event: str, **fields: Any) -> None:
+    """Have an event put into the job's log, if it has one."""
+    if runtime.membership is not None:
+        runtime.membership.link.happened(event, fields)

@@ -1,0 +1,66 @@
+"""What the durable checkpoint of a state consists of: models, optimizers and the script's own values, by section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from unidist.checkpoint.job import StatesOf, Subjects
+from unidist.checkpoint.plain_state import PlainState
+from unidist.checkpoint.rng import SECTION as RNG
+from unidist.checkpoint.state import KeepsState
+from unidist.framework import Framework
+from unidist.runtime import context
+
+
+@dataclass(frozen=True)
+class DurableParts:
+    """What a checkpoint of a state consists of, on this rank.
+
+    Args:
+        sections: by name; `model` and `optimizer` where `load` of a facade is to find them.
+        framework: of the model; None: there is none.
+    """
+
+    sections: Mapping[str, KeepsState]
+    framework: Framework | None = None
+
+
+class HasStateDict(Protocol):
+    """A sampler, say: what it keeps is a dict."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it keeps."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        """Take what `state_dict` returned."""
+
+
+def parts_of(
+    states: StatesOf,
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    others: Mapping[str, HasStateDict],
+    plain: Mapping[str, KeepsState],
+) -> DurableParts:
+    """Return the parts of a state of these values, each by the attribute that it is of the state.
+
+    Args:
+        states: of the adapter.
+        models: a sole one that is called so is the section `model`.
+        optimizers: likewise `optimizer`.
+        others: equal on every rank.
+        plain: further sections.
+    """
+    subjects = Subjects(_sole("model", models), _sole("optimizer", optimizers))
+    rank = context.current().topology.rank
+    sections = dict(subjects.sections(states))
+    sections[RNG] = states.random(rank, subjects.models())
+    for name, value in others.items():
+        sections[name] = PlainState(value.state_dict, value.load_state_dict, is_writer=rank == 0)
+    return DurableParts({**sections, **plain}, states.framework)
+
+
+def _sole(base: str, named: Mapping[str, Any]) -> Any:
+    return named[base] if list(named) == [base] else dict(named) or None

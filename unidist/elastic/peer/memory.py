@@ -1,0 +1,296 @@
+"""Committed state of which each rank keeps a share: in its own memory, and a copy in another rank's.
+
+A commit goes in two steps, so that whatever happens there is one that all ranks have: every rank keeps its share and
+its neighbour's copy beside those of the commit before, and only when all ranks have done that does any of them call it
+committed. After a loss the new rank 0 says from which commit all go on: none that it calls committed was dropped by
+anybody.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from unidist.buffer import Buffer, DType, copy
+from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.format.reader import Convert
+from unidist.checkpoint.saving import plain
+from unidist.checkpoint.state import KeepsState
+from unidist.communicator import Communicator
+from unidist.elastic.peer.loading import Holding, HoldingIndex, take_over
+from unidist.elastic.peer.transfers import guards, lost_origins, places
+from unidist.engines.single import SingleCommunicator
+from unidist.errors import StateLostError
+from unidist.negotiation.objects import gather_objects
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+Key = tuple[int, int, int]
+"""Which commit: generation (-1: of a rank that is alone), worker (-1: of all), number within the generation."""
+
+_COMMIT = "the state cannot be committed"
+
+
+@dataclass
+class _Commit:
+    """What this rank holds of one commit.
+
+    Args:
+        key: which one.
+        keepers: for each rank that took part which other one has a copy of what it had, see `guards`.
+        holdings: by the rank that had it.
+        memories: in which they are.
+    """
+
+    key: Key
+    keepers: list[int | None]
+    holdings: dict[int, Holding] = field(default_factory=dict)
+    memories: list[Buffer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The world in which a commit is made.
+
+    Args:
+        communicator: over all ranks, of its own for each context.
+        generation: of the elastic job; -1 for a rank that is alone yet, and in jobs that are not elastic: then each
+            rank keeps its own share, and nobody has copies.
+        worker: number of this process in the job.
+        host: number of its host.
+        leaving: workers that will not be in the next generation.
+    """
+
+    communicator: Communicator
+    generation: int = -1
+    worker: int = 0
+    host: int = 0
+    leaving: frozenset[int] = frozenset()
+
+    @property
+    def keep_copies(self) -> bool:
+        """Each rank keeps a copy of another one's share."""
+        return self.generation >= 0 and self.communicator.size > 1
+
+
+class PeerMemory:
+    """Keeps commits of values of which each rank has a share. Every rank calls its methods alike.
+
+    Args:
+        convert: converts types, see `Framework.convert`.
+    """
+
+    def __init__(self, convert: Convert | None = None) -> None:
+        self._convert = convert
+        self._commits: list[_Commit] = []
+        self._committed: Key | None = None
+        self._number = 0
+        self._spare: list[Buffer] = []
+        self._communicator: Communicator | None = None
+
+    def commit(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
+        """Keep the present state. Collective in a world of an elastic job. The commit before is kept too.
+
+        Args:
+            peers: the present world.
+            states: of the values, by section.
+
+        Raises:
+            UnidistError: it cannot be kept, on this or another rank.
+        """
+        if self._communicator is not peers.communicator:
+            self._number = 0
+        self._number += 1
+        self.forget_older()
+        communicator = peers.communicator
+        key = (peers.generation, -1 if peers.generation >= 0 else peers.worker, self._number)
+        made = _Commit(key, [None] * communicator.size)
+        own: Holding | None = None
+        error: Exception | None = None
+        try:
+            own = self._packed(states, made)
+        except Exception as exc:  # of whatever kind: the others must hear of it
+            error = exc
+        if peers.keep_copies:
+            self._exchange(peers, made, own, error)
+        elif error is not None:
+            raise error
+        assert own is not None
+        made.holdings[communicator.rank] = own
+        self._commits.append(made)
+        if peers.keep_copies:
+            communicator.barrier().wait()  # all ranks have what they are to keep
+        self._committed, self._communicator = key, communicator
+
+    def forget_older(self) -> None:
+        """Keep the last commit only."""
+        for old in [commit for commit in self._commits if commit.key != self._committed]:
+            self._commits.remove(old)
+            self._spare = old.memories
+
+    def restore(self, states: Mapping[str, KeepsState]) -> None:
+        """Bring back this rank's share of the last commit, if that was made in the present world."""
+        commit = self._find(self._committed)
+        assert commit is not None, "there is a commit"
+        assert self._communicator is not None
+        rank = self._communicator.rank
+        own = {rank: commit.holdings[rank]}
+        take_over(SingleCommunicator(), own, {rank: [0]}, own, states, convert=self._convert, is_whole=False)
+
+    def load(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
+        """Take over the last commit of rank 0, from whoever has its pieces. Collective.
+
+        Args:
+            peers: the present world.
+            states: of the values, which are divided anew for the present number of ranks.
+
+        Raises:
+            StateLostError: somebody held something alone that is gone.
+        """
+        communicator = peers.communicator
+        keys: list[Key | None] = gather_objects(communicator, self._committed)
+        commit = self._find(keys[0])
+        offers: list[_Offer | None] = gather_objects(communicator, None if commit is None else _Offer.of(commit))
+        first = offers[0]
+        assert first is not None, "rank 0 has its own commit"
+        offered = [_Offer(first.keepers, {}) if offer is None else offer for offer in offers]
+        lost = lost_origins(len(first.keepers), [offer.holdings for offer in offered])
+        if lost:
+            raise StateLostError(_lost_text(lost, first.keepers))
+        holdings = {origin: held for offer in reversed(offered) for origin, held in offer.holdings.items()}
+        holders = {
+            origin: [rank for rank, offer in enumerate(offered) if origin in offer.holdings] for origin in holdings
+        }
+        own = {} if commit is None else commit.holdings
+        take_over(communicator, holdings, holders, own, states, convert=self._convert)
+        if commit is not None:
+            self._commits, self._committed = [commit], commit.key
+
+    def _find(self, key: Key | None) -> _Commit | None:
+        return next((commit for commit in self._commits if commit.key == key), None)
+
+    # Keeping
+
+    def _packed(self, states: Mapping[str, KeepsState], commit: _Commit) -> Holding:
+        values = {name: plain(state.values(), name) for name, state in states.items()}
+        held = [
+            (name, piece)
+            for name, state in states.items()
+            for piece in state.pieces()
+            if piece.part.count or not piece.tensor.count
+        ]
+        identities = tuple((name, piece.tensor, piece.part) for name, piece in held)
+        offsets, nbytes = places(identities)
+        memory = self._memory(nbytes, commit)
+        for offset, (_, piece) in zip(offsets, held, strict=True):
+            copy(piece.memory, memory.slice(offset, piece.nbytes))
+        return Holding(identities, values, memory)
+
+    def _exchange(self, peers: Peers, commit: _Commit, own: Holding | None, error: Exception | None) -> None:
+        """Give this rank's holding to its guard, and take those that it guards."""
+        communicator = peers.communicator
+        header = b"" if own is None else pickle.dumps((own.pieces, own.values))
+        place = (peers.worker, tuple(peers.leaving), peers.host)
+        sizes = (len(header), 0 if own is None else own.memory.nbytes)
+        told: list[tuple[tuple[int, tuple[int, ...], int], tuple[int, int]]] = agree(
+            communicator, (place, sizes), error, _COMMIT
+        )
+        assert own is not None
+        leaving = {worker for (_, workers, _), _ in told for worker in workers}
+        keepers = guards(
+            [host for (_, _, host), _ in told],
+            [rank for rank, ((worker, _, _), _) in enumerate(told) if worker in leaving],
+        )
+        commit.keepers = keepers
+        guarded = [origin for origin, keeper in enumerate(keepers) if keeper == communicator.rank]
+        headers = Buffer.allocate(sum(told[origin][1][0] for origin in guarded), DType.UINT8)
+        self._send(communicator, keepers, Buffer.of(bytearray(header)), headers, [size[0] for _, size in told])
+        memory = self._memory(sum(told[origin][1][1] for origin in guarded), commit)
+        self._send(communicator, keepers, own.memory, memory, [size[1] for _, size in told])
+        at_header = at_memory = 0
+        for origin in guarded:
+            header_bytes, nbytes = told[origin][1]
+            pieces, values = pickle.loads(headers.slice(at_header, header_bytes).bytes())
+            commit.holdings[origin] = Holding(pieces, values, memory.slice(at_memory, nbytes))
+            at_header, at_memory = at_header + header_bytes, at_memory + nbytes
+
+    def _send(
+        self,
+        communicator: Communicator,
+        keepers: Sequence[int | None],
+        source: Buffer,
+        target: Buffer,
+        sizes: Sequence[int],
+    ) -> None:
+        rank = communicator.rank
+        kept = keepers[rank] is not None
+        communicator.alltoall(
+            source if kept else source.slice(0, 0),
+            target,
+            send_counts=[source.nbytes if each == keepers[rank] else 0 for each in range(communicator.size)],
+            receive_counts=[size if keeper == rank else 0 for keeper, size in zip(keepers, sizes, strict=True)],
+        ).wait()
+
+    def _memory(self, nbytes: int, commit: _Commit) -> Buffer:
+        """Return memory of this size, of a commit that was dropped where it fits: new pages cost ten times the copy."""
+        found = next((each for each in self._spare if each.nbytes == nbytes), None)
+        if found is not None:
+            self._spare = [each for each in self._spare if each is not found]
+        else:
+            pages = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            found = Buffer.of(pages).slice(0, nbytes)
+        commit.memories.append(found)
+        return found
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank has of the commit from which all go on.
+
+    Args:
+        keepers: who had copies, see `_Commit`.
+        holdings: what is in those that it has, by origin.
+    """
+
+    keepers: list[int | None]
+    holdings: dict[int, HoldingIndex]
+
+    @classmethod
+    def of(cls, commit: _Commit) -> _Offer:
+        held = {origin: HoldingIndex(each.pieces, each.values) for origin, each in commit.holdings.items()}
+        return cls(commit.keepers, held)
+
+
+class _Link:
+    """The communicator by which shares travel; one for each generation."""
+
+    def __init__(self, runtime: Context) -> None:
+        self.communicator = runtime.duplicate_world()
+
+    def close(self) -> None:
+        """Give it back."""
+        self.communicator.close()
+
+
+def peers_of(runtime: Context) -> Peers:
+    """Return the world of a context. Collective when first asked for."""
+    communicator, membership = runtime.owned(_Link).communicator, runtime.membership
+    if membership is None:
+        return Peers(communicator)
+    link = membership.link
+    return Peers(
+        communicator, membership.generation, link.worker, runtime.topology.node_rank, frozenset(link.leaving_workers)
+    )
+
+
+def _lost_text(lost: Sequence[int], keepers: Sequence[int | None]) -> str:
+    copies = ", ".join(f"of rank {rank} by rank {keepers[rank]}" for rank in lost)
+    return (
+        f"the last commit of {len(keepers)} ranks cannot be brought together: ranks were lost at once that kept a "
+        f"share of the state and its only copy (the share {copies}). A share survives the loss of one rank, or of one "
+        "host where there are several. With --checkpoint-dir a job goes on from its latest checkpoint then"
+    )

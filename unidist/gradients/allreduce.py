@@ -1,0 +1,375 @@
+"""Exchanging gradients: buckets are reduced as they become ready, always in the same order.
+
+Framework-free. A binding writes each gradient to `buffer(i)` and says so with `ready(i)`; `finish()` completes
+the round and tells which parameters have a gradient on any rank. A gradient that is missing on this rank
+counts as zeros; one that is missing on all ranks stays missing.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from unidist.buffer import HOST, Buffer
+from unidist.communicator import Communicator, ReduceOp, Work
+from unidist.errors import UsageError
+from unidist.gradients.buckets import BucketLayout, ParameterInfo, plan_buckets
+from unidist.gradients.compression import Bucket, BucketCompressor
+from unidist.gradients.options import ExchangeOptions
+from unidist.pieces import Piece, ReadsPieces
+from unidist.timeline import Recorder
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+
+
+MAX_EARLY_OPERATIONS = 48
+"""Collectives that a round posts before `finish`. An engine has room for some (shm: 64); when it is used up, posting
+waits for the peers, and a peer that has joined comes only when it is told to, which happens before `finish`."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What came out of a round.
+
+    Args:
+        present: per parameter, whether any rank had a gradient.
+        notice: the largest notice of any rank, see `GradientExchange.finish`.
+    """
+
+    present: tuple[bool, ...]
+    notice: int
+
+
+@dataclass(frozen=True)
+class ReducedGradients:
+    """What this rank holds of the reduced gradients when a round is complete.
+
+    Args:
+        memory: flat pieces, each of one dtype. What no parameter has there (padding, a gradient that is missing on all
+            ranks) is zeros, so norms may be taken of whole pieces.
+        divided_over: the ranks of this communicator hold different pieces, which together are all gradients, each
+            element once; None: this rank holds all of them, and so does every other.
+        copies: for each piece, how many ranks along the axes of the model hold these gradients too, this one included
+            (what tensor parallelism repeats): so each counts once. Empty: one.
+        deferred: the inner step multiplies by `GradientExchange.pending_factor` itself, when it brings the gradients to
+            the type that it computes in: 16 bits would lose what is small. False: they are multiplied in place.
+    """
+
+    memory: tuple[Buffer, ...]
+    divided_over: Communicator | None = None
+    copies: tuple[int, ...] = ()
+    deferred: bool = False
+
+    @property
+    def num_copies(self) -> tuple[int, ...]:
+        """`copies`, for each piece."""
+        return self.copies or (1,) * len(self.memory)
+
+
+class GradientExchange(ABC):
+    """One optimizer's gradients. A round is: `ready` for some parameters, in any order, then `finish`.
+
+    Every rank of the data axis calls `finish` equally often. After it, the buffers hold the result until the
+    next round begins.
+
+    Attributes:
+        parameters: whose gradients these are.
+        scale: factor that is applied to every sum; set between two rounds. One over the loss scale is a part of it
+            where all gradients have at least 32 bits.
+        pending_factor: what the reduced gradients remain to be multiplied by where `reduced` says that they are
+            deferred; set by `Update.conclude`, for the inner step that follows.
+        bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
+        moves: places change from pass to pass: ask `buffer` for each gradient, just before it is written.
+        reduces_each_pass: each backward pass of a window is a round of its own: `ready` is called in all of them,
+            `end_pass` after each but the last. What comes out is added up over the passes.
+    """
+
+    parameters: tuple[ParameterInfo, ...]
+    scale: float = 1.0
+    pending_factor: float = 1.0
+    bucket_bytes: int | None = None
+    moves: bool = False
+    reduces_each_pass: bool = False
+
+    @abstractmethod
+    def buffer(self, index: int) -> Buffer:
+        """Return the place for the gradient of parameter `index`; the same memory all the time, unless it `moves`."""
+
+    @abstractmethod
+    def ready(self, index: int) -> None:
+        """Say that this rank's gradient of parameter `index` is in its buffer; it may be exchanged from now on."""
+
+    @abstractmethod
+    def hold(self, index: int) -> None:
+        """Say that a gradient is in the buffer, but that more may be added to it before `finish`."""
+
+    def lends(self, index: int) -> bool:
+        """Say whether the gradient of parameter `index` may be left where it is, for `lend`."""
+        return False
+
+    def lend(self, index: int, gradient: Buffer) -> None:
+        """Say, in the place of `ready`, that this rank's gradient of parameter `index` lies here.
+
+        Nobody changes that memory before `finish`, which puts the result into the buffer as always.
+
+        Args:
+            index: of a parameter that it `lends`.
+            gradient: of the parameter's dtype and number of elements, in host memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} wants every gradient in its buffer")
+
+    @abstractmethod
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        """Complete the round: every buffer holds `scale` times the sum over all ranks.
+
+        Args:
+            scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
+            notice: 0 to 255; every rank learns the largest of all ranks.
+        """
+
+    def end_pass(self) -> None:
+        """Complete a pass that is not its window's last; for exchanges with `reduces_each_pass`. Collective."""
+        raise NotImplementedError(f"{type(self).__name__} reduces a window once")
+
+    @abstractmethod
+    def reduced(self) -> ReducedGradients:
+        """Return the memory of the reduced gradients, to be changed in place, between `finish` and the next round."""
+
+    @property
+    @abstractmethod
+    def in_round(self) -> bool:
+        """True between the first `ready` or `hold` and `finish`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back buffers and communicators. Idempotent."""
+
+
+@dataclass
+class _Bucket:
+    layout: BucketLayout
+    memory: Buffer
+    waiting: int  # gradients that are not ready yet
+    compression: BucketCompressor | None = None
+    work: Work | None = None
+    posted_ns: int = 0
+    missing: set[int] = field(default_factory=set)
+    lent: dict[int, Buffer] = field(default_factory=dict)  # gradients that lie elsewhere
+
+
+class AllReduceExchange(GradientExchange):
+    """Sums by all-reduce, bucket by bucket.
+
+    The last bucket waits for `finish`, together with one byte per parameter that says who has a gradient at all
+    (reduced by MAX): every rank so exchanges the same buckets in the same order, whatever was missing where.
+
+    Args:
+        parameters: in registration order, equal on every rank.
+        framework: gives device memory where a gradient is not in host memory.
+        host: communicator of its own for host memory; closed with this object.
+        device: the same for device memory, where needed.
+        bucket_bytes: see `plan_buckets`; default: what suits the engine.
+        overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
+        recorder: takes one event per bucket and round, from the start of its exchange to its end.
+        options: compression and predivision; where `host` and `device` lead is the caller's choice. With a single
+            rank nothing travels, and nothing is compressed.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        *,
+        framework: Framework,
+        host: Communicator,
+        device: Communicator | None = None,
+        bucket_bytes: int | None = None,
+        overlap: bool = True,
+        recorder: Recorder | None = None,
+        options: ExchangeOptions | None = None,
+    ) -> None:
+        self._options = options or ExchangeOptions()
+        self.parameters = tuple(parameters)
+        self._framework = framework
+        self._host = host
+        self._device = device
+        self._overlap = overlap
+        self._recorder = recorder or Recorder()
+        self.bucket_bytes = bucket_bytes or (device or host).capabilities.bucket_bytes
+        layouts = plan_buckets(self.parameters, bucket_bytes=self.bucket_bytes)
+        self._buckets = [self._make_bucket(layout) for layout in layouts]
+        self._place: dict[int, tuple[_Bucket, Buffer]] = {}
+        for bucket in self._buckets:
+            for slot in bucket.layout.slots:
+                self._place[slot.parameter] = (bucket, bucket.memory.slice(slot.offset, slot.count))
+        self._status = host.allocate(len(self.parameters) + 1)
+        self._status_bytes = self._status.bytes()
+        self._posted = 0
+        self._num_early = 0
+        self._in_round = False
+        self._reset()
+
+    def buffer(self, index: int) -> Buffer:
+        """See `GradientExchange.buffer`."""
+        return self._place[index][1]
+
+    @property
+    def in_round(self) -> bool:
+        """See `GradientExchange.in_round`."""
+        return self._in_round
+
+    def hold(self, index: int) -> None:
+        """See `GradientExchange.hold`."""
+        self._in_round = True
+        self._status_bytes[index] = 1
+
+    def ready(self, index: int) -> None:
+        """See `GradientExchange.ready`."""
+        if not self._overlap:
+            self.hold(index)
+            return
+        bucket = self._place[index][0]
+        if index not in bucket.missing:
+            raise UsageError(
+                f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One "
+                "backward pass per step is exchanged; for several use the strategy accumulate=N (Horovod: "
+                "backward_passes_per_step=N), or data:overlap=false, which exchanges once, at the step."
+            )
+        self._in_round = True
+        self._status_bytes[index] = 1
+        bucket.missing.discard(index)
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            self._post_early()
+
+    def lends(self, index: int) -> bool:
+        """See `GradientExchange.lends`: where the engine reads what lies in pieces, and nothing else is done to it."""
+        bucket = self._place[index][0]
+        plain = bucket.compression is None and self._options.predivide_factor == 1.0
+        return plain and _reads_pieces(self._communicator(bucket.layout))
+
+    def lend(self, index: int, gradient: Buffer) -> None:
+        """See `GradientExchange.lend`."""
+        self._place[index][0].lent[index] = gradient
+        self.ready(index)
+
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        """See `GradientExchange.finish`."""
+        factor = self.scale if scale is None else scale
+        if self._posted and factor != self.scale:
+            raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
+        self._in_round = True
+        while self._posted < len(self._buckets):
+            self._post(self._buckets[self._posted], factor)
+        self._status_bytes[-1] = notice
+        timeline = self._recorder.timeline
+        status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
+        for number, bucket in enumerate(self._buckets):
+            assert bucket.work is not None
+            self._recorder.wait(bucket.work)
+            if timeline is not None and bucket.posted_ns:
+                timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
+        self._recorder.wait(status)
+        values = self._status_bytes.tolist()
+        self._reset()
+        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+
+    def reduced(self) -> ReducedGradients:
+        """See `GradientExchange.reduced`: all buckets, on every rank."""
+        return ReducedGradients(
+            tuple(bucket.memory for bucket in self._buckets),
+            copies=tuple(bucket.layout.copies for bucket in self._buckets),
+        )
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+        for bucket in self._buckets:
+            if bucket.compression is not None:
+                bucket.compression.close()
+        self._buckets.clear()
+        self._place.clear()
+        self._host.close()
+        if self._device is not None:
+            self._device.close()
+
+    def _make_bucket(self, layout: BucketLayout) -> _Bucket:
+        nbytes = layout.count * layout.dtype.itemsize
+        if layout.memory == HOST:
+            memory = self._host.allocate(nbytes).cast(layout.dtype)
+        else:
+            memory = self._framework.allocate(layout.count, layout.dtype, layout.memory)
+        return _Bucket(layout, memory, len(layout.slots), self._compression(layout, memory))
+
+    def _compression(self, layout: BucketLayout, memory: Buffer) -> BucketCompressor | None:
+        communicator = self._communicator(layout)
+        if self._options.compressor is None or communicator.size == 1:
+            return None
+        parameters = tuple(self.parameters[slot.parameter] for slot in layout.slots)
+        return self._options.compressor.attach(Bucket(layout, parameters, memory, communicator, self._framework))
+
+    def _communicator(self, layout: BucketLayout) -> Communicator:
+        if layout.memory == HOST:
+            return self._host
+        assert self._device is not None
+        return self._device
+
+    def _post_early(self) -> None:
+        """Post the buckets whose turn it is, but the last, as long as there is room."""
+        while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
+            bucket = self._buckets[self._posted]
+            self._num_early += bucket.compression.num_operations if bucket.compression is not None else 1
+            if self._num_early > MAX_EARLY_OPERATIONS:
+                return
+            self._post(bucket, self.scale)
+
+    def _post(self, bucket: _Bucket, scale: float) -> None:
+        if bucket.lent:
+            bucket.work = self._reduce_lent(bucket, scale)
+            self._count(bucket)
+            return
+        for index in bucket.missing:
+            if not self._status_bytes[index]:
+                self._framework.zero(self._place[index][1])
+        factor = self._options.predivide_factor
+        if factor != 1.0:
+            self._framework.multiply(bucket.memory, 1.0 / factor)
+        if bucket.compression is not None:
+            bucket.work = bucket.compression.allreduce(scale * factor)
+        else:
+            communicator = self._communicator(bucket.layout)
+            bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
+        self._count(bucket)
+
+    def _reduce_lent(self, bucket: _Bucket, scale: float) -> Work:
+        """Post a bucket of which some gradients lie elsewhere: those that this rank does not have count as zeros."""
+        communicator = self._communicator(bucket.layout)
+        assert isinstance(communicator, ReadsPieces), "asked for in `lends`"
+        pieces = [
+            Piece(slot.offset, bucket.lent.get(slot.parameter, self._place[slot.parameter][1]))
+            for slot in bucket.layout.slots
+            if self._status_bytes[slot.parameter]
+        ]
+        return communicator.allreduce_pieces(pieces, bucket.memory, scale=scale)
+
+    def _count(self, bucket: _Bucket) -> None:
+        self._posted += 1
+        bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
+
+    def _reset(self) -> None:
+        for bucket in self._buckets:
+            bucket.work = None
+            bucket.missing = {slot.parameter for slot in bucket.layout.slots}
+            bucket.waiting = len(bucket.missing)
+            bucket.lent.clear()
+        for i in range(len(self._status_bytes)):
+            self._status_bytes[i] = 0
+        self._posted = 0
+        self._num_early = 0
+        self._in_round = False
+
+
+def _reads_pieces(communicator: Communicator) -> bool:
+    return isinstance(communicator, ReadsPieces) and not communicator.pieces_obstacle()

@@ -1,0 +1,115 @@
+"""The gradient compressor: how a bucket of gradients is added up over the ranks with fewer bytes.
+
+A compressor is a frozen dataclass that describes the method; its fields are the options of `NAME/OPTION=VALUE`.
+`attach` makes the state of one bucket, which lives as long as the exchange: scratch memory, feedback of errors, random
+vectors. A trivial implementation is `unidist.builtin.uncompressed.NoCompression`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from unidist.buffer import Buffer
+from unidist.communicator import Communicator, Work
+from unidist.errors import ConfigurationError
+from unidist.gradients.buckets import BucketLayout, ParameterInfo
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+    from unidist.registry import CompressorSpec, Registry
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket of gradients, as a compressor sees it. Equal on every rank, except for what is in the memory.
+
+    Args:
+        layout: which gradient lies where; places between gradients are unused.
+        parameters: of the layout's slots, in their order: names and shapes.
+        memory: the gradients, `(layout.count,)` elements; the same memory in every round.
+        communicator: over the ranks that exchange this bucket; other buckets use it too.
+        framework: does arithmetic where the bucket is not in host memory.
+    """
+
+    layout: BucketLayout
+    parameters: tuple[ParameterInfo, ...]
+    memory: Buffer
+    communicator: Communicator
+    framework: Framework
+
+
+class BucketCompressor(ABC):
+    """The state of one bucket's compression.
+
+    Attributes:
+        num_operations: collectives that `allreduce` issues before it returns, at least 1.
+    """
+
+    num_operations: int = 1
+
+    @abstractmethod
+    def allreduce(self, scale: float) -> Work:
+        """Start one exchange: after the work's `wait`, the bucket holds about `scale` times the sum of all ranks'.
+
+        Called once per round, on every rank for the same buckets in the same order, in the middle of the backward
+        pass where possible: it returns without waiting for other ranks. `wait` is called by every rank in the same
+        order too, after `allreduce` of every bucket, so it may issue further collectives and wait for them.
+
+        The result must be the same bits on every rank, or the ranks' parameters drift apart. Numbers that are not
+        finite must come out as such: a loss scaler looks for them.
+        """
+
+    def close(self) -> None:  # noqa: B027 - nothing to give back is valid
+        """Give back what `attach` took. Idempotent."""
+
+
+class GradientCompressor(ABC):
+    """A method of compression; a dataclass. Every rank uses the same one.
+
+    Attributes:
+        name: the word in `--strategy data:compression=NAME`.
+    """
+
+    name: ClassVar[str]
+
+    def validate(self) -> None:  # noqa: B027 - having nothing to check is valid
+        """Check the options. Pure; runs in the launcher before any process starts.
+
+        Raises:
+            ConfigurationError: names the option, and what to do.
+        """
+
+    @abstractmethod
+    def attach(self, bucket: Bucket) -> BucketCompressor | None:
+        """Return the state for one bucket, or None where this bucket travels as it is (integers, say).
+
+        Called when the exchange is made, on every rank for the same buckets. Not called with a single rank.
+
+        Raises:
+            ConfigurationError: this kind of memory cannot be compressed.
+        """
+
+
+def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientCompressor:
+    """Return the compressor for `NAME` or `NAME/OPTION=VALUE/OPTION=VALUE`.
+
+    Raises:
+        ConfigurationError: an unknown name or option, or a value that does not fit; lists the choices.
+    """
+    from unidist.strategy.plan import StrategyRequest, construct
+
+    name, *rest = (part.strip() for part in text.split("/"))
+    options: dict[str, str] = {}
+    for option in rest:
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if not (key and equals and value):
+            raise ConfigurationError(
+                f"option {option!r} in compression={text!r} cannot be read. Syntax: NAME/OPTION=VALUE/OPTION=VALUE"
+            )
+        options[key.replace("-", "_")] = value
+    request = StrategyRequest(name, None, options)
+    compressor = construct(request, registry.get(name).load(), kind="compression", has_value=False)
+    compressor.validate()
+    return compressor

@@ -1,0 +1,106 @@
+"""What a script asks of one optimizer's gradient exchange, beyond what the strategy says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unidist.communicator import Communicator
+from unidist.errors import ConfigurationError, UsageError
+from unidist.mesh import DATA_AXIS
+
+if TYPE_CHECKING:
+    from unidist.gradients.compression import GradientCompressor
+    from unidist.negotiation.process_sets import ProcessSet
+    from unidist.optim.precision import Precision
+    from unidist.runtime.context import Context
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """Handed from the binding to `GradientOwner.make_exchange`. The defaults ask for nothing.
+
+    Args:
+        compressor: how gradients travel; None leaves it to the strategy.
+        predivide_factor: gradients are divided by it before they are added up, and their sum multiplied by it: so
+            sums of 16-bit numbers stay in range.
+        process_set: gradients are exchanged within this set; a rank outside of it is alone. None: the data axis.
+        groups: gradients of one group are exchanged together: a number of groups, or the positions of each group's
+            parameters among the optimizer's. What is in no group is packed as suits the engine.
+        sparse_as_dense: sparse gradients are exchanged in a bucket like dense ones, and made sparse again.
+        bucket_bytes: size of a bucket; None leaves it to the strategy.
+        precision: the types of the run, see `unidist.optim.precision`; None: everything in its own.
+        whole_tensors: where gradients are shared out, each parameter's stays in one piece: the optimizer needs that.
+    """
+
+    compressor: GradientCompressor | None = None
+    predivide_factor: float = 1.0
+    process_set: ProcessSet | None = None
+    groups: int | tuple[tuple[int, ...], ...] | None = None
+    sparse_as_dense: bool = False
+    bucket_bytes: int | None = None
+    precision: Precision | None = None
+    whole_tensors: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.predivide_factor > 0:
+            raise UsageError(f"predivide_factor={self.predivide_factor}: give a factor above 0")
+
+    def check_supported_by(self, strategy: str) -> None:
+        """Raise unless these are the defaults: for an owner that exchanges gradients in its own way.
+
+        Raises:
+            ConfigurationError: names the option and the strategy.
+        """
+        asked = [
+            name
+            for name, is_asked in (
+                ("a compression", self.compressor is not None),
+                ("a process set", self.process_set is not None),
+                ("a predivide factor", self.predivide_factor != 1.0),
+            )
+            if is_asked
+        ]
+        if asked:
+            raise ConfigurationError(
+                f"the optimizer was given {', '.join(asked)}, which strategy {strategy!r} does not support; leave it "
+                "out, or use the strategy 'data'"
+            )
+
+    def group_numbers(self, positions: Sequence[int]) -> dict[int, int]:
+        """Return the group of each parameter that is in one.
+
+        Args:
+            positions: of the parameters that have gradients, ascending; a number of groups divides them evenly.
+        """
+        if self.groups is None:
+            return {}
+        if not isinstance(self.groups, int):
+            return {position: number for number, group in enumerate(self.groups) for position in group}
+        return {position: i * self.groups // len(positions) for i, position in enumerate(positions)}
+
+    def num_ranks(self, context: Context) -> int:
+        """Return over how many ranks, this one included, gradients are added up."""
+        if self.process_set is None:
+            return context.axis_size(DATA_AXIS)
+        return len(self.process_set.ranks) if self.process_set.included() else 1
+
+    def communicator(self, context: Context, *, memory: str = "host") -> Communicator:
+        """Return a new communicator over the ranks that exchange gradients. Collective over them.
+
+        Raises:
+            ConfigurationError: a process set, and gradients outside of host memory.
+        """
+        if self.process_set is None:
+            return context.new_communicator(DATA_AXIS, memory=memory)
+        if memory != "host":
+            raise ConfigurationError(
+                f"gradients in {memory} memory cannot be exchanged within {self.process_set!r}; leave process_set out, "
+                "or keep the model on the CPU"
+            )
+        if self.process_set.included():
+            return context.process_sets.new_communicator(self.process_set)
+        from unidist.engines.single import SingleCommunicator
+
+        return SingleCommunicator(member=context.topology.rank)

@@ -1,0 +1,96 @@
+"""The gradient exchanges of one optimizer as if they were one: parameters are numbered on from one to the next.
+
+There are several when parameters came later: layers were unfrozen, groups were added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from unidist.gradients.allreduce import GradientExchange, ReducedGradients
+from unidist.gradients.buckets import ParameterInfo
+
+
+class ExchangeSeries:
+    """Exchanges, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._exchanges: list[GradientExchange] = []
+        self._places: list[tuple[GradientExchange, int]] = []
+
+    @property
+    def exchanges(self) -> Sequence[GradientExchange]:
+        """One for each call of `add`."""
+        return self._exchanges
+
+    @property
+    def parameters(self) -> list[ParameterInfo]:
+        """The parameters of all exchanges."""
+        return [exchange.parameters[index] for exchange, index in self._places]
+
+    @property
+    def reduces_each_pass(self) -> bool:
+        """See `GradientExchange.reduces_each_pass`: one of them does."""
+        return any(exchange.reduces_each_pass for exchange in self._exchanges)
+
+    def add(self, exchange: GradientExchange) -> None:
+        """Number the parameters of another exchange on from the earlier ones."""
+        self._exchanges.append(exchange)
+        self._places += [(exchange, index) for index in range(len(exchange.parameters))]
+
+    def place(self, index: int) -> tuple[GradientExchange, int]:
+        """Return the exchange of parameter `index`, and the parameter's number in it."""
+        return self._places[index]
+
+    def replace(self, make: Callable[[Sequence[ParameterInfo]], GradientExchange]) -> None:
+        """Close every exchange, when another one for its parameters was made. Collective, as `make` is."""
+        old, self._exchanges, self._places = self._exchanges, [], []
+        for exchange in old:
+            self.add(make(exchange.parameters))
+            exchange.close()
+
+    def end_pass(self) -> None:
+        """See `GradientExchange.end_pass`: in those that reduce each pass."""
+        for exchange in self._exchanges:
+            if exchange.reduces_each_pass:
+                exchange.end_pass()
+
+    def finish(
+        self, scale_of: Callable[[GradientExchange], float | None], *, notice: int, first_parameter: int
+    ) -> tuple[list[bool], int]:
+        """Complete the rounds of the exchanges from parameter `first_parameter` on; see `GradientExchange.finish`.
+
+        Args:
+            scale_of: the factor for the sums of an exchange; None: its own.
+            notice: 0 to 255; every rank learns the largest of all ranks.
+            first_parameter: the exchanges of the parameters before this one are complete already.
+
+        Returns:
+            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
+        """
+        present: list[bool] = []
+        largest = 0
+        skipped = 0
+        for exchange in self._exchanges:
+            if skipped < first_parameter:
+                skipped += len(exchange.parameters)
+                continue
+            result = exchange.finish(scale=scale_of(exchange), notice=notice)
+            present += result.present
+            largest = max(largest, result.notice)
+        return present, largest
+
+    def reduced(self) -> list[ReducedGradients]:
+        """See `GradientExchange.reduced`: of each."""
+        return [exchange.reduced() for exchange in self._exchanges]
+
+    def defer(self, factors: Sequence[float]) -> None:
+        """Set the `pending_factor` of each exchange; factors beyond the number of exchanges are not for them."""
+        for exchange, factor in zip(self._exchanges, factors, strict=False):
+            exchange.pending_factor = factor
+
+    def close(self) -> None:
+        """Give back buffers and communicators."""
+        for exchange in self._exchanges:
+            exchange.close()
+        self._exchanges.clear()

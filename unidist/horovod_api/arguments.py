@@ -1,0 +1,116 @@
+"""The arguments of Horovod's distributed optimizers and tapes: checked as Horovod does, with its exceptions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unidist.gradients.compression import GradientCompressor, build_compressor
+from unidist.gradients.options import ExchangeOptions
+from unidist.horovod_api.reduce_ops import Op
+from unidist.mesh import DATA_AXIS
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.registry import CompressorSpec, Registry
+from unidist.runtime.context import Context
+
+Groups = int | Sequence[Sequence[Any]] | None
+Position = Callable[[Any], int | None]
+"""Returns the position of a member of `groups` among the optimizer's parameters; None: it is not among them.
+
+Raises ValueError for what is no parameter.
+"""
+
+
+def exchange_options(
+    context: Context,
+    *,
+    compressor: GradientCompressor | None,
+    op: Op,
+    gradient_predivide_factor: float,
+    num_groups: int,
+    groups: Groups,
+    position: Position,
+    sparse_as_dense: bool,
+    process_set: ProcessSet,
+) -> ExchangeOptions:
+    """Return the options for Horovod's arguments, of which it checks those that it is given.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+    """
+    if gradient_predivide_factor != 1.0 and op != Op.Average:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} with op={Op(op).name}: it splits an average; "
+            "use op=Average, or leave it out"
+        )
+    if not gradient_predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: give a factor above 0")
+    if num_groups != 0:
+        warnings.warn("num_groups is deprecated, as in Horovod; use groups", DeprecationWarning, stacklevel=4)
+        groups = num_groups if groups is None else groups
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set!r} is not registered; pass it to init(process_sets=[...]) or add_process_set")
+    is_global = process_set is global_process_set or process_set.process_set_id == 0
+    if not is_global and context.axis_size(DATA_AXIS) != context.topology.world_size:
+        raise ValueError(f"{process_set!r} and {context.plan.mesh}: a process set needs all ranks on the data axis")
+    return ExchangeOptions(
+        compressor=compressor,
+        predivide_factor=float(gradient_predivide_factor),
+        process_set=None if is_global else process_set,
+        groups=_positions(groups, position),
+        sparse_as_dense=sparse_as_dense,
+    )
+
+
+def check_passes(backward_passes_per_step: int) -> None:
+    """Raise ValueError unless there is at least one backward pass per step."""
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be > 0")
+
+
+def bucket_compressor(
+    compression: Any,
+    registry: Registry[CompressorSpec],
+    *,
+    members: Mapping[type[Any], GradientCompressor | None],
+    otherwise: Callable[[Any], GradientCompressor],
+) -> GradientCompressor | None:
+    """Return the compressor of buckets that a script's `compression=` asks for.
+
+    Args:
+        compression: a name with options ("powersgd/rank=2"), a compressor of buckets, or what `members` and
+            `otherwise` know.
+        registry: of compressors by name.
+        members: those of the framework's `Compression`; None leaves the choice to the strategy.
+        otherwise: for anything else; raises ValueError for what is no compressor.
+
+    Raises:
+        ConfigurationError: an unknown name.
+        ValueError: something that is no compressor.
+    """
+    if isinstance(compression, str):
+        return build_compressor(compression, registry)
+    if isinstance(compression, GradientCompressor):
+        compression.validate()
+        return compression
+    if isinstance(compression, type) and compression in members:
+        return members[compression]
+    return otherwise(compression)
+
+
+def _positions(groups: Groups, position: Position) -> int | tuple[tuple[int, ...], ...] | None:
+    if groups is None:
+        return None
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ValueError(f"groups={groups}: give a positive number of groups, or a list of lists of parameters")
+        return groups
+    if not isinstance(groups, Sequence):
+        raise ValueError(f"groups should be a positive integer or a list of lists of parameters, not {type(groups)}")
+    members = [member for group in groups for member in group]
+    if len({id(member) for member in members}) != len(members):
+        raise ValueError("a parameter can only appear once in groups")
+    # As in Horovod, what is not the optimizer's is left out.
+    found = [[position(member) for member in group] for group in groups]
+    return tuple(tuple(place for place in group if place is not None) for group in found)

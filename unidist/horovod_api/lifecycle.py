@@ -1,0 +1,186 @@
+"""Lifecycle, topology, process sets and timeline by Horovod's names, the same in every facade."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unidist.communicator import Communicator
+from unidist.errors import ConfigurationError
+from unidist.negotiation.process_sets import ProcessSet
+from unidist.runtime import context
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+    """Start unidist in this process; every rank calls it once. Called again, it does nothing.
+
+    Under `unidist launch`, torchrun, horovodrun, mpirun or srun it finds its place in their variables; without any
+    of them this process is the only rank.
+
+    Args:
+        comm: for Horovod's sake: all ranks, as a list or as an mpi4py communicator. For fewer use process sets.
+        process_sets: sets to register at once, the same on every rank. Horovod's "dynamic" is always on.
+
+    Raises:
+        ConfigurationError: environment, strategies or engine do not fit; or `comm` is not all ranks.
+        StalledError: a rank did not come; names it.
+    """
+    if context.is_initialized():
+        return
+    runtime = context.init()
+    size = runtime.topology.world_size
+    named = size if comm is None else _count_ranks(comm, size)
+    if named != size:
+        shutdown()
+        raise ConfigurationError(
+            f"init(comm=...) names {named} of the {size} ranks of this job. Start the job with the ranks that take "
+            "part, or call init() and use process sets."
+        )
+    if process_sets is not None and not isinstance(process_sets, str):
+        for process_set in process_sets:
+            runtime.process_sets.add(process_set)
+
+
+def _count_ranks(comm: Any, size: int) -> int:
+    """Return how many of the ranks an mpi4py communicator or a list names."""
+    return int(comm.Get_size()) if hasattr(comm, "Get_size") else len(set(comm) & set(range(size)))
+
+
+def shutdown() -> None:
+    """End unidist in this process. `init()` may be called again. Without `init()` it does nothing."""
+    context.shutdown()
+
+
+def is_initialized() -> bool:
+    """Say whether `init()` was called, and `shutdown()` not since."""
+    return context.is_initialized()
+
+
+def rank() -> int:
+    """Return the rank of this process, from 0."""
+    return context.current().topology.rank
+
+
+def size() -> int:
+    """Return the number of processes."""
+    return context.current().topology.world_size
+
+
+def local_rank() -> int:
+    """Return the rank of this process among those of its host."""
+    return context.current().topology.local_rank
+
+
+def local_size() -> int:
+    """Return the number of processes on this host."""
+    return context.current().topology.local_size
+
+
+def cross_rank() -> int:
+    """Return the index of this host."""
+    return context.current().topology.node_rank
+
+
+def cross_size() -> int:
+    """Return the number of hosts."""
+    return context.current().topology.num_nodes
+
+
+def is_homogeneous() -> bool:
+    """Say whether every host has as many ranks as this one."""
+    topology = context.current().topology
+    return topology.world_size == topology.local_size * topology.num_nodes
+
+
+def world() -> Communicator:
+    """Return the communicator over all ranks: ordered, unnamed operations on buffers, with the least overhead.
+
+    Every rank issues the same operations on it in the same order. `buffer(tensor)` makes its arguments.
+    """
+    return context.current().world
+
+
+# Process sets
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set of ranks and return it. Every rank calls it with the same ranks, those outside of the set too.
+
+    Raises:
+        ValueError: a set of these ranks is registered already, or there is no such rank.
+        MismatchError: the ranks gave different sets.
+    """
+    return context.current().process_sets.add(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set out of use; every rank calls it. Returns whether it was registered; the global set stays."""
+    return context.current().process_sets.remove(process_set)
+
+
+# Timeline
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Record a Chrome trace from now on.
+
+    Args:
+        file_path: "%r" in it becomes the rank; without, rank 0 writes the file and the others none.
+        mark_cycles: record the cycles of negotiation too.
+
+    Raises:
+        UsageError: a timeline is being recorded already.
+        ConfigurationError: the file cannot be written.
+    """
+    runtime = context.current()
+    runtime.recorder.start(Path(file_path), rank=runtime.topology.rank, mark_cycles=mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the recording and complete the file. Without a recording it does nothing."""
+    context.current().recorder.stop()
+
+
+# What is there. They answer for unidist's engines of these names.
+
+
+def mpi_built() -> bool:
+    """Say whether the engine `mpi` can be used."""
+    return context.engine_usable("mpi")
+
+
+def mpi_enabled() -> bool:
+    """Say whether this job runs over MPI."""
+    return context.current().engine.spec.name == "mpi"
+
+
+def mpi_threads_supported() -> bool:
+    """Say whether MPI was started for several threads.
+
+    Raises:
+        ValueError: this job does not run over MPI.
+    """
+    if not mpi_enabled():
+        raise ValueError(f"this job runs over the engine {context.current().engine.spec.name!r}, not over MPI")
+    return True  # the engine starts MPI so, or not at all
+
+
+def gloo_built() -> bool:
+    """Say whether the engine `gloo` can be used."""
+    return context.engine_usable("gloo")
+
+
+def gloo_enabled() -> bool:
+    """Say whether this job runs over the engine `gloo`."""
+    return context.current().engine.spec.name == "gloo"
+
+
+def ddl_built() -> bool:
+    """Say that there is no engine over IBM's DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Say that there is no engine over Intel's oneCCL."""
+    return False

@@ -1,0 +1,90 @@
+"""The reductions by Horovod's names, and what each asks of an engine. Knows no tensors."""
+
+from __future__ import annotations
+
+import warnings
+from enum import IntEnum
+from typing import NamedTuple
+
+from unidist.communicator import ReduceOp
+from unidist.errors import UsageError
+from unidist.negotiation import OperationKind
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+
+
+class Op(IntEnum):
+    """The reductions by Horovod's names."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+_REDUCTIONS = {
+    Op.Average: ReduceOp.SUM,
+    Op.Sum: ReduceOp.SUM,
+    Op.Adasum: ReduceOp.SUM,  # not looked at
+    Op.Min: ReduceOp.MIN,
+    Op.Max: ReduceOp.MAX,
+    Op.Product: ReduceOp.PRODUCT,
+}
+
+
+class Reduction(NamedTuple):
+    """What an engine is asked for.
+
+    Args:
+        kind: all-reduce or Adasum.
+        op: how elements are combined.
+        prescale: factor that the caller applies to the tensor first; 1.0 where `scale` includes it.
+        scale: factor that the engine applies to the result.
+    """
+
+    kind: OperationKind
+    op: ReduceOp
+    prescale: float
+    scale: float
+
+
+def reduction_of(op: int | None, average: bool | None) -> Op:
+    """Return the reduction that Horovod's two arguments ask for."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("give op or average, not both; average is deprecated, use op")
+        warnings.warn("average is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+        return Op.Average if average else Op.Sum
+    return Op.Average if op is None else Op(op)
+
+
+def allreduction(op: Op, *, prescale: float, postscale: float, size: int, process_set: ProcessSet) -> Reduction:
+    """Return how an all-reduce over `size` ranks is asked for.
+
+    Raises:
+        NotImplementedError: Adasum over a process set or a number of ranks that is no power of 2, as in Horovod.
+    """
+    kind, scale = OperationKind.ALLREDUCE, postscale
+    if op in (Op.Average, Op.Sum):
+        prescale, scale = 1.0, scale * prescale
+    if op is Op.Average:
+        scale /= size
+    if op is Op.Adasum:
+        kind = OperationKind.ADASUM
+        if process_set is not global_process_set:
+            raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
+        if size & (size - 1):
+            raise NotImplementedError(f"Adasum combines ranks in pairs: {size} ranks are not a power of 2")
+    return Reduction(kind, _REDUCTIONS[op], prescale, scale)
+
+
+def reducescatter_scale(op: int, *, prescale: float, postscale: float, size: int) -> float:
+    """Return the factor of a reduce-scatter's result over `size` ranks.
+
+    Raises:
+        UsageError: a reduction other than Average and Sum.
+    """
+    if op not in (Op.Average, Op.Sum):
+        raise UsageError(f"reducescatter computes Average or Sum, not {Op(op).name}")
+    return prescale * postscale / (size if op == Op.Average else 1)

@@ -1,0 +1,74 @@
+"""Where named operations of a script run: the ranks, and names for operations that were given none."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+from unidist.errors import UsageError
+from unidist.negotiation import NamedHandle, NamedOperations, Request
+from unidist.negotiation.process_sets import ProcessSet
+from unidist.runtime import context
+
+
+class Scope:
+    """The ranks that an operation runs over, as this process sees them. Made by `scope_of`.
+
+    Attributes:
+        size: number of ranks.
+        rank: of this process among them.
+    """
+
+    def __init__(self, operations: NamedOperations, ranks: Sequence[int]) -> None:
+        self._operations = operations
+        self._ranks = ranks
+        self._counters: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
+        self.size, self.rank = operations.size, operations.rank
+
+    def name(self, kind: str, name: str | None) -> str:
+        """Return the name of an operation: as given, or numbered in order of the calls."""
+        return name or f"{kind}.noname.{next(self._counters[kind])}"
+
+    def submit(self, request: Request, *, background: bool) -> NamedHandle:
+        """Start an operation."""
+        return self._operations.submit(request, background=background)
+
+    def root(self, world_rank: int) -> int:
+        """Return the rank within the scope of a root, which scripts give as a world rank."""
+        if world_rank not in self._ranks:
+            ranks = list(self._ranks)
+            is_range = ranks == list(range(ranks[0], ranks[-1] + 1))
+            choices = f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
+            raise UsageError(f"root_rank={world_rank} is not one of this operation's ranks; choices: {choices}")
+        return self._ranks.index(world_rank)
+
+
+class _Scopes:
+    """The scopes of one runtime, which end with it: what they hold must not outlive `shutdown`."""
+
+    def __init__(self, runtime: context.Context) -> None:
+        del runtime  # what `Context.owned` gives
+        self.by_number: dict[int, Scope] = {}
+
+    def close(self) -> None:
+        """See `Context.owned`."""
+        self.by_number.clear()
+
+
+def scope_of(process_set: ProcessSet) -> Scope:
+    """Return where operations of a process set run.
+
+    Raises:
+        NotInitializedError: before `init()`.
+        UsageError: the set is not registered, or this process is not in it.
+    """
+    runtime = context.current()
+    scopes = runtime.owned(_Scopes).by_number
+    number = process_set.process_set_id
+    scope = scopes.get(number) if number is not None else None
+    if scope is None:
+        scope = Scope(runtime.operations(process_set), process_set.ranks)
+        assert number is not None, "operations() demands that the set is registered"
+        scopes[number] = scope
+    return scope

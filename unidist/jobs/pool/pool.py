@@ -1,0 +1,204 @@
+"""Runs functions on many processes of this host: `unidist.run` once, `RankPool` again and again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from unidist.errors import UsageError
+from unidist.jobs import preflight
+from unidist.jobs.pool._call import Call, Worker, call_name
+from unidist.jobs.pool._channel import Channel, send
+from unidist.jobs.pool._pickling import dump_call
+from unidist.jobs.processes import LocalProcesses, watch_exit
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings
+
+_START_SEC = 30.0
+_EXIT_GRACE_SEC = 5.0
+_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from unidist.jobs.pool.worker import main; main()"
+
+
+class RankPool:
+    """Python processes that stand as ranks `0 .. num_proc - 1` of one job and run functions for this process.
+
+    A context manager. Each rank runs one call at a time and keeps its state between calls; whether a
+    function calls `init()` and `shutdown()` is its own matter. The ranks write to this process's standard
+    output and error, and die with this process. One thread at a time may use a pool.
+
+    Args:
+        num_proc: number of ranks.
+        env: variables for every rank, on top of this process's.
+        timeout: longest time for one call of `run`; None for no limit.
+        engine: engine for the ranks, as `--engine`; None leaves it to the environment.
+
+    Raises:
+        ConfigurationError: see `LocalProcesses`.
+    """
+
+    def __init__(
+        self,
+        num_proc: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: timedelta | None = timedelta(seconds=120),
+        engine: str | None = None,
+    ) -> None:
+        self.num_proc = num_proc
+        self._timeout = timeout
+        self._ended: str | None = None
+        chosen = {} if engine is None else {"UNIDIST_ENGINE": engine}
+        with ExitStack() as stack:
+            self._processes = stack.enter_context(LocalProcesses(num_proc, env={**(env or {}), **chosen}))
+            self._workers = [self._start_worker(stack) for _ in range(num_proc)]
+            self._stack = stack.pop_all()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each rank."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    def run(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        per_rank_args: Sequence[Sequence[Any]] | None = None,
+        timeout: timedelta | None = None,
+    ) -> list[Any]:
+        """Call `func(*args, **kwargs)` on every rank at the same time and return the results in rank order.
+
+        The pool stays usable when every rank has answered, be it with an exception; otherwise it is ended.
+
+        Args:
+            func: any function, also a lambda, a closure, or one of `__main__` or of a test module.
+            args: positional arguments, equal on all ranks.
+            kwargs: keyword arguments, equal on all ranks.
+            per_rank_args: for each rank, further positional arguments after `args`.
+            timeout: longest time for this call; default: the pool's.
+
+        Raises:
+            RemoteError: the function raised, or a rank died; says which rank and why. `__cause__` is the
+                exception itself where it can be brought here.
+            StalledError: ranks did not answer in time; names them. The pool is ended.
+            UsageError: the call cannot be pickled, or the pool has ended.
+        """
+        if self._ended is not None:
+            raise UsageError(f"this RankPool cannot run anything more: {self._ended}. Make a new one.")
+        if per_rank_args is not None and len(per_rank_args) != self.num_proc:
+            raise UsageError(
+                f"per_rank_args has {len(per_rank_args)} items for {self.num_proc} ranks; give one for each."
+            )
+        keywords = dict(kwargs or {})
+        if per_rank_args is None:
+            messages = [dump_call(func, tuple(args), keywords)] * self.num_proc
+        else:
+            messages = [dump_call(func, (*args, *own), keywords) for own in per_rank_args]
+        limit = self._timeout if timeout is None else timeout
+        call = Call(self._workers, call_name(func))
+        try:
+            call.run(messages, None if limit is None else limit.total_seconds())
+        except BaseException:  # KeyboardInterrupt above all: the ranks are still at work on this call
+            self._end("a call of it was interrupted", patient=False)
+            raise
+        if call.lost_ranks:
+            self._end(f"it lost ranks {call.lost_ranks}", patient=False)
+        return call.results()
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the process of one rank; nothing happens if it has ended."""
+        self._workers[rank].process.send_signal(number)
+
+    def close(self) -> None:
+        """End all ranks and give everything back: no process, descriptor or thread stays. Idempotent."""
+        self._end("it was closed", patient=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_worker(self, stack: ExitStack) -> Worker:
+        ours, theirs = socket.socketpair()
+        stack.callback(ours.close)
+        root = str(Path(__file__).resolve().parents[1])
+        with theirs:
+            command = [sys.executable, "-c", _BOOT, root, str(theirs.fileno())]
+            process = self._processes.start(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        ours.settimeout(_START_SEC)
+        send(ours, pickle.dumps(list(sys.path)))
+        exit_fd = watch_exit(process)
+        if exit_fd is not None:
+            stack.callback(os.close, exit_fd)
+        return Worker(process, Channel(ours), exit_fd)
+
+    def _end(self, reason: str, *, patient: bool) -> None:
+        """Give everything back; `patient` lets ranks finish by themselves, as a script does at its end."""
+        if self._ended is not None:
+            return
+        self._ended = reason
+        with self._stack:
+            if patient:
+                for worker in self._workers:
+                    worker.channel.close()
+                deadline = time.monotonic() + _EXIT_GRACE_SEC
+                for worker in self._workers:
+                    try:
+                        worker.process.wait(max(0.0, deadline - time.monotonic()))
+                    except subprocess.TimeoutExpired:
+                        break
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 2,
+    *,
+    strategy: str | None = None,
+    engine: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: timedelta | None = None,
+) -> list[Any]:
+    """Run `func(*args, **kwargs)` on `num_proc` new processes of this host; return the results in rank order.
+
+    The function is the whole training script of a rank: it calls `init()` itself. Processes are gone when
+    this returns or raises.
+
+    Args:
+        func: any function, also a lambda, a closure or one of `__main__`.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        num_proc: number of ranks.
+        strategy: as `--strategy`; default: UNIDIST_STRATEGY.
+        engine: as `--engine`; default: UNIDIST_ENGINE, else auto.
+        env: variables for every rank.
+        timeout: longest time for the whole; default: no limit. A rank that dies is noticed without it.
+
+    Raises:
+        RemoteError: the function raised, or a rank died; `__cause__` is the exception where it can be brought here.
+        StalledError: the timeout ran out; names the ranks that had not answered.
+        ConfigurationError: an unknown engine or strategy, sizes that do not fit; nothing was started.
+    """
+    chosen = {"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}
+    variables = {**(env or {}), **{name: value for name, value in chosen.items() if value is not None}}
+    settings = Settings.read({**os.environ, **variables})
+    if settings.strategy or settings.engine != preflight.AUTO or settings.allreduce_algorithm:
+        preflight.check(settings, num_proc, PluginManager(settings.disabled_plugins).load())
+    with RankPool(num_proc, env=variables, timeout=timeout) as pool:
+        return pool.run(func, args, kwargs)

@@ -1,0 +1,70 @@
+"""What can be known to be wrong before any process starts: names, sizes, combinations.
+
+Runs in the launcher and in `unidist.run`; imports no framework.
+"""
+
+from __future__ import annotations
+
+from unidist.errors import ConfigurationError, unknown_choice
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings
+from unidist.strategy.elastic_support import check_engine, check_plan
+from unidist.strategy.interface import NamesPlugins
+from unidist.strategy.plan import build, make_plan
+from unidist.topology import Topology
+
+AUTO = "auto"
+"""The engine name that leaves the choice to `init()`."""
+
+
+def check(
+    settings: Settings,
+    num_proc: int,
+    manager: PluginManager,
+    *,
+    topology: Topology | None = None,
+    elastic: bool = False,
+) -> None:
+    """Check what the user chose for a job of `num_proc` processes.
+
+    Args:
+        settings: engine, strategy and algorithm, as the ranks will read them.
+        num_proc: number of ranks.
+        manager: loaded plugins.
+        topology: place of one of the ranks; default: all are on this host.
+        elastic: ranks may be lost, come and go.
+
+    Raises:
+        ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
+            world, strategies that do not go together, or, in an elastic job, do not survive the loss of a rank.
+    """
+    if settings.engine != AUTO:
+        if elastic:
+            check_engine(manager.engines.get(settings.engine), manager.engines)
+        _check_engine(settings.engine, topology or Topology(world_size=num_proc, local_size=num_proc), manager)
+    if settings.allreduce_algorithm is not None:
+        from unidist.algorithms import ALGORITHMS
+
+        if settings.allreduce_algorithm not in ALGORITHMS:
+            raise unknown_choice("all-reduce algorithm", settings.allreduce_algorithm, ALGORITHMS)
+    if settings.strategy:
+        strategies = build(settings.strategy, manager.strategies)
+        plan = make_plan(strategies, num_proc, manager.strategies)
+        if elastic:
+            check_plan(plan)
+        for strategy in strategies:
+            if isinstance(strategy, NamesPlugins):
+                strategy.check_plugins(manager)
+
+
+def _check_engine(name: str, topology: Topology, manager: PluginManager) -> None:
+    spec = manager.engines.get(name, hint=f"{AUTO!r} chooses for you.")
+    if not spec.path.startswith("unidist."):
+        return  # loading it could import a framework, which takes seconds; its ranks will say
+    engine = spec.load()
+    for found, where in (
+        (engine.availability(), "on this machine"),
+        (engine.supports(topology), f"for {topology.world_size} processes"),
+    ):
+        if not found.usable:
+            raise ConfigurationError(f"engine {name!r} cannot be used {where}: {found.reason}")

@@ -1,0 +1,276 @@
+"""The processes of one job on this host: started with the environment of a rank, and none left behind.
+
+Used by the local launcher and by `unidist.run`. Three nets catch what should not outlive its parent: a
+watchdog (`unidist.jobs.watchdog`), the parent-death signal, and the sweep in `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Self
+
+from unidist.errors import ConfigurationError
+from unidist.jobs.watchdog import ProcessWatchdog
+from unidist.topology import Topology
+
+Stream = int | IO[bytes] | None
+"""What `subprocess` takes for a standard stream: a descriptor, a file, PIPE or DEVNULL; None inherits."""
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """What this host runs of a job that spans several.
+
+    Args:
+        job_id: random name of the job on this host; two hosts that are one machine have different ones.
+        secret: the job's secret, equal on all hosts.
+        places: the place of each rank of this host, in order of their local rank.
+        variables: what only the launcher knows, for every rank; the user may not set them.
+        defaults: variables that the user may set otherwise (MASTER_ADDR, MASTER_PORT).
+    """
+
+    job_id: str
+    secret: bytes
+    places: tuple[Topology, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+class LocalProcesses:
+    """The ranks of one job that run on this host: all, or its share. A context manager; leaving it ends them.
+
+    Each rank is the leader of a session of its own, so a signal from the terminal reaches the parent
+    alone, and a signal to a rank's group reaches what it started.
+
+    Args:
+        num_proc: number of ranks on this host.
+        env: variables for every rank, on top of this process's environment. They win over the defaults
+            (MASTER_ADDR, MASTER_PORT, numbers of threads), and may not name what tells a rank its place.
+        die_with_thread: also have the kernel kill each rank when the thread that started it ends, which
+            holds even if the watchdog is killed too. Forks, so only for a process without other threads.
+        share: this host's share of a job on several hosts; None: the job has this host alone.
+
+    Raises:
+        ConfigurationError: `num_proc` below 1, or `env` sets what only the launcher can know.
+    """
+
+    def __init__(
+        self,
+        num_proc: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        die_with_thread: bool = False,
+        share: HostShare | None = None,
+    ) -> None:
+        if num_proc < 1:
+            raise ConfigurationError(f"num_proc={num_proc}: a job has at least 1 process.")
+        if share is None:
+            share = _whole_job(num_proc)
+        assert len(share.places) == num_proc
+        self.num_proc = num_proc
+        self.job_id = share.job_id
+        self._places = share.places
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._before_exec = parent_death_signal() if die_with_thread else None
+        self._closed = False
+        user = dict(env or {})
+        reserved = sorted(
+            user.keys() & {*rank_variables(share.places[0]), *share.variables, "UNIDIST_JOB_ID", "UNIDIST_SECRET_FD"}
+        )
+        if reserved:
+            raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
+        self._secret_fd = _sealed(share.secret)
+        self._env = {
+            # Inside a job of torchrun, these would send the script's own torch.distributed to that job's store.
+            **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")},
+            **_defaults(num_proc, user, share.defaults),
+            **user,
+            **share.variables,
+            "UNIDIST_JOB_ID": self.job_id,
+            "UNIDIST_SECRET_FD": str(self._secret_fd),
+            "UNIDIST_LAUNCHER_PID": str(os.getpid()),
+        }
+        try:
+            self._watchdog = ProcessWatchdog(self.job_id)
+        except OSError:
+            os.close(self._secret_fd)
+            raise
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start the next rank and return its process.
+
+        Args:
+            command: program and arguments.
+            stdin: standard input, as `subprocess` takes it; so are `stdout` and `stderr`.
+            stdout: standard output.
+            stderr: standard error.
+            pass_fds: descriptors that the rank inherits, under the same numbers.
+
+        Raises:
+            ConfigurationError: the program cannot be started. Ranks started before are still there: `close`.
+        """
+        rank = len(self.processes)
+        assert rank < self.num_proc, "all ranks are started"
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._env | rank_variables(self._places[rank]),
+                pass_fds=(self._secret_fd, *pass_fds),
+                start_new_session=True,
+                preexec_fn=self._before_exec,
+            )
+        except (OSError, subprocess.SubprocessError) as exc:
+            raise ConfigurationError(f"rank {rank} of {self.num_proc}: cannot start {command[0]!r}: {exc}") from exc
+        self.processes.append(process)
+        self._watchdog.watch(process)
+        return process
+
+    def signal(self, number: int, ranks: Iterable[int] | None = None) -> None:
+        """Send a signal to the process groups of `ranks` (default: all); those that have ended are passed over."""
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            process = self.processes[rank]
+            if process.poll() is None:  # not yet waited for, so its number cannot belong to anybody else
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+
+    def close(self) -> None:
+        """Kill every process of the job that is left, wait for it, and give back all descriptors. Idempotent.
+
+        Raises:
+            RuntimeError: a process could not be killed within seconds (it hangs in the kernel); names it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.signal(signal.SIGKILL)
+        self._watchdog.close()
+        for process in self.processes:
+            process.wait()
+        os.close(self._secret_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def rank_variables(place: Topology) -> dict[str, str]:
+    """Return the variables that tell a rank its place: ours, torchrun's and Horovod's."""
+    common = {"RANK": place.rank, "LOCAL_RANK": place.local_rank}
+    torchrun = {**common, "WORLD_SIZE": place.world_size, "LOCAL_WORLD_SIZE": place.local_size}
+    horovod = {
+        **common,
+        "SIZE": place.world_size,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.node_rank,
+        "CROSS_SIZE": place.num_nodes,
+    }
+    values = {
+        **{f"UNIDIST_{name}": value for name, value in torchrun.items()},
+        "UNIDIST_NODE_RANK": place.node_rank,
+        "UNIDIST_NUM_NODES": place.num_nodes,
+        **torchrun,
+        **{f"HOROVOD_{name}": value for name, value in horovod.items()},
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def watch_exit(process: subprocess.Popen[bytes]) -> int | None:
+    """Return a descriptor that becomes readable when `process` ends; the caller closes it.
+
+    None on kernels and sandboxes without pidfd: there the caller learns of the end from `poll()` alone.
+    """
+    try:
+        return os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def describe_exit(returncode: int) -> str:
+    """Say how a process ended: "exit code 7", "killed by signal 9 (SIGKILL)"."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = f" ({signal.Signals(-returncode).name})"
+    except ValueError:
+        name = ""
+    return f"killed by signal {-returncode}{name}"
+
+
+def _whole_job(num_proc: int) -> HostShare:
+    """Return the share of a job that has one host."""
+    places = tuple(Topology(rank, num_proc, rank, num_proc) for rank in range(num_proc))
+    return HostShare(secrets.token_hex(8), secrets.token_bytes(32), places)
+
+
+def _defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return what a rank gets unless the user says otherwise."""
+    defaults = {"MASTER_ADDR": "127.0.0.1", **given}
+    if "MASTER_PORT" not in {**defaults, **user}:  # for the script's own torch.distributed; unidist uses no port
+        defaults["MASTER_PORT"] = str(free_port())
+    # As many threads as cores on every rank would make them compete; torchrun says 1, which leaves cores idle.
+    # TensorFlow's own threads do not heed OpenMP's number; those that run blocking input pipelines are left alone.
+    num_threads = str(max(1, len(os.sched_getaffinity(0)) // num_proc))
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        if name not in {**os.environ, **user}:
+            defaults[name] = num_threads
+    return defaults
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of an own address that nobody uses at this moment."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _sealed(secret: bytes) -> int:
+    """Return a descriptor that holds a secret, which nobody can change: on no command line, in no file, no variable."""
+    descriptor = os.memfd_create("unidist-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, secret)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def parent_death_signal() -> Callable[[], None]:
+    """Return a function for the forked child that has the kernel kill it when its parent dies."""
+    import ctypes
+
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,316 @@
+"""What becomes of reduced gradients before the inner step: unscale, look for overflows, clip; always in this order.
+
+Framework-free: the rules work on the memory of the gradients (`GradientExchange.reduced`), through the arithmetic of
+the `Framework`, so they hold for whole gradients and for shares of them alike. What they say of "the gradient" is the
+gradient of the whole model, each element counted once, wherever it lies: a rank computes on what it holds, and one
+number is exchanged for each mesh axis that the gradient is divided over.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator, ReduceOp
+from unidist.errors import UsageError
+from unidist.optim.loss_scaling import LossScaler
+from unidist.optim.precision import precision_of
+from unidist.strategy.interface import ActsOnGradients
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+    from unidist.gradients.allreduce import ReducedGradients
+    from unidist.gradients.options import ExchangeOptions
+    from unidist.runtime.context import Context
+    from unidist.strategy.interface import Plan
+
+
+_EPSILON = 1e-6
+"""Added to a norm before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
+
+_NEVER_SCALED, _SCALED, _OVERFLOWED = range(3)
+"""What a rank knows of an update whose loss is scaled; the largest of all ranks holds."""
+
+
+class GradientRule(ABC):
+    """Changes the gradient of one optimizer. A trivial implementation calls nothing."""
+
+    @abstractmethod
+    def apply(self, gradient: WholeGradient) -> None:
+        """Change the gradient; it is unscaled, and finite where the loss is scaled.
+
+        Called once for each update, on every rank of the model alike, so what the methods of `gradient` communicate
+        matches.
+        """
+
+
+class NormRule(GradientRule):
+    """Scales the gradient down where its norm is above a limit (Pascanu et al. 2013, https://arxiv.org/abs/1211.5063).
+
+    Same numbers as `torch.nn.utils.clip_grad_norm_` in one process.
+
+    Args:
+        limit: the largest norm, above 0.
+        order: of the norm, above 0; `math.inf` for the largest absolute value.
+
+    Attributes:
+        norm: of the last gradient, before it was scaled; equal on every rank.
+    """
+
+    def __init__(self, limit: float, order: float = 2.0) -> None:
+        self.limit = limit
+        self.order = order
+        self.norm = 0.0
+
+    def apply(self, gradient: WholeGradient) -> None:
+        """See `GradientRule.apply`."""
+        self.norm = gradient.norm(self.order)
+        factor = self.limit / (self.norm + _EPSILON)
+        if not factor >= 1.0:  # NaN too: what is not finite spreads, as it does in one process
+            gradient.multiply(factor)
+
+
+class _Part:
+    """What one exchange has reduced; `factor` is what its memory remains to be multiplied by."""
+
+    def __init__(self, framework: Framework, reduced: ReducedGradients, factor: float) -> None:
+        self.reduced = reduced
+        self.factor = factor
+        self._framework = framework
+        self._norms: dict[float, list[float]] = {}
+
+    def norms(self, order: float) -> list[float]:
+        """Return the norm of each piece, multiplied by the factor. Memory is read once for each order."""
+        if order not in self._norms:
+            self._norms[order] = [
+                self._framework.norm(memory, order) if memory.count else 0.0 for memory in self.reduced.memory
+            ]
+        return [found * abs(self.factor) for found in self._norms[order]]
+
+    def clamp(self, limit: float) -> None:
+        """Move every element, multiplied by the factor, into [-limit, limit]."""
+        if self.factor == 0.0:
+            return  # all are
+        self._norms.clear()
+        for memory in self.reduced.memory:
+            if memory.dtype.is_complex:
+                raise UsageError("complex gradients cannot be clipped by value; use clip_norm")
+            if memory.count:
+                self._framework.clamp(memory, limit / abs(self.factor))
+
+    def settle(self) -> float:
+        """Multiply the memory by the factor, unless the inner step will; returns what is left of it."""
+        if self.reduced.deferred or self.factor == 1.0:
+            return self.factor
+        for memory in self.reduced.memory:
+            if memory.count:
+                self._framework.multiply(memory, self.factor)
+        return 1.0
+
+
+class WholeGradient:
+    """The gradient of the whole model, of which this rank holds some. Made by `GradientRules`.
+
+    Args:
+        parts: what this rank holds.
+        model_axes: communicators along the mesh axes that the model is divided over.
+    """
+
+    def __init__(self, parts: Sequence[_Part], model_axes: Sequence[Communicator]) -> None:
+        self._parts = parts
+        self._model_axes = model_axes
+
+    def norm(self, order: float) -> float:
+        """Return the `order`-norm over all elements, equal on every rank. Collective.
+
+        Added up in float64.
+
+        Args:
+            order: above 0; `math.inf` for the largest absolute value.
+        """
+        if math.isinf(order):
+            return self._total(lambda part: functools.reduce(_maximum, part.norms(order), 0.0), ReduceOp.MAX)
+        total = self._total(lambda part: _power_sum(part, order), ReduceOp.SUM)
+        return _power(total, 1.0 / order)
+
+    def multiply(self, factor: float) -> None:
+        """Multiply every element. It is done when all rules have been applied, in one go."""
+        for part in self._parts:
+            part.factor *= factor
+
+    def clamp(self, limit: float) -> None:
+        """Move every element into [-limit, limit]. The limit is above 0; gradients are real."""
+        for part in self._parts:
+            part.clamp(limit)
+
+    def is_finite(self) -> bool:
+        """Say whether all elements that this rank holds are finite. Not collective."""
+        return all(math.isfinite(norm) for part in self._parts for norm in part.norms(2.0))
+
+    def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
+        """Return a measure of all parts: of those that ranks hold different pieces of by one exchange, of the others
+        as they are, and then along each axis of the model."""
+        join = _maximum if op is ReduceOp.MAX else operator.add
+        total = 0.0
+        divided: dict[tuple[int, ...], tuple[Communicator, float]] = {}
+        for part in self._parts:
+            over = part.reduced.divided_over
+            if over is None:
+                total = join(total, measure(part))
+            else:
+                first, known = divided.get(over.members, (over, 0.0))
+                divided[over.members] = (first, join(known, measure(part)))
+        for over, own in divided.values():
+            total = join(total, _reduced(own, over, op))
+        for axis in self._model_axes:
+            total = _reduced(total, axis, op)
+        return total
+
+
+class GradientRules:
+    """The rules of one optimizer.
+
+    Args:
+        framework: does arithmetic on gradients.
+        rules: in this order, after unscaling and the check for overflows.
+        scaler: of the loss; None: it is not scaled, and nothing looks for overflows.
+        everyone: over all ranks that hold some of the gradient or update by it; needed with a scaler.
+        model_axes: along the mesh axes that the model is divided over.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        rules: Sequence[GradientRule],
+        *,
+        scaler: LossScaler | None = None,
+        everyone: Communicator | None = None,
+        model_axes: Sequence[Communicator] = (),
+    ) -> None:
+        self.scaler = scaler
+        self._framework = framework
+        self._rules = tuple(rules)
+        self._everyone = everyone
+        self._model_axes = tuple(model_axes)
+
+    def apply(self, gradients: Sequence[ReducedGradients], factors: Sequence[float]) -> list[float] | None:
+        """Change the gradients in place. Every rank of the model calls it alike.
+
+        Args:
+            gradients: what was reduced.
+            factors: what each of them remains to be multiplied by: it is not unscaled yet.
+
+        Returns:
+            What each still has to be multiplied by, 1 where it was done here; None if a gradient is not finite on any
+            rank and the update is to be left out, on every rank alike.
+        """
+        parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
+        whole = WholeGradient(parts, self._model_axes)
+        if self.scaler is not None:
+            overflowed = self._has_overflowed(whole, self.scaler)
+            self.scaler.update(overflowed=overflowed)
+            if overflowed:
+                return None
+        for rule in self._rules:
+            rule.apply(whole)
+        return [part.settle() for part in parts]
+
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing is to be done to gradients."""
+        return self.scaler is None and not self._rules
+
+    def apply_once(
+        self, rule: GradientRule, gradients: Sequence[ReducedGradients], factors: Sequence[float]
+    ) -> list[float]:
+        """Apply one more rule, to gradients that `apply` has seen (its result is `factors`). Collective like it."""
+        parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
+        rule.apply(WholeGradient(parts, self._model_axes))
+        return [part.settle() for part in parts]
+
+    def close(self) -> None:
+        """Give back communicators. Idempotent."""
+        for communicator in (self._everyone, *self._model_axes):
+            if communicator is not None:
+                communicator.close()
+
+    def _has_overflowed(self, gradient: WholeGradient, scaler: LossScaler) -> bool:
+        """Ask all ranks: one that steps while another does not would have other parameters from then on."""
+        found = _OVERFLOWED if not gradient.is_finite() else _SCALED if scaler.was_applied else _NEVER_SCALED
+        if self._everyone is not None and self._everyone.size > 1:
+            exchanged = Buffer.allocate(1, DType.UINT8)
+            exchanged.bytes()[0] = found
+            self._everyone.allreduce(exchanged, exchanged, op=ReduceOp.MAX).wait()
+            found = exchanged.bytes()[0]
+        if found == _NEVER_SCALED:
+            raise UsageError(
+                f"the gradients are to be divided by the loss scale, {scaler.scale:g}, but no loss was multiplied by "
+                "it. PyTorch: compute the loss from what the model returns when it is called. Keras: in a loop of your "
+                "own, take the gradients of optimizer.scale_loss(loss)"
+            )
+        return found == _OVERFLOWED
+
+
+def rules_of(plan: Plan, context: Context, framework: Framework, options: ExchangeOptions) -> GradientRules:
+    """Return what the plan's strategies ask for. Collective.
+
+    Args:
+        plan: its strategies with the powers `ActsOnGradients` and `ChoosesPrecision` are asked.
+        context: the runtime.
+        framework: does arithmetic on gradients.
+        options: which ranks exchange gradients.
+    """
+    rules = [item.gradient_rule() for item in plan.strategies if isinstance(item, ActsOnGradients)]
+    precision = precision_of(plan)
+    scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
+    model_axes = plan.model_axes
+    if model_axes and options.process_set is not None:
+        raise UsageError(
+            f"gradients within a process set cannot be clipped or scaled while the model is divided over "
+            f"{' and '.join(model_axes)}; leave process_set out"
+        )
+    everyone = None
+    if scaler is not None:
+        everyone = context.duplicate_world() if model_axes else options.communicator(context)
+    return GradientRules(
+        framework,
+        rules,
+        scaler=scaler,
+        everyone=everyone,
+        model_axes=[context.new_communicator(name) for name in model_axes],
+    )
+
+
+def _reduced(value: float, over: Communicator, op: ReduceOp) -> float:
+    """Return the sum or the largest of a number of all ranks. Collective."""
+    if over.size == 1:
+        return value
+    exchanged = Buffer.allocate(1, DType.FLOAT64)
+    number = exchanged.bytes().cast("d")
+    number[0] = value
+    over.allreduce(exchanged, exchanged, op=op).wait()
+    return float(number[0])
+
+
+def _power_sum(part: _Part, order: float) -> float:
+    """Return this rank's share of the sum of powers: what several ranks hold is counted once by all of them."""
+    return sum(
+        _power(norm, order) / copies for norm, copies in zip(part.norms(order), part.reduced.num_copies, strict=True)
+    )
+
+
+def _maximum(a: float, b: float) -> float:
+    """Return the larger number; what is not a number stays so, whichever of both it is."""
+    return a if a > b or math.isnan(a) else b
+
+
+def _power(value: float, exponent: float) -> float:
+    try:
+        return float(value**exponent)
+    except OverflowError:
+        return math.inf

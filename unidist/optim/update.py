@@ -1,0 +1,398 @@
+"""One optimizer's updates: their gradients are exchanged, and the rules applied, before the inner step.
+
+Framework-free; a binding (`Framework.bind_update`) calls it in this order:
+
+    gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
+    begin_step()        the script calls `step`: does this pass complete an update?
+    finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
+    conclude()          unscale, overflow check, clip: what the strategies ask for
+    ...                 the inner step, unless `overflowed`: the binding
+    applied()           the inner step is done; or reset_window(), where it was left out
+
+Which passes complete an update, its `window` knows; by which numbers sums are multiplied, the `GradientFactors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from unidist.buffer import Buffer, DType
+from unidist.errors import PeerLostError, UsageError
+from unidist.gradients.allreduce import GradientExchange, ReducedGradients
+from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.options import ExchangeOptions
+from unidist.gradients.series import ExchangeSeries
+from unidist.optim.accumulation import Accumulation, Window
+from unidist.optim.scaling import GradientFactors
+
+if TYPE_CHECKING:
+    from unidist.communicator import Communicator
+    from unidist.optim.loss_scaling import LossScaler
+    from unidist.optim.rules import GradientRules
+    from unidist.runtime.context import Context
+    from unidist.strategy.interface import ShardsUpdates, Strategy
+
+
+class Update:
+    """The framework-free half of a distributed optimizer.
+
+    Args:
+        context: the runtime.
+        make_exchange: builds the exchange for a list of parameters with these options; collective.
+        accumulation: how passes become updates.
+        average: the gradients of the ranks are averaged, else added up.
+        strategies: told of every update.
+        options: what the script asks of the exchange; which ranks take part, above all.
+        sharding: the strategy by which each rank updates a share of the parameters; None: all update all.
+        rules: what becomes of the reduced gradients before the inner step; default: nothing.
+        in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
+            after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
+
+    Attributes:
+        copies: how many ranks along the axes of the model hold the parameter of this name; set before `add_parameters`
+            where a strategy has divided the model (`PlacesParameters.copies`).
+        renew: makes this update anew in another context, where that can be done; set by `planned_update`.
+        window: the passes of the present update, to be asked; this class changes it.
+    """
+
+    copies: Callable[[str], int] | None = None
+    renew: Callable[[Context], Update] | None = None
+
+    def __init__(
+        self,
+        context: Context,
+        make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange],
+        *,
+        accumulation: Accumulation,
+        average: bool = True,
+        strategies: Sequence[Strategy] = (),
+        options: ExchangeOptions | None = None,
+        sharding: ShardsUpdates | None = None,
+        rules: GradientRules | None = None,
+        in_backward: bool = False,
+    ) -> None:
+        self.context = context
+        self.average = average
+        self.strategies = strategies
+        self.sharding = sharding
+        self.in_backward = in_backward
+        self.options = options or ExchangeOptions()
+        self.num_ranks = self.options.num_ranks(context)
+        self.step = 0
+        self._make_exchange = make_exchange
+        self._makes_by_plan = True
+        self._series = ExchangeSeries()
+        self._factors = GradientFactors(rules, num_ranks=self.num_ranks, average=average)
+        self.window = Window(accumulation)
+        self._communicator: Communicator | None = None
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """How passes become updates."""
+        return self.window.accumulation
+
+    @property
+    def parameters(self) -> list[ParameterInfo]:
+        """The parameters whose gradients are exchanged."""
+        return self._series.parameters
+
+    @property
+    def communicator(self) -> Communicator:
+        """Over the ranks that exchange gradients, for the binding's own use. Collective when first asked for."""
+        if self.options.process_set is None:
+            return self.context.axis("data")
+        if self._communicator is None:
+            self._communicator = self.options.communicator(self.context)
+        return self._communicator
+
+    @property
+    def exchanges(self) -> Sequence[GradientExchange]:
+        """One for each call of `add_parameters`; parameters are numbered on from one to the next."""
+        return self._series.exchanges
+
+    def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
+        """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
+        if not parameters and self.exchanges:
+            return
+        if self.copies is not None:
+            parameters = [replace(each, copies=self.copies(each.name)) for each in parameters]
+        self._series.add(self._new_exchange(parameters))
+        self.window.add_parameters(len(parameters))
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """Size of the buckets; None if the exchange has none whose size can be chosen."""
+        return self.exchanges[0].bucket_bytes if self.exchanges else None
+
+    def make_exchanges_by(
+        self, make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange]
+    ) -> None:
+        """Make exchanges in this way, before there is one: for bindings in which gradients travel on their own way."""
+        assert not self.exchanges, "there are exchanges already"
+        self._make_exchange = make_exchange
+        self._makes_by_plan = False
+
+    def set_bucket_bytes(self, bucket_bytes: int) -> None:
+        """Exchange in buckets of another size, after `finish` and before the next round. Collective.
+
+        Every `buffer` is another one afterwards; what the old ones hold is not copied.
+        """
+        assert not self.window.in_round, "buckets are changed between two rounds"
+        self.options = replace(self.options, bucket_bytes=bucket_bytes)
+        self._series.replace(self._new_exchange)
+
+    def _new_exchange(self, parameters: Sequence[ParameterInfo]) -> GradientExchange:
+        exchange = self._make_exchange(parameters, self.options)
+        exchange.scale = self._factors.of_exchange(exchange, self.scale)
+        return exchange
+
+    @property
+    def rules(self) -> GradientRules | None:
+        """What is done to reduced gradients before every inner step; None: nothing."""
+        return self._factors.rules
+
+    @property
+    def overflowed(self) -> bool:
+        """A reduced gradient was not finite, and the rules say that no rank steps: the binding leaves the step out."""
+        return self._factors.overflowed
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The scaler of the loss, if it is scaled. A checkpoint keeps its `state`."""
+        return self._factors.scaler
+
+    def whole_scale(self, scale: float | None) -> float:
+        """Return the factor for sums that the binding exchanges itself: `scale`, default `self.scale`, and unscaled."""
+        return (self.scale if scale is None else scale) / self._factors.loss_scale
+
+    def buffer(self, index: int) -> Buffer:
+        """Return the place for the gradient of parameter `index`."""
+        exchange, local = self._series.place(index)
+        return exchange.buffer(local)
+
+    def moves(self, index: int) -> bool:
+        """Say whether the place of parameter `index` is another one in every pass: ask `buffer` just before writing."""
+        return self._series.place(index)[0].moves
+
+    @property
+    def scale(self) -> float:
+        """The factor that turns a full window's sum into what the update uses."""
+        return self._factors.of_window(self.accumulation)
+
+    def has_gradient(self, index: int) -> bool:
+        """Say whether the buffer of parameter `index` holds a gradient of the current window, to be added to."""
+        return self.window.has_passes(index) and not self._series.place(index)[0].reduces_each_pass
+
+    def lends(self, index: int) -> bool:
+        """Say whether the gradient of parameter `index` may stay where it is until `finish`; see `gradient_ready`."""
+        exchange, local = self._series.place(index)
+        return not self.window.has_passes(index) and self.window.is_last_pass(index) and exchange.lends(local)
+
+    def gradient_ready(self, index: int, lent: Buffer | None = None) -> None:
+        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start.
+
+        Args:
+            index: of the parameter.
+            lent: where the gradient lies instead, for one that it `lends`; nobody changes that memory before `finish`.
+        """
+        last = self.window.is_last_pass(index)
+        exchange, local = self._series.place(index)
+        self.window.count_pass(index, exchange.parameters[local].name)
+        self._begin_round()
+        if lent is not None:
+            exchange.lend(local, lent)
+        elif last or exchange.reduces_each_pass:
+            exchange.ready(local)
+        else:
+            exchange.hold(local)
+
+    def hold(self, index: int) -> None:
+        """Note a gradient in the buffer of parameter `index` that came from elsewhere than a backward pass."""
+        exchange, local = self._series.place(index)
+        self._begin_round()
+        exchange.hold(local)
+
+    def pass_without_buffer(self, index: int) -> None:
+        """Note a pass whose gradient the binding exchanges itself (a sparse one)."""
+        exchange, local = self._series.place(index)
+        self.window.count_pass(index, exchange.parameters[local].name)
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        """Let the exchanges unscale by the scale of now: an update or a checkpoint may have changed it."""
+        if self.window.in_round:
+            return
+        self.window.in_round = True
+        if self.scaler is not None:
+            self._set_scales()
+
+    def _set_scales(self) -> None:
+        for exchange in self.exchanges:
+            exchange.scale = self._factors.of_exchange(exchange, self.scale)
+
+    @property
+    def completes_window(self) -> bool:
+        """True when the next `step` updates the parameters."""
+        return self.window.completes
+
+    def begin_step(self) -> bool:
+        """Count a call of `step`; returns whether it shall update the parameters.
+
+        Collective where `reduces_each_pass`.
+        """
+        if self.window.count_step():
+            return True
+        self.end_pass()
+        return False
+
+    @property
+    def reduces_each_pass(self) -> bool:
+        """True: passes of a window that are not its last are exchanged too."""
+        return self._series.reduces_each_pass
+
+    def end_pass(self) -> None:
+        """Complete the exchange of a pass that is not the last of its window, where that is done. Collective."""
+        with self._reporting_failure():
+            self._series.end_pass()
+
+    def finish(
+        self, *, notice: int = 0, scale: float | None = None, first_parameter: int = 0
+    ) -> tuple[list[bool], int]:
+        """Complete the exchange. Collective over the data axis.
+
+        Args:
+            notice: 0 to 255; every rank learns the largest of all ranks.
+            scale: factor for the sums; default: `self.scale`.
+            first_parameter: leave out the exchanges of the parameters before this one (complete already).
+
+        Returns:
+            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
+        """
+        self._begin_round()
+        with self._reporting_failure():
+            outcome = self._series.finish(
+                lambda exchange: None if scale is None else self._factors.of_exchange(exchange, scale),
+                notice=notice,
+                first_parameter=first_parameter,
+            )
+        self.window.finish_round()
+        return outcome
+
+    @contextmanager
+    def _reporting_failure(self) -> Iterator[None]:
+        """Tell plugins of a lost peer."""
+        try:
+            yield
+        except PeerLostError as exc:
+            self.context.report_failure(exc)
+            raise
+
+    def conclude(self, others: Sequence[ReducedGradients] = ()) -> None:
+        """Apply the rules, unscale, look for overflows, clip, to what all exchanges of the window have reduced.
+
+        The binding calls it once in a window, after the last `finish`. Collective over all ranks of the model.
+
+        Args:
+            others: gradients that the binding has reduced itself, with the factor `whole_scale`: sparse ones, each row
+                once. Equal on all ranks unless they say otherwise; not deferred.
+        """
+        self._factors.conclude(self._series, others)
+
+    def clip_norm(self, limit: float, order: float, others: Sequence[ReducedGradients] = ()) -> float:
+        """Clip the gradient by its norm once, between `conclude` and the inner step. Collective like `conclude`.
+
+        Args:
+            limit: the largest norm, above 0.
+            order: of the norm, above 0; `math.inf` for the largest absolute value.
+            others: see `conclude`.
+
+        Returns:
+            The norm over all elements before; infinite where a gradient has overflowed, which then stays as it is.
+        """
+        return self._factors.clip_norm(self._series, limit, order, others)
+
+    def applied(self) -> None:
+        """Start the next window: the inner step is done."""
+        self.reset_window()
+        self.step += 1
+        for strategy in self.strategies:
+            strategy.on_step(self.step)
+        self.context.step_applied(self.step)
+
+    def reset_window(self) -> None:
+        """Start the next window, without an update: forget the passes of the current one."""
+        self.window.reset()
+
+    def set_passes(self, passes: int) -> None:
+        """Let the next updates take this many backward passes. Every rank calls it alike, between two updates.
+
+        Raises:
+            UsageError: the passes are counted by a strategy, or there are gradients that were not applied.
+        """
+        if self.accumulation.stepwise and self.accumulation.passes > 1:
+            raise UsageError(
+                f"the strategy accumulate={self.accumulation.passes} counts the passes of this optimizer; leave it out "
+                "to count them in the script"
+            )
+        if passes > 1 and self.reduces_each_pass:
+            raise UsageError(
+                f"{passes} backward passes per step, counted by the script, and a strategy that reduces every pass by "
+                "itself (zero=2, zero=3): use --strategy accumulate=N beside it, or zero=1"
+            )
+        if self.window.in_round:
+            raise UsageError(
+                "the number of backward passes per step was changed between backward() and step(); change it before "
+                "the first backward() of an update"
+            )
+        self.window.change(Accumulation(passes, average=False, stepwise=False))
+
+    def take_steps(self, steps: int) -> None:
+        """Let the next updates take this many passes, with a call of `step` after each, whose gradients are added up.
+
+        Every rank calls it alike, between two updates. From then on no strategy counts the passes.
+        """
+        wanted = Accumulation(steps, average=False)
+        if wanted != self.accumulation:
+            self.window.change(wanted)
+            self._set_scales()
+
+    def short_window_scale(self) -> float | None:
+        """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
+
+        With `average` the mean is over the passes that there were, on all ranks together.
+        """
+        counts = Buffer.allocate(1, DType.INT64)
+        passes = counts.bytes().cast("q")
+        passes[0] = self.window.num_passes
+        self.communicator.allreduce(counts, counts).wait()
+        if passes[0] == 0:
+            return None
+        return self._factors.of_short_window(self.accumulation, passes[0])
+
+    def move_to(self, context: Context) -> None:
+        """Go on in another context, without parameters; a window that was open is forgotten. Collective.
+
+        The number of updates, the passes of a window and the loss scale stay; see `unidist.elastic.rebinding`.
+        """
+        assert self.renew is not None, "made by planned_update"
+        fresh = self.renew(context)
+        scaler = self.scaler
+        self.close()
+        self.context = context
+        self.num_ranks = fresh.num_ranks
+        if self._makes_by_plan:
+            self._make_exchange = fresh._make_exchange
+        self._factors = fresh._factors
+        self._factors.keep_scaler(scaler)
+        self._communicator = None
+        self._series, self.window = ExchangeSeries(), Window(self.accumulation)
+
+    def close(self) -> None:
+        """Give back buffers and communicators."""
+        self._series.close()
+        self._factors.close()
+        if self._communicator is not None:
+            self._communicator.close()

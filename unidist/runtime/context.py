@@ -1,0 +1,331 @@
+"""The runtime of one process: made by `init()`, found by `current()`, ended by `shutdown()`.
+
+The context is the one global object. It knows the topology, the plan and the communicators, and owns
+whatever has to be given back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from unidist.communicator import Communicator
+from unidist.control.elastic import member
+from unidist.errors import NotInitializedError, UsageError
+from unidist.mesh import DATA_AXIS
+from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
+from unidist.negotiation.join import Announcements
+from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
+from unidist.rendezvous import MeetingPlace
+from unidist.runtime.communicators import JobCommunicators
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings.environment import Settings, configure_logging
+from unidist.settings.placement import Placement, read_placement
+from unidist.strategy.interface import GradientOwner, Plan, UpdateGate
+from unidist.strategy.plan import StrategyLike, build, make_plan
+from unidist.timeline import Recorder, Timeline
+from unidist.topology import Topology
+
+
+class Owned(Protocol):
+    """What a context can own, see `Context.owned`."""
+
+    def close(self) -> None:
+        """Give back what it holds, and wait for its threads. Must not raise."""
+
+
+OwnedT = TypeVar("OwnedT", bound=Owned)
+
+
+class Context:
+    """Everything that lives from `init()` to `shutdown()`. Created by `init()` only.
+
+    Attributes:
+        topology: this process's place.
+        settings: the user's choices.
+        plugins: the plugin manager.
+        plan: the strategies of the command line, checked, and the mesh.
+        world: communicator over all ranks, for host memory, for the script's own use.
+        negotiator: runs named operations over all ranks, on a communicator of its own.
+        process_sets: the same over some of the ranks.
+        announcements: of updates, for ranks that have joined.
+        engine: which engine the world communicator uses, and why.
+    """
+
+    def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
+        self.topology: Topology = placement.topology
+        self.membership = member.present() if placement.worker is not None else None
+        """This process in an elastic job, in which a context lives as long as a generation; None in any other."""
+        self.settings = settings
+        self.plugins = plugins
+        self.plan: Plan = make_plan(
+            build(settings.strategy, plugins.strategies), self.topology.world_size, plugins.strategies
+        )
+        self._closing = ExitStack()
+        self._owned: dict[Any, Any] = {}
+        self.feed: Any = None
+        """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
+        self.recorder = Recorder()
+        if settings.timeline is not None:
+            self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
+        self._closing.callback(self.recorder.stop)
+        self._communicators = JobCommunicators(
+            placement,
+            settings,
+            plugins.engines,
+            membership=self.membership,
+            next_epoch=(lambda: next(_epochs)) if self.membership is None else self.membership.next_epoch,
+            closing=self._closing,
+        )
+        try:
+            self._communicators.connect()
+            self.engine, self.world = self._communicators.engine, self._communicators.world
+            self.negotiator = self._named_operations(self.duplicate_world())
+            self._closing.callback(self.negotiator.close)
+            self.process_sets = ProcessSets(
+                self.topology, self.duplicate_world, self.negotiator, self._named_operations
+            )
+            self._closing.callback(self.process_sets.close)
+            self.announcements = Announcements(self.negotiator)
+        except BaseException:
+            self.close()
+            raise
+
+    def communicator(self, memory: str = "host") -> Communicator:
+        """Return the world communicator for a kind of memory ("host", "cuda"). Collective when first asked for."""
+        return self._communicators.world_of(memory)
+
+    def axis(self, name: str, *, memory: str = "host") -> Communicator:
+        """Return the communicator along a mesh axis, for the script's and strategies' own use.
+
+        Collective over all ranks when an axis is first asked for.
+        """
+        return self._communicators.axis(self.plan.mesh, name, memory)
+
+    def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
+        """Return another communicator along a mesh axis, independent of all others. Collective over its ranks.
+
+        The first one of an axis is collective over all ranks, see `divide`.
+        """
+        return self._communicators.new(self.plan.mesh, axis, memory)
+
+    def divide(self, *, memory: str = "host") -> None:
+        """Form the groups of all mesh axes. Collective over all ranks.
+
+        Later communicators along an axis then come from its own group: what happens on one part of a divided model
+        alone (a layer is unfrozen, buckets change their size) does not concern the others.
+        """
+        for name in self.plan.mesh.axes:
+            self._communicators.group(self.plan.mesh, name, memory)
+
+    def abort(self, reason: str) -> None:
+        """End all pending and later operations of all communicators with PeerLostError, here and on their peers.
+
+        For a rank that cannot go on in the middle of what the others wait for. Callable from any thread.
+        """
+        self._communicators.abort(reason)
+
+    def axis_size(self, name: str) -> int:
+        """Return the number of ranks along a mesh axis."""
+        return self.plan.mesh.size(name)
+
+    def axis_rank(self, name: str) -> int:
+        """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
+        return self.plan.mesh.coordinates(self.topology.rank).get(name, 0)
+
+    def plan_for(self, strategy: StrategyLike) -> Plan:
+        """Return the plan for `strategy=`; None means the command line's.
+
+        A script that was launched without strategies may choose the mesh, once and before a communicator along an axis
+        is used; it is the runtime's from then on.
+        """
+        if strategy is None:
+            return self.plan
+        registry = self.plugins.strategies
+        plan = make_plan(build(strategy, registry), self.topology.world_size, registry)
+        if plan.mesh.axes != self.plan.mesh.axes:
+            if self.settings.strategy or self._communicators.has_divided:
+                raise UsageError(
+                    f"this strategy needs {plan.mesh}, but the job runs on {self.plan.mesh} already; give strategies "
+                    "that claim mesh axes on the command line (--strategy), or before anything else is distributed"
+                )
+            self.plan = Plan(self.plan.strategies, plan.mesh)
+        return plan
+
+    def owned(self, kind: Callable[[Context], OwnedT]) -> OwnedT:
+        """Return the one object of a class that belongs to this runtime; made when first asked for.
+
+        Its `close` is called at `shutdown`, before the communicators are closed.
+        """
+        if kind not in self._owned:
+            self._owned[kind] = made = kind(self)
+            self._closing.callback(made.close)
+        found: OwnedT = self._owned[kind]
+        return found
+
+    def duplicate_world(self) -> Communicator:
+        """Return another communicator over all ranks, independent of all others. Collective."""
+        return self._communicators.duplicate_world()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline that is being recorded on this rank, or None."""
+        return self.recorder.timeline
+
+    def operations(self, process_set: ProcessSet | None = None) -> NamedOperations:
+        """Return the named operations over a process set; None means all ranks."""
+        if process_set is None or process_set is global_process_set:
+            return self.negotiator
+        return self.process_sets.operations(process_set)
+
+    def join(self) -> int:
+        """Take part in what the others do, with nothing to contribute, until all have joined; returns the last one."""
+        return self.negotiator.join(self.announcements.serve)
+
+    def report_failure(self, error: BaseException) -> None:
+        """Tell plugins that an operation of this rank failed; the caller raises `error` to the script."""
+        self.plugins.notify("unidist_failure", context=self, error=error)
+
+    def step_applied(self, step: int) -> None:
+        """Tell plugins that an update was applied."""
+        if self.plugins.listens("unidist_step_applied"):
+            self.plugins.notify("unidist_step_applied", context=self, step=step)
+
+    def close(self) -> None:
+        """Give everything back, newest first. Idempotent."""
+        self._communicators.begin_closing()
+        self._closing.close()
+
+    def _named_operations(self, communicator: Communicator) -> NamedOperations:
+        options = NegotiationOptions(
+            fusion_threshold_bytes=self.settings.fusion_threshold_bytes,
+            cycle_time=self.settings.cycle_time,
+            stall_check=self.settings.stall_check,
+            stall_shutdown=self.settings.stall_shutdown,
+            cache_capacity=self.settings.cache_capacity,
+            recorder=self.recorder,
+            on_failure=self.report_failure,
+        )
+        if isinstance(communicator, NegotiatesNames):
+            return communicator.named_operations(options)
+        return Negotiator(communicator, options)
+
+
+def gradient_owner(plan: Plan) -> GradientOwner:
+    """Return the strategy that exchanges gradients."""
+    return next(item for item in plan.strategies if isinstance(item, GradientOwner))
+
+
+def update_gate(plan: Plan) -> UpdateGate | None:
+    """Return the strategy that decides when an update happens, if there is one."""
+    return next((item for item in plan.strategies if isinstance(item, UpdateGate)), None)
+
+
+_lock = threading.Lock()
+_current: Context | None = None
+_epochs = itertools.count()
+_managers: dict[tuple[str, ...], PluginManager] = {}
+
+
+def init(settings: Settings | None = None) -> Context:
+    """Start the runtime of this process, and return it. Collective: every rank of the job calls it.
+
+    Called again without `shutdown()` in between, it returns the running context (as Horovod does).
+
+    Args:
+        settings: the user's choices; default: from the environment.
+
+    Raises:
+        ConfigurationError: environment, strategies or engine do not fit.
+        StalledError: a rank did not come; names it.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            return _current
+        configure_logging()
+        chosen = Settings.read() if settings is None else settings
+        context = Context(_placement(), chosen, _manager(chosen.disabled_plugins))
+        _current = context
+    context.plugins.notify("unidist_initialized", context=context)
+    return context
+
+
+def _placement() -> Placement:
+    """Return this process's place; in an elastic job that of the present generation."""
+    placement = read_placement()
+    worker = placement.worker
+    if worker is None:
+        return placement
+    present = member.join(worker)
+    return replace(
+        placement,
+        topology=present.topology,
+        job_key=present.job_key,
+        meeting_place=MeetingPlace(worker.server, worker.host_address, present.generation),
+    )
+
+
+def shutdown() -> None:
+    """End the runtime of this process: close communicators, threads and files. Without `init()` it does nothing.
+
+    Not collective: peers may already be gone. Memory from `empty()` stays valid.
+    """
+    global _current
+    with _lock:
+        context, _current = _current, None
+    if context is not None:
+        context.plugins.notify("unidist_shutdown", context=context)
+        context.close()
+
+
+def is_initialized() -> bool:
+    """Say whether the runtime is up."""
+    return _current is not None
+
+
+def current() -> Context:
+    """Return the running context.
+
+    Raises:
+        NotInitializedError: `init()` was not called, or `shutdown()` was.
+    """
+    if _current is None:
+        raise NotInitializedError("unidist is not initialized in this process; call init() first")
+    return _current
+
+
+def engine_usable(name: str) -> bool:
+    """Say whether an engine of this name is registered, and usable on this machine. Before `init()` too."""
+    disabled = _current.settings.disabled_plugins if _current is not None else Settings.read().disabled_plugins
+    engines = _manager(disabled).engines
+    return any(spec.name == name and spec.load().availability().usable for spec in engines)
+
+
+def _manager(disabled: tuple[str, ...]) -> PluginManager:
+    """Return the plugin manager; entry points are read once per process."""
+    if disabled not in _managers:
+        _managers[disabled] = PluginManager(disabled).load()
+    return _managers[disabled]
+
+
+def _forget_in_child() -> None:
+    """A forked child (a DataLoader worker) is no rank: it has no runtime and closes nothing of its parent's."""
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _orphans.append(_current)  # kept, so that nothing is finalised in the child
+        _current = None
+
+
+_orphans: list[Any] = []
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(shutdown)
+
+__all__ = ["DATA_AXIS", "Context", "current", "gradient_owner", "init", "is_initialized", "shutdown", "update_gate"]

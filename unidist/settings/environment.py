@@ -1,0 +1,257 @@
+"""The environment variables that users set, and the choices that they make by them.
+
+Precedence everywhere: argument of the call > UNIDIST_* > HOROVOD_* > default. The variables and their defaults are
+the tables `VARIABLES` and `HOROVOD_VARIABLES`; docs/environment.md and docs/horovod.md are checked against them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from unidist.durable_options import AUTO, DurableOptions, interval_of
+from unidist.errors import ConfigurationError
+from unidist.settings.values import first_set, integer, non_negative, real, seconds
+
+VARIABLES: dict[str, str] = {
+    "UNIDIST_RANK": "rank of this process; set by the launcher with the five below",
+    "UNIDIST_WORLD_SIZE": "number of processes",
+    "UNIDIST_LOCAL_RANK": "rank on this host",
+    "UNIDIST_LOCAL_WORLD_SIZE": "number of processes on this host",
+    "UNIDIST_NODE_RANK": "index of this host",
+    "UNIDIST_NUM_NODES": "number of hosts",
+    "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
+    "UNIDIST_SECRET_FD": "inherited file descriptor that holds the job's secret",
+    "UNIDIST_LAUNCHER_PID": "process id of the launcher",
+    "UNIDIST_CONTROL_ADDRESS": "HOST:PORT of the job's control server; set for several hosts, as are the next two",
+    "UNIDIST_HOST_ADDRESS": "address at which the other hosts reach this one",
+    "UNIDIST_GENERATION": "membership of the world that this process belongs to",
+    "UNIDIST_WORKER": "number of this process in an elastic job, where its rank may change; set by the launcher",
+    "UNIDIST_AGENT_ORDER": "what an agent that another program starts is to do, where it cannot be told otherwise",
+    "UNIDIST_POD_LEADER": "HOST:PORT of pod 0 of a Kubernetes job; set by the manifest, as are the next three",
+    "UNIDIST_PODS": "number of pods",
+    "UNIDIST_POD_SLOTS": "ranks of each pod",
+    "UNIDIST_POD_SECRET_FILE": "mounted file that holds the job's secret",
+    "UNIDIST_ELASTIC_TIMEOUT_SEC": "longest wait of a process for a world that takes it in (default: 600)",
+    "UNIDIST_ORPHAN_TIMEOUT_SEC": "how long an elastic job's processes look for a launcher that died (default: 0: not)",
+    "UNIDIST_CHECKPOINT_DIR": "folder for durable checkpoints of elastic states (default: none are made)",
+    "UNIDIST_CHECKPOINT_INTERVAL_SEC": "time between two of them (default: auto: so that they take less than 3.5 %)",
+    "UNIDIST_CHECKPOINT_KEEP": "how many of them stay (default: 2)",
+    "UNIDIST_HEARTBEAT_SEC": "a host from which nothing is heard for longer is lost (default: 5)",
+    "UNIDIST_ENGINE": "engine, see `--engine` (default: auto)",
+    "UNIDIST_STRATEGY": "strategies, see `--strategy` (default: plain data parallelism)",
+    "UNIDIST_ALLREDUCE_ALGORITHM": "see `--allreduce-algorithm` (default: the engine's own)",
+    "UNIDIST_HIERARCHICAL": "0: collectives over several hosts take no account of which ranks share one (default: 1)",
+    "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
+    "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
+    "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with who is missing (default: 60; 0: no)",
+    "UNIDIST_STALL_SHUTDOWN_SEC": "named operations older than this end the job (default: 0: UNIDIST_TIMEOUT_SEC does)",
+    "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
+    "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
+    "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
+    "UNIDIST_LOG_LEVEL": "trace, debug, info, warning, error or fatal (default: warning)",
+    "UNIDIST_LOG_TIMESTAMP": "1: log lines begin with the time (default: 0)",
+    "UNIDIST_FUSION_THRESHOLD_BYTES": "named operations are fused up to this size (default: 67108864; 0: never)",
+    "UNIDIST_CYCLE_TIME_MS": "longest pause between two rounds of negotiation while ranks disagree (default: 1)",
+    "UNIDIST_CACHE_CAPACITY": "names of operations that ranks need not spell out again (default: 8192; 0: none)",
+    "UNIDIST_AUTOTUNE": "1: find the best size of gradient buckets, and cycle time, in the first updates (default: 0)",
+    "UNIDIST_AUTOTUNE_LOG": "file for what the search tried, as CSV (default: none)",
+    "UNIDIST_HOROVOD_BINDING": "torch or tensorflow: by which binding `--engine horovod` uses Horovod (default: auto)",
+    "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
+    "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
+}
+
+HOROVOD_VARIABLES: dict[str, str] = {
+    "HOROVOD_TIMELINE": "as UNIDIST_TIMELINE; DYNAMIC: none, as start_timeline() needs no permission",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "as UNIDIST_TIMELINE_MARK_CYCLES",
+    "HOROVOD_FUSION_THRESHOLD": "as UNIDIST_FUSION_THRESHOLD_BYTES",
+    "HOROVOD_CYCLE_TIME": "as UNIDIST_CYCLE_TIME_MS",
+    "HOROVOD_CACHE_CAPACITY": "as UNIDIST_CACHE_CAPACITY",
+    "HOROVOD_STALL_CHECK_DISABLE": "1: no stall check and, as in Horovod, no stall shutdown",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "as UNIDIST_STALL_CHECK_SEC",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "as UNIDIST_STALL_SHUTDOWN_SEC",
+    "HOROVOD_START_TIMEOUT": "as UNIDIST_START_TIMEOUT_SEC",
+    "HOROVOD_ELASTIC_TIMEOUT": "as UNIDIST_ELASTIC_TIMEOUT_SEC",
+    "HOROVOD_AUTOTUNE": "as UNIDIST_AUTOTUNE",
+    "HOROVOD_AUTOTUNE_LOG": "as UNIDIST_AUTOTUNE_LOG",
+    "HOROVOD_LOG_LEVEL": "as UNIDIST_LOG_LEVEL",
+    "HOROVOD_LOG_HIDE_TIME": "0: as UNIDIST_LOG_TIMESTAMP=1",
+}
+"""Horovod's own settings, each read where ours is not set."""
+
+LOG_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+MAX_CACHE_CAPACITY = 1 << 16
+"""A name's number on the wire has 16 bits."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's choices as the environment gives them; see `VARIABLES` for meanings and units.
+
+    `stall_shutdown` of zero: only `timeout` ends an operation that waits.
+    """
+
+    engine: str = "auto"
+    strategy: str = ""
+    allreduce_algorithm: str | None = None
+    hierarchical: bool = True
+    timeout: timedelta = timedelta(seconds=1800)
+    start_timeout: timedelta = timedelta(seconds=120)
+    heartbeat: timedelta = timedelta(seconds=5)
+    elastic_timeout: timedelta = timedelta(seconds=600)
+    stall_check: timedelta = timedelta(seconds=60)
+    stall_shutdown: timedelta = timedelta(0)
+    timeline: Path | None = None
+    timeline_mark_cycles: bool = False
+    disabled_plugins: tuple[str, ...] = ()
+    fusion_threshold_bytes: int = 64 << 20
+    cycle_time: timedelta = timedelta(milliseconds=1)
+    cache_capacity: int = 8192
+    autotune: bool = False
+    autotune_log: Path | None = None
+    horovod_binding: str = "auto"
+    shm_capacity_bytes: int | None = None
+    shm_staging_bytes: int = 4 << 20
+    durable: DurableOptions | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read `environ` (default: this process's environment).
+
+        Raises:
+            ConfigurationError: a value cannot be read; names the variable and what is accepted.
+        """
+        env = os.environ if environ is None else environ
+        default = cls()
+        capacity = non_negative(env, "UNIDIST_SHM_CAPACITY_BYTES", 0)
+        fusion = first_set(env, "UNIDIST_FUSION_THRESHOLD_BYTES", "HOROVOD_FUSION_THRESHOLD")
+        start_timeout = first_set(env, "UNIDIST_START_TIMEOUT_SEC", "HOROVOD_START_TIMEOUT")
+        mark_cycles = first_set(env, "UNIDIST_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES")
+        autotune_log = first_set(env, "UNIDIST_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG")
+        stall_check, stall_shutdown = _stall_times(env, default)
+        return cls(
+            engine=env.get("UNIDIST_ENGINE") or "auto",
+            strategy=env.get("UNIDIST_STRATEGY", ""),
+            allreduce_algorithm=env.get("UNIDIST_ALLREDUCE_ALGORITHM") or None,
+            hierarchical=integer(env, "UNIDIST_HIERARCHICAL", 1) > 0,
+            timeout=seconds(env, "UNIDIST_TIMEOUT_SEC", default.timeout),
+            start_timeout=seconds(env, start_timeout, default.start_timeout),
+            heartbeat=seconds(env, "UNIDIST_HEARTBEAT_SEC", default.heartbeat),
+            elastic_timeout=elastic_timeout(env),
+            stall_check=stall_check,
+            stall_shutdown=stall_shutdown,
+            timeline=_timeline(env),
+            timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
+            disabled_plugins=tuple(name for name in env.get("UNIDIST_DISABLE_PLUGINS", "").split(",") if name),
+            fusion_threshold_bytes=non_negative(env, fusion, default.fusion_threshold_bytes),
+            cycle_time=timedelta(
+                milliseconds=real(env, first_set(env, "UNIDIST_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), 1.0)
+            ),
+            cache_capacity=_cache_capacity(env, default.cache_capacity),
+            autotune=integer(env, first_set(env, "UNIDIST_AUTOTUNE", "HOROVOD_AUTOTUNE"), 0) > 0,
+            autotune_log=Path(env[autotune_log]) if env.get(autotune_log) else None,
+            horovod_binding=env.get("UNIDIST_HOROVOD_BINDING") or default.horovod_binding,
+            shm_capacity_bytes=capacity or None,
+            shm_staging_bytes=non_negative(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
+            durable=_durable(env),
+        )
+
+
+@contextmanager
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for a while; not thread-safe, as the process environment is not."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def configure_logging(environ: Mapping[str, str] | None = None) -> None:
+    """Set the level of the `unidist` loggers from UNIDIST_LOG_LEVEL.
+
+    A script that configures logging owns where the lines go; for one that does not, they go to standard error, with
+    the time if UNIDIST_LOG_TIMESTAMP asks for it.
+    """
+    env = os.environ if environ is None else environ
+    name = first_set(env, "UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL")
+    text = env.get(name, "")
+    timestamp = _log_timestamp(env)
+    if not text and not timestamp:
+        return
+    if text and text.lower() not in LOG_LEVELS:
+        raise ConfigurationError(f"{name}={text!r}; choices: {', '.join(LOG_LEVELS)}")
+    logger = logging.getLogger("unidist")
+    if text:
+        logger.setLevel(LOG_LEVELS[text.lower()])
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{'%(asctime)s ' if timestamp else ''}%(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def _log_timestamp(env: Mapping[str, str]) -> bool:
+    if env.get("UNIDIST_LOG_TIMESTAMP"):
+        return integer(env, "UNIDIST_LOG_TIMESTAMP", 0) > 0
+    return bool(env.get("HOROVOD_LOG_HIDE_TIME")) and integer(env, "HOROVOD_LOG_HIDE_TIME", 1) == 0
+
+
+def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, timedelta]:
+    """Return the ages at which a waiting operation is reported and at which it ends the job; zero: never."""
+    check = first_set(env, "UNIDIST_STALL_CHECK_SEC", "HOROVOD_STALL_CHECK_TIME_SECONDS")
+    shutdown = first_set(env, "UNIDIST_STALL_SHUTDOWN_SEC", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    times = (
+        seconds(env, check, default.stall_check, zero_allowed=True),
+        seconds(env, shutdown, default.stall_shutdown, zero_allowed=True),
+    )
+    if integer(env, "HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
+        # It switches off Horovod's times, not ours: a variable of ours wins over any of Horovod's.
+        none = timedelta(0)
+        return (times[0] if env.get("UNIDIST_STALL_CHECK_SEC") else none), (
+            times[1] if env.get("UNIDIST_STALL_SHUTDOWN_SEC") else none
+        )
+    return times
+
+
+def elastic_timeout(env: Mapping[str, str]) -> timedelta:
+    """Return the longest wait of a process for a world that takes it in."""
+    name = first_set(env, "UNIDIST_ELASTIC_TIMEOUT_SEC", "HOROVOD_ELASTIC_TIMEOUT")
+    return seconds(env, name, Settings.elastic_timeout)
+
+
+def _durable(env: Mapping[str, str]) -> DurableOptions | None:
+    if not env.get("UNIDIST_CHECKPOINT_DIR"):
+        return None
+    interval = interval_of(env.get("UNIDIST_CHECKPOINT_INTERVAL_SEC") or AUTO)
+    keep = integer(env, "UNIDIST_CHECKPOINT_KEEP", DurableOptions.keep)
+    return DurableOptions(Path(os.path.abspath(env["UNIDIST_CHECKPOINT_DIR"])), interval, keep)
+
+
+def _timeline(env: Mapping[str, str]) -> Path | None:
+    text = env.get("UNIDIST_TIMELINE") or env.get("HOROVOD_TIMELINE", "")
+    return Path(text) if text and text != "DYNAMIC" else None
+
+
+def _cache_capacity(env: Mapping[str, str], default: int) -> int:
+    name = first_set(env, "UNIDIST_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY")
+    capacity = non_negative(env, name, default)
+    if capacity > MAX_CACHE_CAPACITY:
+        raise ConfigurationError(f"{name}={capacity} is more than {MAX_CACHE_CAPACITY}, the largest that is possible")
+    return capacity

@@ -1,1 +1,0 @@
-"""The strategies of the core: plain data parallelism, and one that does nothing."""

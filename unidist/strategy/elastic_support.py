@@ -1,0 +1,53 @@
+"""What of a plan an elastic job can carry on when a rank is lost. Pure; asked by the launcher and on the ranks."""
+
+from __future__ import annotations
+
+from unidist.errors import ConfigurationError
+from unidist.mesh import DATA_AXIS
+from unidist.registry import EngineSpec, Registry
+from unidist.strategy.interface import Plan, ShardsUpdates, Strategy, SurvivesLoss
+
+_INSTEAD = (
+    "Leave it out, or launch without --min-np, --max-np and --host-discovery-script and save checkpoints: a job of "
+    "another size loads them."
+)
+
+
+def obstacle(strategy: Strategy, plan: Plan) -> str:
+    """Return why this strategy of a plan cannot be used in an elastic job; "" if it can."""
+    if isinstance(strategy, SurvivesLoss):
+        return strategy.elastic_obstacle(plan)
+    if strategy.axis not in (None, DATA_AXIS) and plan.mesh.axes.get(strategy.axis, 1) > 1:
+        return "it divides the model, and what a lost rank holds of that, no other rank has"
+    if isinstance(strategy, ShardsUpdates):
+        return "it keeps a share of the optimizer's state on each rank, and what a lost rank holds, no other rank has"
+    return ""
+
+
+def check_plan(plan: Plan) -> None:
+    """Make sure that an elastic job can have this plan.
+
+    Raises:
+        ConfigurationError: a strategy cannot go on when a rank is lost; says why, and what to do.
+    """
+    for strategy in plan.strategies:
+        reason = obstacle(strategy, plan)
+        if reason:
+            raise ConfigurationError(
+                f"this job is elastic, and strategy {strategy.name!r} does not survive the loss of a rank: {reason}. "
+                f"{_INSTEAD}"
+            )
+
+
+def check_engine(spec: EngineSpec, engines: Registry[EngineSpec]) -> None:
+    """Make sure that an elastic job can use this engine.
+
+    Raises:
+        ConfigurationError: it cannot connect anew when a rank is lost; lists those that can.
+    """
+    if not spec.re_forms:
+        able = ", ".join(each.name for each in engines if each.re_forms) or "none"
+        raise ConfigurationError(
+            f"this job is elastic, and engine {spec.name!r} cannot connect the ranks anew when one is lost; those that "
+            f"can: {able}. Leave --engine out, or launch without --min-np, --max-np and --host-discovery-script."
+        )

@@ -1,0 +1,300 @@
+"""Works under way, and groups made from groups. Each function runs on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator, ReduceOp
+from unidist.errors import MismatchError, UsageError
+from unidist.pieces import Piece, ReadsPieces
+from unidist.shared_memory import SharesMemory
+from unidist.testing.cases._arrays import array_of, buffer_of, encode
+from unidist.testing.cases._placing import place
+
+_POLL_LIMIT_SEC = 20.0
+
+
+def barrier_times(communicator: Communicator) -> list[tuple[float, float]]:
+    """Return when this rank came to each of some barriers and when it left; another rank is late each time."""
+    times = []
+    for late in range(communicator.size):
+        if communicator.rank == late:
+            _spin(0.01)
+        came = time.monotonic()
+        communicator.barrier().wait()
+        times.append((came, time.monotonic()))
+    return times
+
+
+def works_are_waited_in_reverse(communicator: Communicator) -> None:
+    """More operations are outstanding than any engine's queue holds, of several kinds and sizes."""
+    size, rank = communicator.size, communicator.rank
+    buffers = [
+        place(communicator, np.full(1 + 97 * (i % 50), rank + i, np.int64), DType.INT64, engine=i % 3 == 0)
+        for i in range(100)
+    ]
+    works = []
+    for i, buffer in enumerate(buffers):
+        if i % 5 == 4:
+            works.append(communicator.broadcast(buffer, root=i % size))
+        else:
+            works.append(communicator.allreduce(buffer, buffer))
+    for i in reversed(range(len(works))):
+        works[i].wait()
+        assert works[i].done(), f"work {i} is not done after its wait"
+        expected = i % size + i if i % 5 == 4 else sum(other + i for other in range(size))
+        assert (array_of(buffers[i]) == expected).all(), (
+            f"operation {i} on rank {rank}: {array_of(buffers[i])[:3]}, expected {expected}"
+        )
+
+
+def polling_alone_completes(communicator: Communicator) -> None:
+    """`done()` becomes True without a wait, on small and on large arrays, in both kinds of memory."""
+    size, rank = communicator.size, communicator.rank
+    for count in (1, 1000, 300_007):
+        for engine in (False, True):
+            buffer = place(communicator, np.full(count, rank, np.float32), DType.FLOAT32, engine=engine)
+            work = communicator.allreduce(buffer, buffer, op=ReduceOp.MAX)
+            limit = time.monotonic() + _POLL_LIMIT_SEC
+            while not work.done():
+                assert time.monotonic() < limit, f"done() stays False for float32[{count}] on rank {rank}"
+            work.wait()
+            assert (array_of(buffer) == size - 1).all(), f"float32[{count}] on rank {rank}"
+
+
+def splits_of_every_kind(communicator: Communicator) -> None:
+    """Halves, reversed order, single ranks, (), everybody, and a split of a split."""
+    size, rank = communicator.size, communicator.rank
+    everybody = list(range(size))
+    half = everybody[: size // 2] if rank < size // 2 else everybody[size // 2 :]
+    _check_group(communicator, half)
+    _check_group(communicator, everybody)
+    _check_group(communicator, everybody[::-1])
+    _check_group(communicator, [rank])
+    _check_group(communicator, [other for other in everybody if other % 2 == rank % 2][::-1])
+    _check_group(communicator, everybody[1:] if rank else [])
+    reverse = communicator.split(everybody[::-1])
+    assert reverse is not None
+    inner = reverse.split([0, *range(2, size)] if reverse.rank != 1 or size < 2 else [])
+    if inner is not None:
+        expected = tuple(everybody[::-1][i] for i in [0, *range(2, size)])
+        assert inner.members == expected, (
+            f"members of a nested split on rank {rank}: {inner.members}, expected {expected}"
+        )
+        _check_sum(inner)
+        inner.close()
+    reverse.close()
+    _check_sum(communicator)
+
+
+def a_split_without_this_rank_is_refused(communicator: Communicator) -> None:
+    """On the spot, on the rank that passes it."""
+    wrong = [[communicator.size], [communicator.rank] * 2]
+    if communicator.size > 1:
+        wrong.append([(communicator.rank + 1) % communicator.size])
+    for ranks in wrong:
+        try:
+            communicator.split(ranks)
+        except UsageError:
+            continue
+        raise AssertionError(f"split({ranks}) was not refused on rank {communicator.rank}")
+
+
+def parent_and_child_interleave(communicator: Communicator) -> None:
+    """Operations of a group and of its parts are under way together; ranks wait for them in different orders."""
+    size, rank = communicator.size, communicator.rank
+    part = communicator.split([other for other in range(size) if other % 2 == rank % 2])
+    twin = communicator.split(range(size))
+    assert part is not None
+    assert twin is not None
+    for count in (3, 2000, 70_001):
+        for engine in (False, True):
+            groups = (communicator, part, twin, communicator, part)
+            buffers = [place(group, np.full(count, rank, np.int64), DType.INT64, engine=engine) for group in groups]
+            works = [group.allreduce(buffer, buffer) for group, buffer in zip(groups, buffers, strict=True)]
+            order = range(len(works)) if rank % 2 else range(len(works) - 1, -1, -1)
+            for i in order:
+                works[i].wait()
+            for group, buffer in zip(groups, buffers, strict=True):
+                expected = sum(group.members)
+                assert (array_of(buffer) == expected).all(), f"{count} elements over {group.description} on rank {rank}"
+    part.close()
+    twin.close()
+
+
+def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Communicator) -> None:
+    """Memory from `allocate` starts as zeros, also when used before, and stays after `close`."""
+    for nbytes in (0, 1, 4097, 1 << 20):
+        for _ in range(3):
+            buffer = communicator.allocate(nbytes)
+            assert buffer.count == nbytes
+            assert buffer.dtype is DType.UINT8
+            array = array_of(buffer)
+            assert not array.any(), f"{nbytes} bytes are not zeroed on rank {communicator.rank}"
+            array[:] = 255
+            del array, buffer
+    part = communicator.split(range(communicator.size))
+    assert part is not None
+    kept = part.allocate(100_000)
+    array_of(kept)[:] = 7
+    part.close()
+    assert (array_of(kept) == 7).all()
+
+
+def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:
+    """What is written to `shared` all see; what is written to `view` is the writer's until it settles, then its part.
+
+    Asked of communicators with the power `SharesMemory`.
+    """
+    assert isinstance(communicator, SharesMemory)
+    rank, size = communicator.rank, communicator.size
+    part: Communicator | None = communicator.split(range(size))
+    assert part is not None
+    assert isinstance(part, SharesMemory)
+    assert part.sharing_obstacle() == communicator.sharing_obstacle()
+    if part.sharing_obstacle():
+        return
+    each = 50_000  # ends of ranks' parts are in the middle of pages
+    memory = part.allocate_shared(size * each)
+    shared, view = array_of(memory.shared), array_of(memory.view)
+    assert (shared.size, view.size) == (size * each, size * each)
+    assert not shared.any()
+    assert not view.any()
+    part.barrier().wait()
+    own = slice(rank * each, (rank + 1) * each)
+    expected = np.repeat(np.arange(1, size + 1, dtype=np.uint8), each)
+    shared[own] = rank + 1
+    part.barrier().wait()
+    assert (view == expected).all(), "what all have written to their parts of the shared memory"
+    part.barrier().wait()
+
+    view[:] += 10  # on every rank: were it one memory, it would be added several times
+    assert (view == expected + 10).all()
+    part.barrier().wait()
+    if size > 1:
+        assert (array_of(memory.shared) == expected).all(), "nobody sees what another has written to its view"
+    part.barrier().wait()
+    memory.settle([(rank * each, each)])
+    part.barrier().wait()
+    assert (view == expected + 10).all(), "each has brought its own part to the shared memory"
+    assert (shared == expected + 10).all()
+    part.barrier().wait()
+
+    if size > 1:
+        view[((rank + 1) % size) * each] = 99  # the part of another
+        memory.settle([(rank * each, each)])
+        assert (view == expected + 10).all(), "and is forgotten"
+    part.barrier().wait()
+    other = part.allocate_shared(10)  # while the first is there; and it is there while the other one goes
+    array_of(other.shared)[:1] = 1
+    del other
+    part.barrier().wait()
+    assert not array_of(part.allocate_shared(0).shared).size
+    part.close()
+    assert (view == expected + 10).all(), "it outlives its communicator"
+
+
+def ranks_that_share_differing_amounts(communicator: Communicator) -> None:
+    """Ranks that ask for different amounts of shared memory all get MismatchError, and can go on."""
+    assert isinstance(communicator, SharesMemory)
+    if communicator.size == 1 or communicator.sharing_obstacle():
+        return
+    with pytest.raises(MismatchError, match="allocate_shared"):
+        communicator.allocate_shared(1000 + communicator.rank)
+    assert communicator.allocate_shared(1000).shared.count == 1000
+
+
+def sources_in_pieces_are_reduced(communicator: Communicator) -> None:
+    """Ranks give their sources in any pieces, in none, in place or as a whole, in any memory: the sums are the same.
+
+    Asked of communicators with the power `ReadsPieces`.
+    """
+    assert isinstance(communicator, ReadsPieces)
+    if communicator.pieces_obstacle():
+        return
+    rank, size = communicator.rank, communicator.size
+    dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
+    for case, count in enumerate((1, 700, 40_000, 250_003, 250_003, 250_003)):
+        dtype = dtypes[case % len(dtypes)]
+        sources = [_in_pieces(np.random.default_rng((case, other)), count) for other in range(size)]
+        expected = np.sum([whole for whole, _ in sources], axis=0)
+        whole, bounds = sources[rank]
+        engine = case != 4 or rank > 0  # once, rank 0 has ordinary memory: pieces have to be brought together then
+        target = place(communicator, encode(whole, dtype), dtype, engine=engine)
+        if case % 4 == 3 or not engine:
+            work = communicator.allreduce(target, target, scale=2.0)
+        else:
+            pieces = [Piece(start, target.slice(start, stop - start)) for start, stop in bounds]
+            if case != 5 or rank % 2:  # else in their place
+                pieces = [Piece(piece.offset, _copied(piece.buffer)) for piece in pieces]
+                array_of(target)[:] = encode(np.full(count, 77.0), dtype)
+            work = communicator.allreduce_pieces(pieces, target, scale=2.0)
+            del pieces
+        work.wait()
+        assert (array_of(target) == encode(2 * expected, dtype)).all(), f"case {case}: {count} elements of {dtype}"
+
+
+def pieces_that_are_no_source(communicator: Communicator) -> None:
+    """Pieces that overlap, are of another type, or have no engine memory for a target are refused by their own rank."""
+    assert isinstance(communicator, ReadsPieces)
+    if communicator.pieces_obstacle():
+        return
+    target = communicator.allocate(4 * 9000).cast(DType.FLOAT32)
+    ordinary = Buffer.allocate(9000, DType.FLOAT32)
+    for offsets in ((0, 5), (5, 0), (8995,)):
+        with pytest.raises(UsageError, match=r"begins before|ends after"):
+            communicator.allreduce_pieces([Piece(offset, ordinary.slice(0, 10)) for offset in offsets], target)
+    with pytest.raises(UsageError, match="int32"):
+        communicator.allreduce_pieces([Piece(0, Buffer.allocate(5, DType.INT32))], target)
+    with pytest.raises(UsageError, match="engine memory"):
+        communicator.allreduce_pieces([Piece(0, ordinary)], ordinary)
+
+
+def _in_pieces(generator: np.random.Generator, count: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return small whole numbers in some pieces, zeros between them; and the pieces, from where to where."""
+    cuts = sorted(generator.integers(0, count + 1, size=2 * int(generator.integers(0, 100))).tolist())
+    bounds = list(zip(cuts[::2], cuts[1::2], strict=True))
+    whole = np.zeros(count)
+    for start, stop in bounds:
+        whole[start:stop] = generator.integers(0, 8, size=stop - start)
+    return whole, bounds
+
+
+def _copied(buffer: Buffer) -> Buffer:
+    return buffer_of(array_of(buffer).copy(), buffer.dtype)
+
+
+def _check_group(communicator: Communicator, ranks: Sequence[int]) -> None:
+    group = communicator.split(ranks)
+    if not ranks:
+        assert group is None, f"split(()) gave {group} on rank {communicator.rank}"
+        return
+    assert group is not None, f"split({list(ranks)}) gave None on rank {communicator.rank}"
+    found = (group.rank, group.size, group.members)
+    expected = (list(ranks).index(communicator.rank), len(ranks), tuple(communicator.members[rank] for rank in ranks))
+    assert found == expected, f"split({list(ranks)}) on rank {communicator.rank}: {found}, expected {expected}"
+    _check_sum(group)
+    # Rank order inside the group is the one that was asked for.
+    gathered = Buffer.allocate(group.size, DType.INT64)
+    group.allgather(buffer_of(np.array([group.members[group.rank]]), DType.INT64), gathered).wait()
+    assert tuple(array_of(gathered)) == group.members
+    group.close()
+
+
+def _check_sum(group: Communicator) -> None:
+    for count in (5, 9001):
+        buffer = buffer_of(np.full(count, group.members[group.rank], np.int64), DType.INT64)
+        group.allreduce(buffer, buffer).wait()
+        assert (array_of(buffer) == sum(group.members)).all(), f"sum over {group.description}"
+
+
+def _spin(seconds: float) -> None:
+    """Be late, at work."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        pass

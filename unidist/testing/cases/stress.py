@@ -1,0 +1,149 @@
+"""Random programs: the same sequence of operations on every rank, over a group and its parts, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator, ReduceOp, Work
+from unidist.testing.cases._arrays import Array, exact_values, reduced
+from unidist.testing.cases._placing import Outcomes, place, room
+
+_DTYPES = (DType.UINT8, DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+@dataclass
+class _Pending:
+    what: str
+    work: Work
+    target: Buffer
+    expected: Array
+    also: Work | None = None
+
+
+def random_program(communicator: Communicator, seed: int, length: int) -> None:
+    """Run `length` operations chosen by `seed`; a few are under way at a time and waited for in random order.
+
+    The seed decides all that ranks must do alike; a generator of this rank's own decides where its memory lies
+    and what it waits for next.
+    """
+    shared, own = np.random.default_rng(seed), np.random.default_rng((seed, communicator.rank))
+    groups = [communicator, *_parts(communicator)]
+    pending: list[_Pending] = []
+    for number in range(length):
+        turn = int(shared.integers(len(groups)))
+        step = np.random.default_rng((seed, number))
+        group = groups[turn]
+        if group is not None:  # ranks outside of it skip its turn
+            pending.append(_operation(group, step, own, f"seed {seed}, operation {number}"))
+        while pending and (len(pending) > 8 or own.random() < 0.3):
+            _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
+    while pending:
+        _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
+    for group in groups[1:]:
+        if group is not None:
+            group.close()
+
+
+def _parts(communicator: Communicator) -> list[Communicator | None]:
+    size, rank = communicator.size, communicator.rank
+    halves = [other for other in range(size) if (other < size // 2) == (rank < size // 2)]
+    most = list(range(size - 1, 0, -1)) if size > 1 else [0]
+    return [
+        communicator.split(halves),
+        communicator.split(most if rank in most else ()),
+        communicator.split(range(size)),
+    ]
+
+
+def _operation(group: Communicator, step: np.random.Generator, own: np.random.Generator, where: str) -> _Pending:
+    kinds: list[Callable[..., _Pending]] = [_allreduce, _allreduce, _allgather, _broadcast, _reducescatter, _alltoall]
+    if group.size > 1:
+        kinds.append(_ring)
+    kind = kinds[int(step.integers(len(kinds)))]
+    dtype = _DTYPES[int(step.integers(len(_DTYPES)))]
+    op = list(ReduceOp)[int(step.integers(4))]
+    # Sizes of every way through an engine, and just beside the limits between them.
+    count = int(step.choice([0, 1, 5, 63, 64, 65, 1000, 1024, 1025, 2049, 8193, 30_000, 300_001], p=None))
+    engine = bool(own.integers(2))
+    what = f"{where}: {kind.__name__[1:]} {op} of {dtype} by {count} over {group.description}"
+    return kind(group, step, dtype, op, count, engine, what)
+
+
+def _allreduce(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    values = [exact_values(step, count, dtype, op) for _ in range(group.size)]
+    source = place(group, values[group.rank], dtype, engine=engine)
+    target = source if count % 2 else room(group, count, dtype, engine=engine)
+    work = group.allreduce(source, target, op=op, scale=0.5)
+    return _Pending(what, work, target, reduced(values, dtype, op, 0.5))
+
+
+def _allgather(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    counts = [int(step.integers(count // group.size + 1)) for _ in range(group.size)]
+    values = [exact_values(step, each, dtype, op) for each in counts]
+    target = room(group, sum(counts), dtype, engine=engine)
+    work = group.allgather(place(group, values[group.rank], dtype, engine=engine), target, counts=counts)
+    return _Pending(what, work, target, np.concatenate(values))
+
+
+def _broadcast(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    root, values = int(step.integers(group.size)), exact_values(step, count, dtype, op)
+    buffer = (
+        place(group, values, dtype, engine=engine) if group.rank == root else room(group, count, dtype, engine=engine)
+    )
+    return _Pending(what, group.broadcast(buffer, root=root), buffer, values)
+
+
+def _reducescatter(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    counts = [int(step.integers(count // group.size + 1)) for _ in range(group.size)]
+    values = [exact_values(step, sum(counts), dtype, op) for _ in range(group.size)]
+    start = sum(counts[: group.rank])
+    source = place(group, values[group.rank], dtype, engine=engine)
+    target = (
+        source.slice(start, counts[group.rank]) if count % 2 else room(group, counts[group.rank], dtype, engine=engine)
+    )
+    work = group.reducescatter(source, target, op=op, counts=counts)
+    return _Pending(what, work, target, reduced(values, dtype, op, 1.0)[start : start + counts[group.rank]])
+
+
+def _alltoall(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    size, rank = group.size, group.rank
+    matrix = step.integers(count // size + 1, size=(size, size)).tolist()
+    values = [exact_values(step, sum(row), dtype, op) for row in matrix]
+    received = [matrix[i][rank] for i in range(size)]
+    target = room(group, sum(received), dtype, engine=engine)
+    source = place(group, values[rank], dtype, engine=engine)
+    work = group.alltoall(source, target, send_counts=matrix[rank], receive_counts=received)
+    parts = [values[i][sum(matrix[i][:rank]) : sum(matrix[i][: rank + 1])] for i in range(size)]
+    return _Pending(what, work, target, np.concatenate(parts))
+
+
+def _ring(
+    group: Communicator, step: np.random.Generator, dtype: DType, op: ReduceOp, count: int, engine: bool, what: str
+) -> _Pending:
+    values = [exact_values(step, count, dtype, op) for _ in range(group.size)]
+    target = room(group, count, dtype, engine=engine)
+    before = (group.rank - 1) % group.size
+    receiving = group.recv(target, source=before)
+    sending = group.send(place(group, values[group.rank], dtype, engine=engine), to=(group.rank + 1) % group.size)
+    return _Pending(what, receiving, target, values[before], also=sending)
+
+
+def _finish(rank: int, item: _Pending) -> None:
+    item.work.wait()
+    if item.also is not None:
+        item.also.wait()
+    Outcomes(rank).check(item.what, item.target, item.expected)
