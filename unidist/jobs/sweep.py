@@ -1,6 +1,6 @@
 """Finds every process of a job and kills it; run as a program, it is the job's watchdog.
 
-    python -I -S process_sweep.py PARENT_PID JOB_ID < PIPE
+    python -I -S sweep.py PARENT_PID JOB_ID < PIPE
 
 The parent (launcher or pool) holds the pipe's other end and writes one line `PID START_TIME` for each rank.
 When the pipe ends, for whatever reason, the watchdog kills what is left of the job and exits: 0 when

@@ -228,7 +228,7 @@ def test_ranks_die_with_the_parent_even_if_the_watchdog_is_killed_first(mark: st
         assert parent.stdout is not None
         parent.stdout.readline()
         children = psutil.Process(parent.pid).children()
-        watchdog = next(p for p in children if "process_sweep.py" in " ".join(p.cmdline()))
+        watchdog = next(p for p in children if "sweep.py" in " ".join(p.cmdline()))
         ranks = [p for p in children if p != watchdog]
         watchdog.kill()
         parent.kill()
