@@ -34,8 +34,8 @@ Result = TypeVar("Result")
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Wrap a training function `func(state, ...)`: its state is synchronised before it starts.
 
-    See `unidist.elastic.state.run`. An operation in a graph that lost a peer ends its run with an error of TensorFlow's;
-    it is recognised here.
+    See `unidist.elastic.state.run`. An operation in a graph that lost a peer ends its run with an error of
+    TensorFlow's, which is recognised here.
     """
 
     @functools.wraps(func)

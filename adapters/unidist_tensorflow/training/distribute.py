@@ -180,9 +180,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         name: replaces the optimizer's name.
         device_dense: for Horovod's sake: gradients are exchanged from host memory, wherever they are.
         device_sparse: the same.
-        compression: how gradients travel: a member of `Compression`, a class of one's own with its interface, the name
-            of a registered compressor with its options, or a `unidist.gradients.compression.GradientCompressor`. Default: as
-            `--strategy data:compression=` says.
+        compression: how gradients travel: a member of `Compression`, a class with its interface, the name of a
+            registered compressor with its options, or a `unidist.gradients.compression.GradientCompressor`. Default:
+            as `--strategy data:compression=` says.
         sparse_as_dense: IndexedSlices are added up to dense gradients by the exchange. Without, those of all ranks are
             gathered, as Horovod does: what one process would have on all samples.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum and the sum is multiplied by

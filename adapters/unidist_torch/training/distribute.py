@@ -114,8 +114,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any torch optimizer; the same object is returned, of a subclass of its class.
         named_parameters: names for messages; as `model.named_parameters()`, of all parameters or none.
         compression: how gradients travel: a member of `Compression`, the name of a registered compressor with its
-            options ("powersgd/rank=2"), an `unidist.gradients.compression.GradientCompressor`, or a class of one's own with
-            Horovod's `compress` and `decompress`. Default: as `--strategy data:compression=` says, else not at all.
+            options ("powersgd/rank=2"), a `unidist.gradients.compression.GradientCompressor`, or a class with Horovod's
+            `compress` and `decompress`. Default: as `--strategy data:compression=` says, else not at all.
         backward_passes_per_step: call `step` once after this many backward passes; their gradients are summed.
             (`--strategy accumulate=N` is for scripts that call `step` after every pass.)
         op: Average, Sum, or Adasum: the inner optimizer steps on this rank's own gradients, and the changes of the

@@ -16,7 +16,8 @@ import unidist.tensorflow as ud
 
 
 def test_the_core_imports_no_tensorflow() -> None:
-    code = "import sys, unidist, unidist.horovod_api.lifecycle, unidist.horovod_api.scope, unidist.horovod_api.reduce_ops; sys.exit('tensorflow' in sys.modules)"
+    modules = "unidist, unidist.horovod_api.lifecycle, unidist.horovod_api.scope, unidist.horovod_api.reduce_ops"
+    code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
 

@@ -11,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unidist.errors import ConfigurationError
 from unidist_planner.step_time.counted import CountedBlock, CountedPass
-from unidist_torch.profiling.saved_bytes import is_block
+from unidist_torch.framework.saved_activations import is_block
 
 
 def count(model: torch.nn.Module, inputs: Sequence[Any]) -> CountedPass:
     """Run the model forward once and count the operations of its matrix products and convolutions.
 
-    Blocks are those of `saved_bytes.measure`; where there are not several, the members of the longest list of modules,
-    and where there is no list the modules of the model. Those without parameters do not count.
+    Blocks are those of `saved_activations.measure`; if there are fewer than two, the members of the longest list of
+    modules; if there is no list, the model's children. Those without parameters do not count.
 
     Args:
         model: as it would be trained; on the `meta` device nothing is computed.

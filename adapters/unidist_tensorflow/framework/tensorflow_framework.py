@@ -84,13 +84,13 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
 
     def norm(self, buffer: Buffer, order: float) -> float:
         """See `Framework.norm`."""
-        from unidist_tensorflow.arithmetic import norm
+        from unidist_tensorflow.framework.arithmetic import norm
 
         return norm(buffer, order)
 
     def clamp(self, buffer: Buffer, limit: float) -> None:
         """See `Framework.clamp`."""
-        from unidist_tensorflow.arithmetic import clamp
+        from unidist_tensorflow.framework.arithmetic import clamp
 
         clamp(buffer, limit)
 
@@ -132,7 +132,7 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
 
     def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:
         """See `CountsOperations.count`."""
-        from unidist_tensorflow.counted_pass import count
+        from unidist_tensorflow.framework.flop_count import count
 
         return count(model, inputs)
 

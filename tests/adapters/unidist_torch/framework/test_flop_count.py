@@ -16,7 +16,7 @@ from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.counted import work_from
 from unidist_planner.step_time.work import TransformerWork
 from unidist_torch.framework import TorchFramework
-from unidist_torch.profiling.counted_pass import count
+from unidist_torch.framework.flop_count import count
 
 LAYERS, WIDTH, CODES, TIME, HEADS = 3, 32, 128, 16, 4
 

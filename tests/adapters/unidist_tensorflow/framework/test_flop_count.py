@@ -18,8 +18,8 @@ from unidist_planner.memory.source import ScriptModel
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.counted import work_from
 from unidist_planner.step_time.work import TransformerWork
-from unidist_tensorflow.counted_pass import count
 from unidist_tensorflow.framework import TensorFlowFramework
+from unidist_tensorflow.framework.flop_count import count
 
 LAYERS, WIDTH, CODES, TIME, HEADS = 2, 32, 128, 16, 4
 

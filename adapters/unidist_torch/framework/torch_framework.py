@@ -81,13 +81,13 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
     def norm(self, buffer: Buffer, order: float) -> float:
         """See `Framework.norm`."""
-        from unidist_torch.arithmetic import norm
+        from unidist_torch.framework.arithmetic import norm
 
         return norm(buffer, order)
 
     def clamp(self, buffer: Buffer, limit: float) -> None:
         """See `Framework.clamp`."""
-        from unidist_torch.arithmetic import clamp
+        from unidist_torch.framework.arithmetic import clamp
 
         clamp(buffer, limit)
 
@@ -132,12 +132,12 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
     def activations(self, model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivations:
         """See `SizesModels.activations`."""
-        from unidist_torch.profiling.saved_bytes import measure
+        from unidist_torch.framework.saved_activations import measure
 
         return measure(model, inputs)
 
     def count(self, model: torch.nn.Module, inputs: Sequence[Any]) -> CountedPass:
         """See `CountsOperations.count`."""
-        from unidist_torch.profiling.counted_pass import count
+        from unidist_torch.framework.flop_count import count
 
         return count(model, inputs)
