@@ -74,7 +74,7 @@ check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, depe
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m mypy $(TYPED_EXTRAS)
-	$(PY) tools/check_imports.py
+	$(PY) -m tools.layout
 
 bench: $(VENV)/.horovod ## measure side by side with the peers; prints a table, writes a plot
 	$(PY) -m benchmarks
