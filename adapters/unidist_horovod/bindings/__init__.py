@@ -1,1 +1,9 @@
-"""TODO."""
+"""Horovod's C++ core, called through the binding that an installed Horovod has for PyTorch or TensorFlow.
+
+May import no other folder of this package. Imports no framework until a binding is loaded.
+"""
+
+from unidist_horovod.bindings.choice import BindingSpec, check_alike, choose, usable
+from unidist_horovod.bindings.interface import Binding, OperationFailed, Pending
+
+__all__ = ["Binding", "BindingSpec", "OperationFailed", "Pending", "check_alike", "choose", "usable"]

@@ -1,1 +1,14 @@
-"""TODO."""
+"""Keras optimizers and gradient tapes bound to an `Update`: which gradients are exchanged, and the inner step on them.
+
+May import `framework`, `gradients`, `operations` and the modules at the root of this package.
+"""
+
+from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, belongings, keeps_share, kept_lists, restoring
+from unidist_tensorflow.optimizer.mixin import scales_loss
+from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+__all__ = [
+    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "belongings", "keeps_share",
+    "kept_lists", "needs_whole_variables", "restoring", "scales_loss",
+]  # fmt: skip

@@ -1,1 +1,17 @@
-"""TODO."""
+"""Elastic training in PyTorch: state that survives a change of ranks, data loaders that redistribute their samples.
+
+Scripts use it as `unidist.torch.elastic`, by Horovod's names. May import `checkpoint`, `models`, `operations`,
+`optimizer` and the folders below them.
+"""
+
+from unidist_torch.elastic.state import (
+    ElasticSampler,
+    HostsUpdatedInterrupt,
+    ObjectState,
+    Policy,
+    State,
+    TorchState,
+    run,
+)
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]

@@ -1,1 +1,21 @@
-"""TODO."""
+"""Models and their passes: step runners, deferred initialisation, synchronised batch normalisation.
+
+May import `operations` and the modules at the root of this package.
+"""
+
+from unidist_torch.models.lazy_init import BUILT_AS
+from unidist_torch.models.step_runner import (
+    LossFunction,
+    PartOfOutputs,
+    StepRunner,
+    WholeStepRunner,
+    evaluating,
+    gradient_computed,
+    gradient_memory,
+)
+from unidist_torch.models.sync_batch_norm import SyncBatchNorm
+
+__all__ = [
+    "BUILT_AS", "LossFunction", "PartOfOutputs", "StepRunner", "SyncBatchNorm", "WholeStepRunner", "evaluating",
+    "gradient_computed", "gradient_memory",
+]  # fmt: skip

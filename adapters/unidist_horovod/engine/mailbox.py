@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from unidist.buffer import Buffer
-from unidist_horovod.links import Incoming, Kind
+from unidist_horovod.engine.links import Incoming, Kind
 
 _MAX_ARRIVALS = 1024
 

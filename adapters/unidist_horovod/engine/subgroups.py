@@ -7,7 +7,7 @@ from unidist.communicator import Communicator
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import ConfigurationError, UsageError
 from unidist_horovod.bindings.carriers import array_of
-from unidist_horovod.communicator import HorovodCommunicator
+from unidist_horovod.engine.communicator import HorovodCommunicator
 
 
 def split(parent: HorovodCommunicator, ranks: tuple[int, ...]) -> Communicator | None:

@@ -18,7 +18,7 @@ from unidist_horovod.bindings.carriers import Array, Reduction, array_of, marks,
 from unidist_horovod.bindings.interface import MOVED_DTYPES, REDUCED_DTYPES, Pending
 
 if TYPE_CHECKING:
-    from unidist_horovod.group import HorovodGroup
+    from unidist_horovod.engine.group import HorovodGroup
 
 
 @dataclass

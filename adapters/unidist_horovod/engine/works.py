@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from unidist.communicator import Work
 from unidist.errors import MismatchError
 from unidist_horovod.bindings.interface import OperationFailed, Pending
-from unidist_horovod.links import Outgoing
-from unidist_horovod.mailbox import Receipt
+from unidist_horovod.engine.links import Outgoing
+from unidist_horovod.engine.mailbox import Receipt
 
 if TYPE_CHECKING:
-    from unidist_horovod.group import HorovodGroup
+    from unidist_horovod.engine.group import HorovodGroup
 
 _SPIN_SEC = 0.005
 """Horovod looks for work every millisecond; within this time the wait gives way instead of sleeping."""

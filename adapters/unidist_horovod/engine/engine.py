@@ -39,9 +39,9 @@ class HorovodEngine(Engine):
         """Start Horovod, or use the one that runs, and return a communicator over all its ranks."""
         chosen = bindings.choose()
         bindings.check_alike(chosen, rendezvous, timeout=timeout)
-        from unidist_horovod import process
-        from unidist_horovod.communicator import HorovodCommunicator
-        from unidist_horovod.links import Links
+        from unidist_horovod.engine import process
+        from unidist_horovod.engine.communicator import HorovodCommunicator
+        from unidist_horovod.engine.links import Links
 
         links = Links(topology.rank, topology.world_size, rendezvous, timeout=timeout)
         try:

@@ -14,7 +14,7 @@ from unidist.rendezvous import Rendezvous
 from unidist.settings.environment import Settings, set_variables
 from unidist.topology import Topology
 from unidist_horovod.bindings.interface import WORLD_SET, Binding, OperationFailed
-from unidist_horovod.server import AddressServer
+from unidist_horovod.engine.server import AddressServer
 
 _HOST = "localhost"
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Capabilities, Communicator, ReportsArrivals, format_ranks
 from unidist.errors import MismatchError, PeerLostError, StalledError, UnidistError, UsageError
-from unidist_horovod import process as processes
 from unidist_horovod.bindings.interface import OperationFailed
-from unidist_horovod.links import Kind, Links
-from unidist_horovod.mailbox import Mailbox
-from unidist_horovod.process import HorovodProcess
+from unidist_horovod.engine import process as processes
+from unidist_horovod.engine.links import Kind, Links
+from unidist_horovod.engine.mailbox import Mailbox
+from unidist_horovod.engine.process import HorovodProcess
 
 _CAPABILITIES = Capabilities(dtypes=frozenset(DType), negotiates=True)
 _NAMING_SEC = 1.0

@@ -14,12 +14,12 @@ from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, Usa
 from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiationOptions
 from unidist.negotiation.request import Request, Signature
 from unidist_horovod.bindings.interface import WORLD_SET, OperationFailed
-from unidist_horovod.links import Kind
-from unidist_horovod.requests import Outcome, start
-from unidist_horovod.works import HorovodWork
+from unidist_horovod.engine.links import Kind
+from unidist_horovod.engine.requests import Outcome, start
+from unidist_horovod.engine.works import HorovodWork
 
 if TYPE_CHECKING:
-    from unidist_horovod.group import HorovodGroup
+    from unidist_horovod.engine.group import HorovodGroup
 
 _ALIVE_EVERY_SEC = 1.0
 

@@ -14,10 +14,10 @@ from unidist.negotiation.named import NamedOperations, NegotiatesNames, Negotiat
 from unidist.topology import Topology
 from unidist_horovod.bindings.carriers import Reduction, array_of, marks, moved, num_moved
 from unidist_horovod.bindings.interface import MOVED_DTYPES, WORLD_SET, OperationFailed, Pending
-from unidist_horovod.group import HorovodGroup
-from unidist_horovod.links import Links
-from unidist_horovod.process import HorovodProcess
-from unidist_horovod.works import HorovodWork, ReceiveWork, SendWork
+from unidist_horovod.engine.group import HorovodGroup
+from unidist_horovod.engine.links import Links
+from unidist_horovod.engine.process import HorovodProcess
+from unidist_horovod.engine.works import HorovodWork, ReceiveWork, SendWork
 
 
 class HorovodCommunicator(HorovodGroup, NegotiatesNames):
@@ -235,7 +235,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         Raises:
             ConfigurationError: part of a part of the world, of other ranks than any process set that exists.
         """
-        from unidist_horovod.splitting import split
+        from unidist_horovod.engine.subgroups import split
 
         return split(self, tuple(ranks))
 
@@ -245,7 +245,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
 
     def named_operations(self, options: NegotiationOptions) -> NamedOperations:
         """See `NegotiatesNames.named_operations`."""
-        from unidist_horovod.named import HorovodNamedOperations
+        from unidist_horovod.engine.named_operations import HorovodNamedOperations
 
         return HorovodNamedOperations(self, options)
 

@@ -1,0 +1,8 @@
+"""The engine `horovod`: a communicator whose collectives run in Horovod's own C++ core, and its messages over TCP.
+
+May import `bindings`. Imports no framework: the launcher loads `HorovodEngine` too.
+"""
+
+from unidist_horovod.engine.engine import HorovodEngine
+
+__all__ = ["HorovodEngine"]
