@@ -39,7 +39,7 @@ def imported_by(code: str) -> set[str]:
     "code",
     [
         "import unidist",
-        "import unidist.runtime.plugin_manager; manager = unidist.runtime.plugin_manager.PluginManager(); manager.load(); list(manager.frameworks)",
+        "from unidist.runtime.plugin_manager import PluginManager as M; m = M(); m.load(); list(m.frameworks)",
         "import unidist_launch.cli",
     ],
 )

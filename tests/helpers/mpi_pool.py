@@ -1,4 +1,4 @@
-"""A pool of ranks that mpirun starts, with the interface of `unidist.jobs.pool.pool.RankPool` as far as the tests use it.
+"""A pool of ranks that mpirun starts, with as much of the interface of `RankPool` as the tests use.
 
 mpirun is a process of `LocalProcesses`: its watchdog ends everything, however the tests end. The ranks connect to a
 socket in the abstract namespace, which leaves no file, and prove themselves by a token.

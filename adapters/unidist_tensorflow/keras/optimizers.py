@@ -12,7 +12,7 @@ from unidist_tensorflow.optimizer.arguments import CompressionLike, local_variab
 from unidist_tensorflow.training import distribute as training_distribute
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+def DistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
 
 
-def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",

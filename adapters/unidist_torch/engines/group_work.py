@@ -78,6 +78,7 @@ class GroupWork(Work):
         self._failure: RuntimeError | None = None
 
     def wait(self, timeout: timedelta | None = None) -> None:
+        """See `Work.wait`."""
         limit = self._communicator.timeout if timeout is None else timeout
         with self._communicator._translated(self._what, limit, self._peer):
             if self._peer is not None and not self._communicator.polls_messages:
@@ -112,6 +113,7 @@ class GroupWork(Work):
                     raise
 
     def done(self) -> bool:
+        """See `Work.done`."""
         if self._peer is None or self._communicator.polls_messages or not self._works:
             return all(work.is_completed() for work in self._works)
         return not self._wait_aside(self._communicator.timeout).is_alive()

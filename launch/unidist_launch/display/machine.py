@@ -25,7 +25,10 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def shared_memory_bytes() -> tuple[int, int] | None:
-    """Return size and free space of /dev/shm; None if there is none. (The shm engine does not need it; others do.)"""
+    """Return size and free space of /dev/shm; None if there is none.
+
+    The shm engine does not need it; others do.
+    """
     try:
         found = os.statvfs("/dev/shm")
     except OSError:

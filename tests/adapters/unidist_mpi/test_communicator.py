@@ -34,7 +34,7 @@ class TestMpiCommunicator(CommunicatorConformance):
         self._rank_pool = mpi_pool  # type: ignore[assignment]  # as far as the suite uses one
 
     def test_the_death_of_a_rank_is_noticed_by_all_others(self, group_size: int, moment: str) -> None:
-        """mpirun ends the whole job: no rank is left that could be told."""
+        """`mpirun` ends the whole job: no rank is left that could be told."""
         if moment not in ("barrier", "large allreduce"):
             pytest.skip("the end of the job is the same at every moment")
         pool = self._rank_pool(group_size)

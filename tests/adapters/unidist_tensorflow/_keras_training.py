@@ -62,11 +62,7 @@ def loss_of(y: Any, scores: Any) -> Any:
 
 
 def train(mode: str, model: Any, optimizer: Any, x: Any, y: Any, **compile_options: Any) -> list[Any]:
-    """Train on batches `(STEPS, rows, ...)` and return the weights.
-
-    Args:
-        mode: "eager", "function" or "fit".
-    """
+    """Train on batches `(STEPS, rows, ...)` and return the weights. `mode` is "eager", "function" or "fit"."""
     if mode == "fit":
         model.compile(
             optimizer,

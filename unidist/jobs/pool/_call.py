@@ -72,8 +72,11 @@ class Call:
         return sorted(self.pending | {failure.rank for failure in self._failures if failure.died})
 
     def run(self, messages: Sequence[bytes], timeout_sec: float | None) -> None:
-        """Send and collect until all have answered, or the time is up: that of the call, or, once a rank
-        has failed, a short grace in which the others can still tell what they know."""
+        """Send and collect until all have answered or the time is up.
+
+        The time is that of the call or, once a rank has failed, a short grace period in which the others can still
+        report what they know.
+        """
         self._timeout_sec = timeout_sec
         limit = float("inf") if timeout_sec is None else time.monotonic() + timeout_sec
         with selectors.PollSelector() as selector:
