@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from mpi4py import MPI
+from typing_extensions import override
 
 from unidist.algorithms._checks import check_count, check_same_type, checked_counts
 from unidist.algorithms._reduce import check_reduction
@@ -28,7 +29,7 @@ from unidist.errors import MismatchError, PeerLostError, StalledError, UsageErro
 from unidist_mpi import collectives
 from unidist_mpi.collectives import Link, Steps
 from unidist_mpi.messages import Messages
-from unidist_mpi.process import NAME_BYTES, Kind, MpiProcess
+from unidist_mpi.process import NAME_BYTES, Group, Kind, MpiProcess
 from unidist_mpi.works import MpiWork, Operation
 
 _CAPABILITIES = Capabilities()
@@ -36,7 +37,7 @@ _NUM_TAGS = 10_000
 """MPI promises tags up to 32767; each communicator uses two."""
 
 
-class MpiCommunicator(Communicator, ReportsArrivals):
+class MpiCommunicator(Communicator, ReportsArrivals, Group):
     """One group of ranks: an MPI communicator, and a name by which its notices are known.
 
     Collectives are given to MPI one after another, each when the one before is complete: so they begin in the same
@@ -85,16 +86,16 @@ class MpiCommunicator(Communicator, ReportsArrivals):
 
     # Collectives
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
         check_same_type("allreduce", source, target)
         check_count("allreduce", "target", target, source.count)
         check_reduction(target, op)
         steps = collectives.allreduce(self._link, source, target, op, scale)
         return self._issue(f"allreduce of {source.dtype}[{source.count}]", steps, source, target)
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         check_same_type("allgather", source, target)
         counts = checked_counts("allgather", counts, [source.count] * self.size, self)
         check_count("allgather", "source", source, counts[self.rank])
@@ -102,12 +103,13 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         steps = collectives.allgather(self._link, source, target, counts)
         return self._issue(f"allgather of {source.dtype}[{target.count}]", steps, source, target)
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         steps = collectives.broadcast(self._link, buffer, root)
         return self._issue(f"broadcast of {buffer.dtype}[{buffer.count}] from rank {root}", steps, buffer)
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -117,7 +119,6 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`."""
         check_same_type("reducescatter", source, target)
         default = equal_counts(source.count, self.size) if counts is None else ()
         counts = checked_counts("reducescatter", counts, default, self)
@@ -127,10 +128,10 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         steps = collectives.reducescatter(self._link, source, target, op, scale, counts)
         return self._issue(f"reducescatter of {source.dtype}[{source.count}]", steps, source, target)
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         check_same_type("alltoall", source, target)
         sent = checked_counts("alltoall", send_counts, (), self)
         received = checked_counts("alltoall", receive_counts, (), self)
@@ -139,21 +140,21 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         steps = collectives.alltoall(self._link, source, target, sent, received)
         return self._issue(f"alltoall of {source.dtype}[{source.count}]", steps, source, target)
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         return self._issue("barrier", collectives.barrier(self._link))
 
     # Messages
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`."""
         operation = self._message(f"send of {buffer.nbytes} bytes to rank {to}", buffer, to, "to")
         with self._turn:
             self._messages.send(operation, buffer)
         return self._begun(operation)
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         operation = self._message(f"recv of {buffer.nbytes} bytes from rank {source}", buffer, source, "source")
         with self._turn:
             self._messages.receive(operation, buffer)
@@ -168,8 +169,9 @@ class MpiCommunicator(Communicator, ReportsArrivals):
 
     # Groups
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`.
+        """Return a communicator over the ranks of this rank's group.
 
         Raises:
             MismatchError: a member of this rank's group passed another list. Not raised on ranks of other groups.
@@ -204,14 +206,15 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         self.allgather(Buffer.of(given), Buffer.of(taken)).wait()
         return [bytes(taken[start : start + len(own)]) for start in range(0, len(taken), len(own))]
 
+    @override
     def waiting_for(self) -> Sequence[int]:
-        """See `ReportsArrivals.waiting_for`."""
         return self._absent(self._waiting_in) if self._waiting_in >= 0 else ()
 
     # The end
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`; the reason reaches the peers."""
+        """Abort, and tell the peers why."""
         self._abort(reason, self.rank)
 
     def _abort(self, reason: str, culprit: int) -> None:
@@ -222,8 +225,9 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         self._aborted = f"rank {self.rank} aborted: {reason or 'no reason given'}"
         self.process.notify(self.members, self._name, Kind.ABORT, culprit, self._aborted)
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`. What never completed stays with MPI: it cannot be taken back."""
+        """Close. Operations that have not completed stay with MPI, which cannot take them back."""
         if self._closed:
             return
         self._closed = True
@@ -239,8 +243,8 @@ class MpiCommunicator(Communicator, ReportsArrivals):
 
     # For the process
 
+    @override
     def advance(self) -> None:
-        """See `process.Group`."""
         if not self._turn.acquire(blocking=False):  # another thread is at it
             return
         try:
@@ -259,8 +263,8 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         finally:
             self._turn.release()
 
+    @override
     def notice(self, member: int, kind: Kind, value: int, text: str) -> None:
-        """See `process.Group`."""
         rank = self.members.index(member)
         if kind is Kind.ARRIVED:
             self._arrivals[rank] = value
@@ -277,7 +281,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         return bool(self._aborted or self._closed)
 
     def check_alive(self, what: str) -> None:
-        """Raise if nothing can come of an operation any more."""
+        """Raise if operations can no longer complete."""
         if self._closed:
             raise UsageError(f"{what}: this communicator is closed ({self.description})")
         if self._aborted:
@@ -292,7 +296,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         self.process.notify(self.members, self._name, Kind.ARRIVED, number)
 
     def end_waiting(self) -> None:
-        """Take note that what `tell_arrival` told is over."""
+        """Take note that the wait which `tell_arrival` announced has ended."""
         self._waiting_in = -1
 
     def left(self, operation: Operation) -> tuple[int, ...]:
@@ -344,7 +348,7 @@ class MpiCommunicator(Communicator, ReportsArrivals):
         return MpiWork(self, operation)
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error whatever is under way."""
+        """End all operations under way with an error."""
         text = f"on rank {self.rank} ({self.description}): {type(error).__name__}: {error}"
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE:
             failure: Exception = MismatchError(f"the ranks do not agree on the sizes of an operation, {text}")

@@ -13,7 +13,7 @@ from unidist_mpi.works import Operation
 
 
 class Messages:
-    """Moves messages on; whoever calls holds the communicator's lock.
+    """Moves messages on. Callers hold the communicator's lock.
 
     A receive is given to MPI when its message is there, and not before: only so is the size known of a message that
     does not fit.

@@ -29,22 +29,22 @@ _MAX_TEXT_BYTES = 3000  # with it a notice is sent at once, whatever the receive
 _MAX_EARLY = 1000
 _NAP_SEC = 1e-3
 END_SEC = 30.0
-"""How long a rank that saw an operation fail waits, at its end, for the others to come to theirs."""
+"""How long a rank that saw an operation fail waits, when its script ends, for the other scripts to end."""
 
 
 class Kind(IntEnum):
-    """What a notice says, and its value."""
+    """The kinds of notices, and the meaning of their values."""
 
     ABORT = 1
-    """Because of which rank of the group; -1 if it is not known."""
+    """The rank of the group that caused it; -1 if it is not known."""
     ARRIVED = 2
-    """In which collective it waits."""
+    """The collective in which the sender waits."""
     LEFT = 3
-    """How many collectives it has begun."""
+    """The number of collectives that the sender has begun."""
 
 
 class Group(Protocol):
-    """What the process moves on and hands notices to: one communicator."""
+    """A communicator, as the process sees it: it moves it on, and hands notices to it."""
 
     @property
     def is_broken(self) -> bool:
@@ -108,14 +108,14 @@ class MpiProcess:
                 self._busy.pop(name, None)
 
     def abandon(self, *kept: object) -> None:
-        """Keep what MPI may still use, for ever: a collective that began and never ended cannot be taken back."""
+        """Keep for ever what MPI may still use: a collective that began and never ended cannot be taken back."""
         with self._lock:
             self._abandoned.append(kept)
 
     # Notices
 
     def notify(self, members: tuple[int, ...], name: bytes, kind: Kind, value: int = 0, text: str = "") -> None:
-        """Send a notice to ranks of the world, this one left out. From any thread; does not wait."""
+        """Send a notice to ranks of the world except this one. From any thread; does not wait."""
         if self._notices is None or not self.can_communicate:
             return
         message = _HEADER.pack(kind, value, name) + text.encode()[:_MAX_TEXT_BYTES]
@@ -161,7 +161,7 @@ class MpiProcess:
         self._outgoing = [item for item in self._outgoing if not item[0].Test()]
 
     def end(self) -> None:
-        """At the end of the script: give everything back, end MPI, and let a script that failed end the job.
+        """Give everything back at the end of the script, end MPI, and let a script that failed end the job.
 
         MPI waits at its end for all ranks, without a limit; those that wait for this one in an operation, or hang,
         would never come there.

@@ -1,4 +1,4 @@
-"""What is under way, and waiting for it with a deadline: MPI itself knows none."""
+"""Operations under way, and waiting for them with a deadline, which MPI lacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.communicator import Work
@@ -21,7 +22,7 @@ _YIELD_SEC = 0.02
 """After this much of giving way to other processes, a wait begins to sleep."""
 _MAX_NAP_SEC = 1e-3
 _ARRIVED_SEC = 0.1
-"""Whoever waits longer than this tells its peers that it has come, so that they know who is missing."""
+"""A rank that waits longer than this tells its peers that it has arrived, so that they know who is missing."""
 _GRACE_SEC = 0.5
 """For messages of a peer that has closed its side: what it sent before is still on its way."""
 
@@ -64,7 +65,7 @@ class Operation:
         return False
 
     def end(self, error: Exception | None = None) -> None:
-        """It is over."""
+        """End the operation."""
         self.error = error
         self._buffers = ()
         self._steps = None
@@ -81,20 +82,20 @@ class Operation:
 
 
 class MpiWork(Work):
-    """An operation of a communicator, for whoever called it."""
+    """An operation of a communicator, for its caller."""
 
     def __init__(self, communicator: MpiCommunicator, operation: Operation) -> None:
         self._communicator = communicator
         self._operation = operation
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         if not self._operation.complete:
             self._communicator.process.drive()
         return self._operation.complete or self._communicator.is_broken
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         operation = self._operation
         if not operation.complete:
             try:

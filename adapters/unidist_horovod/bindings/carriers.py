@@ -1,7 +1,7 @@
 """Element types and reductions that Horovod lacks, expressed by those that it has.
 
 Ranks that use different types must be told apart although both may travel as one. Horovod compares shapes, so each
-type that needs a carrier is given trailing dims of size 1, a number of them of its own.
+type that needs a carrier is given trailing dims of size 1, a different number for each type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 _BY_WIDTH = {1: DType.UINT8, 2: DType.INT16, 4: DType.INT32, 8: DType.INT64}
 _NUM_MARKS = {dtype: number for number, dtype in enumerate(DType)}
 
-# Wider integers wrap around alike, and hold every value of the narrow ones.
+# Wider integers wrap around in the same way, and hold every value of the narrow ones.
 _WIDER = {
     DType.BOOL: DType.INT32,
     DType.UINT8: DType.INT32,

@@ -1,4 +1,4 @@
-"""Which of Horovod's bindings the engine uses: that of a framework which is here, and the same on all ranks."""
+"""The choice among Horovod's bindings: that of an installed framework, the same one on all ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BindingSpec:
         return ""
 
     def runs(self) -> bool:
-        """Say whether this process runs Horovod by this binding, whoever started it."""
+        """Say whether Horovod runs in this process by this binding, no matter who started it."""
         operations = sys.modules.get(f"horovod.{self.name}.mpi_ops")
         return operations is not None and bool(operations.is_initialized())
 
@@ -67,7 +67,7 @@ SPECS = (
 )
 """In the order of preference: operations of the first have less to do."""
 
-# Each binding has a copy of Horovod's runtime of its own; a process must never have started both.
+# Each binding has its own copy of Horovod's runtime; a process must never have started both.
 _loaded: BindingSpec | None = None
 
 
@@ -116,7 +116,7 @@ def choose() -> BindingSpec:
     return next((spec for spec in found if spec.name in sys.modules), found[0])
 
 
-def check_alike(chosen: BindingSpec, rendezvous: Rendezvous, *, timeout: timedelta) -> None:
+def check_same(chosen: BindingSpec, rendezvous: Rendezvous, *, timeout: timedelta) -> None:
     """Raise ConfigurationError on every rank if ranks chose differently: they could not meet. Collective."""
     names = [item.payload.decode() for item in rendezvous.allgather(chosen.name.encode(), timeout=timeout)]
     if len(set(names)) == 1:

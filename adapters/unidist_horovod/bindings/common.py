@@ -1,4 +1,4 @@
-"""What Horovod's bindings do alike: its life and its process sets. Each has a copy of Horovod's Python side."""
+"""The common part of Horovod's bindings: starting, stopping and process sets, by Horovod's Python side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from horovod.common.process_sets import ProcessSet
+from typing_extensions import override
 
 from unidist.communicator import ReduceOp
 from unidist_horovod.bindings.interface import Binding, OperationFailed
@@ -20,33 +21,33 @@ class CommonBinding(Binding):
 
     mpi_ops: ClassVar[Any]
 
+    @override
     def start(self) -> None:
-        """See `Binding.start`."""
         self.mpi_ops.init()
 
+    @override
     def stop(self) -> None:
-        """See `Binding.stop`."""
         if self.is_running():
             self.mpi_ops._basics.shutdown()
 
+    @override
     def is_running(self) -> bool:
-        """See `Binding.is_running`."""
         return bool(self.mpi_ops.is_initialized())
 
+    @override
     def place(self) -> tuple[int, int]:
-        """See `Binding.place`."""
         return self.mpi_ops.rank(), self.mpi_ops.size()
 
+    @override
     def process_sets(self) -> dict[tuple[int, ...], int]:
-        """See `Binding.process_sets`."""
         try:
             found = self.mpi_ops._basics._get_process_set_ids_and_ranks()
         except (ValueError, RuntimeError) as exc:
             raise OperationFailed(str(exc)) from None
         return {tuple(ranks): number for number, ranks in found.items()}
 
+    @override
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """See `Binding.add_process_set`."""
         try:
             made: int = self.mpi_ops.add_process_set(ProcessSet(list(ranks))).process_set_id
         except ValueError as exc:

@@ -1,4 +1,4 @@
-"""Horovod's TensorFlow operations, each as a graph of its own.
+"""Horovod's TensorFlow operations, each as a separate graph.
 
 Horovod matches ranks by the name of the graph's node, which is fixed when the graph is made: eager operations of one
 kind all have the same. A graph of one operation is cheap to make (half a millisecond) and to drop again, unlike a
@@ -62,7 +62,7 @@ class OperationGraph:
         self._call: Any = self._session._make_callable_from_options(options)
 
     def run(self, *inputs: Array) -> list[Array]:
-        """Return the operation's outputs, in memory of TensorFlow's. Blocks until Horovod is through with it.
+        """Return the operation's outputs, in memory of TensorFlow's. Blocks until Horovod has ended it.
 
         The inputs are not copied if they are aligned as TensorFlow wants it, to 64 bytes.
 

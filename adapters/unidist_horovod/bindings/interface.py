@@ -1,4 +1,4 @@
-"""What the engine needs of one of Horovod's bindings: its life, its process sets, its operations on memory."""
+"""The interface of one of Horovod's bindings: starting and stopping, process sets, operations on memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
 
 REDUCED_DTYPES = frozenset((DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64))
-"""What every binding reduces."""
+"""Element types that every binding reduces."""
 MOVED_DTYPES = REDUCED_DTYPES | {DType.UINT8, DType.INT8, DType.INT16}
-"""What every binding gathers, broadcasts and exchanges."""
+"""Element types that every binding gathers, broadcasts and exchanges."""
 
 WORLD_SET = 0
 """The id of the process set of all ranks."""
@@ -28,10 +28,10 @@ class Pending(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether Horovod is through with it, well or not. Never blocks."""
+        """Say whether Horovod has ended it, with an error or without. Never blocks."""
 
     def pause(self) -> None:
-        """Give way to whoever completes it, for less than a millisecond. Called between two calls of `done`."""
+        """Yield to the thread that completes it, for less than a millisecond. Called between two calls of `done`."""
         os.sched_yield()
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Pending(ABC):
     @property
     @abstractmethod
     def output(self) -> Buffer:
-        """What an operation without a target made. After `finish`."""
+        """The result of an operation without a target. After `finish`."""
 
     @property
     @abstractmethod
@@ -68,11 +68,11 @@ class Binding(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start Horovod from the environment; blocks until all ranks have come. ValueError where it does not start."""
+        """Start Horovod from the environment; blocks until all ranks have entered. ValueError if it does not start."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop Horovod here, and with that on all ranks. What is under way ends with OperationFailed. Idempotent."""
+        """Stop Horovod here, and with that on all ranks. Operations under way end with OperationFailed. Idempotent."""
 
     def release(self) -> None:  # noqa: B027  # most have nothing
         """Give back what the binding holds beside Horovod. After the last operation, also if Horovod has failed."""

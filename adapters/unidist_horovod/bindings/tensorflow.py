@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from horovod.tensorflow import mpi_ops
+from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
@@ -58,7 +59,7 @@ class _TensorFlowPending(Pending):
         self._target = None
 
     def ended(self) -> None:
-        """Let whoever waits go on."""
+        """Wake the thread that waits."""
         self._is_done = True
         self._running.release()
 
@@ -108,11 +109,12 @@ class TensorFlowBinding(CommonBinding):
         self._graphs = GraphCache()
         self._waiters = Waiters("unidist-horovod-wait")
 
+    @override
     def release(self) -> None:
-        """See `Binding.release`."""
         self._waiters.stop()
         self._graphs.clear()
 
+    @override
     def allreduce(
         self,
         source: Buffer,
@@ -124,25 +126,25 @@ class TensorFlowBinding(CommonBinding):
         name: str,
         members: int,
     ) -> Pending:
-        """See `Binding.allreduce`."""
         factor, rest = _factors(scale, source.dtype)
         options = {"reduce_op": _OPS[op], "prescale_factor": 1.0, "postscale_factor": factor}
         pending = _TensorFlowPending([array_of(source).reshape(shape)], array_of(target), rest)
         return self._submit(_lib.horovod_allreduce, pending, name, members, options)
 
+    @override
     def allgather(
         self, source: Buffer, target: Buffer | None, *, shape: Sequence[int], name: str, members: int
     ) -> Pending:
-        """See `Binding.allgather`."""
         pending = _TensorFlowPending([array_of(source).reshape(shape)], None if target is None else array_of(target))
         return self._submit(_lib.horovod_allgather, pending, name, members)
 
+    @override
     def broadcast(self, buffer: Buffer, *, shape: Sequence[int], root: int, name: str, members: int) -> Pending:
-        """See `Binding.broadcast`."""
         values = array_of(buffer)
         pending = _TensorFlowPending([values.reshape(shape)], values)
         return self._submit(_lib.horovod_broadcast, pending, name, members, {"root_rank": root})
 
+    @override
     def alltoall(
         self,
         source: Buffer,
@@ -153,22 +155,21 @@ class TensorFlowBinding(CommonBinding):
         name: str,
         members: int,
     ) -> Pending:
-        """See `Binding.alltoall`."""
         inputs = [array_of(source).reshape(shape), np.array(splits, np.int32)]
         pending = _TensorFlowPending(inputs, None if target is None else array_of(target))
         return self._submit(_lib.horovod_alltoall, pending, name, members)
 
+    @override
     def reducescatter(
         self, source: Buffer, target: Buffer, *, shape: Sequence[int], scale: float, name: str, members: int
     ) -> Pending:
-        """See `Binding.reducescatter`."""
         factor, rest = _factors(scale, source.dtype)
         options = {"reduce_op": _OPS[ReduceOp.SUM], "prescale_factor": 1.0, "postscale_factor": factor}
         pending = _TensorFlowPending([array_of(source).reshape(shape)], array_of(target), rest)
         return self._submit(_lib.horovod_reducescatter, pending, name, members, options)
 
+    @override
     def join(self) -> Pending:
-        """See `Binding.join`."""
         pending = _TensorFlowPending([], None)
         self._run(pending, self._graphs.take(("join",), _lib.horovod_join, []))
         return pending

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from horovod.torch import mpi_ops
+from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
@@ -70,14 +71,15 @@ class TorchBinding(CommonBinding):
 
     mpi_ops = mpi_ops
 
+    @override
     def stop(self) -> None:
-        """See `Binding.stop`."""
         if not self.is_running():
             return
         super().stop()
         _lib.horovod_torch_reset()
         _in_use.clear()
 
+    @override
     def allreduce(
         self,
         source: Buffer,
@@ -89,27 +91,27 @@ class TorchBinding(CommonBinding):
         name: str,
         members: int,
     ) -> Pending:
-        """See `Binding.allreduce`."""
         given = _tensor(source, shape)
         result = given if target.address == source.address else _tensor(target, shape)
         call = _function("allreduce", source.dtype)
         return _submit(call, (given, result), given, result, 1, name.encode(), _OPS[op], 1.0, scale, members)
 
+    @override
     def allgather(
         self, source: Buffer, target: Buffer | None, *, shape: Sequence[int], name: str, members: int
     ) -> Pending:
-        """See `Binding.allgather`."""
         given = _tensor(source, shape)
         result = _output(target, source.dtype, shape)
         call = _function("allgather", source.dtype)
         return _submit(call, (given, result), given, result, name.encode(), members)
 
+    @override
     def broadcast(self, buffer: Buffer, *, shape: Sequence[int], root: int, name: str, members: int) -> Pending:
-        """See `Binding.broadcast`."""
         tensor = _tensor(buffer, shape)
         call = _function("broadcast", buffer.dtype)
         return _submit(call, (tensor, tensor), tensor, tensor, root, name.encode(), members)
 
+    @override
     def alltoall(
         self,
         source: Buffer,
@@ -120,7 +122,6 @@ class TorchBinding(CommonBinding):
         name: str,
         members: int,
     ) -> Pending:
-        """See `Binding.alltoall`."""
         given = _tensor(source, shape)
         result = _output(target, source.dtype, shape)
         sent = torch.tensor(list(splits), dtype=torch.int32)
@@ -130,17 +131,17 @@ class TorchBinding(CommonBinding):
         pending._received = received
         return pending
 
+    @override
     def reducescatter(
         self, source: Buffer, target: Buffer, *, shape: Sequence[int], scale: float, name: str, members: int
     ) -> Pending:
-        """See `Binding.reducescatter`."""
         given = _tensor(source, shape)
         result = _output(target, source.dtype, shape)
         call = _function("reducescatter", source.dtype)
         return _submit(call, (given, result), given, result, name.encode(), _OPS[ReduceOp.SUM], members, 1.0, scale)
 
+    @override
     def join(self) -> Pending:
-        """See `Binding.join`."""
         last = torch.tensor(-1, dtype=torch.int32)
         return _submit(_lib.horovod_torch_join, (last, last), last, -1)
 

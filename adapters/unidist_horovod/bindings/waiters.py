@@ -20,7 +20,7 @@ class Waiters:
     """Runs jobs that block, every one at once, on threads that are kept a while for the next. Thread-safe.
 
     Ranks may begin operations in any order, and none ends before all have begun it: with a fixed number of threads,
-    each rank could hold all of its own with operations that wait for others' queued ones. The threads are daemons:
+    each rank could fill all of its threads with operations that wait for others' queued ones. The threads are daemons:
     one that waits for a lost peer does not keep the process from ending.
 
     Args:

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work, equal_counts
 from unidist.errors import MismatchError, UsageError
@@ -54,9 +56,9 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
 
     # Collectives
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
-        _check_alike(source, target, source.count, "allreduce")
+        _check_match(source, target, source.count, "allreduce")
         reduction = Reduction(source, target, op, scale)
         shape = (reduction.given.count, *reduction.marks)
         return self._issue(
@@ -73,10 +75,10 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
             reduction.finish,
         )
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         pieces = list(equal_counts(target.count, self.size) if counts is None else counts)
-        _check_alike(source, target, sum(pieces), "allgather")
+        _check_match(source, target, sum(pieces), "allgather")
         if len(pieces) != self.size or source.count != pieces[self.rank]:
             raise UsageError(f"allgather: counts={pieces} do not fit {source.count} elements of rank {self.rank}")
         given, result = moved(source), moved(target)
@@ -98,8 +100,8 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
             reorder,
         )
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         data = moved(buffer)
         return self._issue(
@@ -113,6 +115,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
             ),
         )
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -122,15 +125,11 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`.
-
-        Horovod's own knows sums of pieces as even as can be; what else is asked for is an all-reduce of which each
-        rank keeps its piece.
-        """
+        """An all-reduce of which each rank keeps its piece: Horovod's own only sums, and divides evenly."""
         pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
         if len(pieces) != self.size or sum(pieces) != source.count:
             raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
-        _check_alike(source, target, pieces[self.rank], "reducescatter")
+        _check_match(source, target, pieces[self.rank], "reducescatter")
         what = f"reducescatter of {source.dtype}{pieces}"
         start = sum(pieces[: self.rank])
         outcome = Buffer.allocate(source.count, source.dtype)
@@ -154,14 +153,14 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
             keep,
         )
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         sent, expected = list(send_counts), list(receive_counts)
         if len(sent) != self.size or len(expected) != self.size or sum(sent) != source.count:
             raise UsageError(f"alltoall: send_counts={sent} do not fit {source.count} elements and {self.size} ranks")
-        _check_alike(source, target, sum(expected), "alltoall")
+        _check_match(source, target, sum(expected), "alltoall")
         what = f"alltoall of {source.dtype}{sent}"
         sent_in_order, expected_in_order = [sent[i] for i in self.order], [expected[i] for i in self.order]
         given, result, factor = moved(source), moved(target), num_moved(source.dtype)
@@ -172,7 +171,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         pending: list[Pending] = []
 
         def start(name: str) -> Pending:
-            # Horovod sizes the output by what comes, so it is given memory of its own: what comes may be too much.
+            # Horovod sizes the output by what arrives, which may be too much for the target: so it gets its own memory.
             pending.append(
                 self.process.binding.alltoall(
                     given,
@@ -196,8 +195,8 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
 
         return self._issue(what, start, take)
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         token = Buffer.allocate(1, DType.INT32)
         return self._issue(
             "barrier",
@@ -208,13 +207,14 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
 
     # Messages
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`; over the links, because Horovod has no messages."""
+        """Send over the links, since Horovod has no messages."""
         what = self._check_message(f"send of {buffer.nbytes} bytes to rank {to}", to, "to")
         return SendWork(self, what, to, self.links.send(self.members[to], self.name, buffer))
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         what = self._check_message(f"recv of {buffer.nbytes} bytes from rank {source}", source, "source")
         receipt = self.mailbox.expect(self.members[source], buffer)
         self.links.claimed(self.members[source])
@@ -229,11 +229,12 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
 
     # Groups
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`. A process set is made by all ranks of the job, and stays until Horovod stops.
+        """Return a communicator over a process set, made by all ranks of the job, until Horovod stops.
 
         Raises:
-            ConfigurationError: part of a part of the world, of other ranks than any process set that exists.
+            ConfigurationError: a group of a group, with ranks for which no process set exists.
         """
         from unidist_horovod.engine.subgroups import split
 
@@ -243,8 +244,8 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         """Return the number of the next split; for `split`."""
         return next(self._splits)
 
+    @override
     def named_operations(self, options: NegotiationOptions) -> NamedOperations:
-        """See `NegotiatesNames.named_operations`."""
         from unidist_horovod.engine.named_operations import HorovodNamedOperations
 
         return HorovodNamedOperations(self, options)
@@ -298,7 +299,7 @@ def _copy_pieces(
         begin += count * factor
 
 
-def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
+def _check_match(source: Buffer, target: Buffer, count: int, what: str) -> None:
     if source.dtype != target.dtype or target.count != count or source.memory != target.memory:
         raise UsageError(
             f"{what}: the target must be {source.dtype}[{count}] in {source.memory} memory, "

@@ -38,7 +38,7 @@ class HorovodEngine(Engine):
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Start Horovod, or use the one that runs, and return a communicator over all its ranks."""
         chosen = bindings.choose()
-        bindings.check_alike(chosen, rendezvous, timeout=timeout)
+        bindings.check_same(chosen, rendezvous, timeout=timeout)
         from unidist_horovod.engine import process
         from unidist_horovod.engine.communicator import HorovodCommunicator
         from unidist_horovod.engine.links import Links

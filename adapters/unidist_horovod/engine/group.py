@@ -1,4 +1,4 @@
-"""One group of ranks on Horovod: who it is, what its peers said, how it ends, and which errors that makes."""
+"""One group of ranks on Horovod: its members, the notices of its peers, its end, and the errors to raise then."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from abc import ABC
 from collections.abc import Sequence
 from datetime import timedelta
+
+from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Capabilities, Communicator, ReportsArrivals, format_ranks
@@ -26,7 +28,7 @@ _MISMATCHES = ("Mismatched ", "is not supported with Join")
 
 
 class HorovodGroup(Communicator, ReportsArrivals, ABC):
-    """What a communicator over Horovod is, apart from its operations.
+    """A communicator over Horovod, apart from its operations.
 
     Args:
         process: the running Horovod.
@@ -41,7 +43,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
     Attributes:
         order: group ranks in the order of the process set, which is that of the world.
         is_in_order: that order is the group's own.
-        mailbox: what the peers said and sent.
+        mailbox: the notices and messages of the peers.
     """
 
     def __init__(
@@ -70,21 +72,24 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         self.mailbox = Mailbox()
         links.open(name, self.mailbox)
 
+    @override
     def allocate(self, nbytes: int) -> Buffer:
-        """See `Communicator.allocate`; TensorFlow copies what is not aligned."""
+        """Return memory aligned as TensorFlow wants it, which would copy it otherwise."""
         memory = Buffer.allocate(nbytes + _ALIGNMENT, DType.UINT8)
         return memory.slice(-memory.address % _ALIGNMENT, nbytes)
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`; the reason reaches the peers."""
+        """Abort, and tell the peers why."""
         text = f"rank {self.rank} aborted: {reason or 'no reason given'}"
         first = not self.mailbox.aborted
         self.mailbox.abort(text)
         if first and not self._closed:
             self.tell(Kind.ABORT, payload=text.encode())
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`; the last one of the process stops Horovod."""
+        """Close; the last communicator of the process stops Horovod."""
         if self._closed:
             return
         self._closed = True
@@ -104,7 +109,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         return bool(self.mailbox.aborted or self.process.failure or self._closed)
 
     def check_alive(self, what: str) -> None:
-        """Raise if nothing can come of an operation any more."""
+        """Raise if operations can no longer complete."""
         if self.mailbox.aborted:
             by = self.mailbox.aborted_by
             raise PeerLostError(
@@ -141,8 +146,8 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         arrived = self.mailbox.arrived(number)
         return tuple(rank for rank, member in enumerate(self.members) if rank != self.rank and member not in arrived)
 
+    @override
     def waiting_for(self) -> Sequence[int]:
-        """See `ReportsArrivals.waiting_for`."""
         return self.absent(self._waiting_in) if self._waiting_in >= 0 else ()
 
     def translated(self, what: str, error: OperationFailed) -> UnidistError:

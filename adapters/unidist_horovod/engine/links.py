@@ -1,7 +1,7 @@
 """Connections between the ranks of a host, beside Horovod's: messages, aborts, arrivals, and who has died.
 
 Horovod has no send and receive, tells nobody why it gave up, and does not name who is missing. So each pair of ranks
-has a Unix socket as well. A thread of its own is not needed: whoever waits drives.
+has a Unix socket as well. No thread is needed for them: a rank that waits drives them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_UNCLAIMED_BYTES = 64 << 20
 
 
 class Kind(IntEnum):
-    """What a packet is: a message's beginning (value: its size) or a further part of it, or a notice."""
+    """The kinds of packets: a message's beginning (value: its size), a further part of it, or a notice."""
 
     MESSAGE = 0
     PART = 1
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class Receiver(Protocol):
-    """What takes the packets of one channel. Called with the links' lock held."""
+    """Takes the packets of one channel. Called with the links' lock held."""
 
     def begin(self, peer: int, nbytes: int) -> Incoming:
         """Return where a message that begins now goes."""
@@ -233,7 +233,7 @@ class Links:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"\0unidist/horovod/{name}")
             listener.listen(size)
-            # The rendezvous has checked who the others are; whoever knows a token is one of them.
+            # The rendezvous has checked who the others are; a peer that knows the token is one of them.
             replies = rendezvous.allgather(token + name.encode(), timeout=timeout)
             self.name = replies[0].payload[_TOKEN_BYTES:].decode()[:8]
             for other, reply in enumerate(replies[: self.rank]):

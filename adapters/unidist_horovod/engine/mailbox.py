@@ -6,8 +6,10 @@ import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
-from unidist_horovod.engine.links import Incoming, Kind
+from unidist_horovod.engine.links import Incoming, Kind, Receiver
 
 _MAX_ARRIVALS = 1024
 
@@ -36,8 +38,8 @@ class _Arrived:
             _fill(self.receipt, self.data)
 
 
-class Mailbox:
-    """Takes what comes for one communicator; a `Receiver` of the links. Peers are ranks of the world.
+class Mailbox(Receiver):
+    """Takes what comes for one communicator. Peers are ranks of the world.
 
     Attributes:
         aborted: who aborted, and why; "" if nobody did.
@@ -68,8 +70,8 @@ class Mailbox:
                 self._waiting[peer].append(receipt)
         return receipt
 
+    @override
     def begin(self, peer: int, nbytes: int) -> Incoming:
-        """See `Receiver.begin`."""
         with self._lock:
             if self._waiting[peer]:
                 receipt = self._waiting[peer].popleft()
@@ -81,8 +83,8 @@ class Mailbox:
             self._num_unclaimed[peer] += nbytes
             return Incoming(memoryview(message.data), lambda: self._complete(message))
 
+    @override
     def notice(self, peer: int, kind: Kind, value: int, payload: bytes) -> None:
-        """See `Receiver.notice`."""
         if kind is Kind.ABORT:
             self.abort(payload.decode(errors="replace"), by=peer)
         elif kind is Kind.ARRIVED:
@@ -98,8 +100,8 @@ class Mailbox:
         with self._lock:
             return set(self._arrivals.get(number, ()))
 
+    @override
     def unclaimed(self, peer: int) -> int:
-        """See `Receiver.unclaimed`."""
         with self._lock:
             return 0 if self._waiting[peer] else self._num_unclaimed[peer]
 

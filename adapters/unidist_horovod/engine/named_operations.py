@@ -1,4 +1,4 @@
-"""Named operations on Horovod: it agrees on names by itself, so each is passed on as it comes."""
+"""Named operations on Horovod, which agrees on names itself: each is passed on as it comes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, UsageError
@@ -37,12 +39,12 @@ class HorovodHandle(NamedHandle):
         self._complete = False
         self._error: BaseException | None = None
 
+    @override
     def done(self) -> bool:
-        """See `NamedHandle.done`."""
         return self._complete or self._work.done()
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `NamedHandle.wait`."""
         with self._lock:
             if not self._complete:
                 limit = self._owner.timeout - timedelta(seconds=time.monotonic() - self._submitted)
@@ -58,14 +60,14 @@ class HorovodHandle(NamedHandle):
             raise self._error
 
     @property
+    @override
     def result(self) -> Buffer:
-        """See `NamedHandle.result`."""
         self._check_ended()
         return self._outcome.output
 
     @property
+    @override
     def rows(self) -> tuple[int, ...]:
-        """See `NamedHandle.rows`."""
         self._check_ended()
         return self._outcome.rows
 
@@ -79,9 +81,10 @@ class HorovodHandle(NamedHandle):
 
 
 class HorovodNamedOperations(NamedOperations):
-    """See `NamedOperations`. Fusion, cycle time and stall reports are Horovod's own, as they were set when it started.
+    """Named operations that Horovod itself negotiates.
 
-    While a rank has joined, Horovod takes zeros of it for every all-reduce, maxima, minima and products included.
+    Fusion, cycle time and stall reports are Horovod's own, as they were set when it started.
+    While a rank has joined, Horovod takes zeros from it for every all-reduce, maxima, minima and products included.
 
     Args:
         communicator: used by this object alone, and closed with it.
@@ -102,8 +105,9 @@ class HorovodNamedOperations(NamedOperations):
         self._uses: dict[str, int] = {}
         self._alive_at = time.monotonic()
 
+    @override
     def submit(self, request: Request, *, background: bool = False) -> HorovodHandle:
-        """See `NamedOperations.submit`; Horovod's own thread moves it in any case."""
+        """Submit a request; Horovod's own thread moves it, in the background or not."""
         name, communicator = request.name, self._communicator
         if self._checked.get(name) != request.signature:
             request.check(self.rank, self.size)
@@ -126,7 +130,7 @@ class HorovodNamedOperations(NamedOperations):
                 raise communicator.translated(what, exc) from None
             self._checked[name] = request.signature
             use = self._uses[name] = self._uses.get(name, 0) + 1
-            number = zlib.crc32(name.encode(), use)  # of this use of the name, alike on all ranks
+            number = zlib.crc32(name.encode(), use)  # of this use of the name, the same on all ranks
             handle = HorovodHandle(
                 self, request, HorovodWork(communicator, what, number, pendings, outcome.finish), outcome
             )
@@ -137,8 +141,9 @@ class HorovodNamedOperations(NamedOperations):
                 communicator.tell(Kind.ACTIVE)
         return handle
 
+    @override
     def join(self, serve: Callable[[str], None]) -> int:
-        """See `NamedOperations.join`. Horovod serves every operation by itself: `serve` is not called."""
+        """Join; Horovod serves every operation by itself, so `serve` is not called."""
         communicator = self._communicator
         if communicator.process_set != WORLD_SET:
             raise UsageError(f"join: Horovod joins all ranks of a job, not a part ({communicator.description})")
@@ -149,7 +154,7 @@ class HorovodNamedOperations(NamedOperations):
             raise communicator.translated("join", exc) from None
         activity = communicator.mailbox.activity
         while True:
-            # A part of the time at a time: others that go on submitting say so, and the wait begins anew.
+            # A part of the time at a time: others that go on submitting say so, and the wait begins again.
             work = HorovodWork(communicator, "join", -1, [pending], patient=True)
             try:
                 work.wait(self.timeout)
@@ -161,8 +166,8 @@ class HorovodNamedOperations(NamedOperations):
         last = int.from_bytes(pending.output.bytes()[:4], "little", signed=True)
         return communicator.members.index(last)
 
+    @override
     def close(self) -> None:
-        """See `NamedOperations.close`."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""The one Horovod of this process: started with the first communicator, stopped with the last."""
+"""The Horovod of this process, one at most: started with the first communicator, stopped with the last."""
 
 from __future__ import annotations
 

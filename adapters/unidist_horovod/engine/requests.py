@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What a request leads to: `output` and `rows` hold after `finish` was called."""
+    """The outcome of a request: `output` and `rows` are valid after `finish` was called."""
 
     output: Buffer
     rows: tuple[int, ...] = ()
@@ -176,7 +176,7 @@ def _barrier(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pen
 
 
 def _adasum(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pending], Outcome]:
-    """Horovod's own needs MPI on a CPU: here every rank gathers all vectors and combines them alike."""
+    """Gather all vectors on every rank, and combine them there: on a CPU, Horovod's own Adasum needs MPI."""
     if group.size & (group.size - 1):
         raise request.error(f"Adasum combines ranks in pairs: {group.size} ranks are not a power of 2")
     if not request.source.dtype.is_floating:
@@ -195,7 +195,7 @@ def _adasum(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pend
 
 
 def _combined(a: Array, b: Array) -> Array:
-    """See `unidist.algorithms.adasum`, whose numbers these are."""
+    """Return the Adasum of two vectors, with the same bits as `unidist.algorithms.adasum`."""
     product, norm_a, norm_b = float(a @ b), float(a @ a), float(b @ b)
     factor_a = 1.0 - product / (2 * norm_a) if norm_a > 0 else 1.0
     factor_b = 1.0 - product / (2 * norm_b) if norm_b > 0 else 1.0

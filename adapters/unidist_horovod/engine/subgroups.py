@@ -1,4 +1,4 @@
-"""Groups made from groups: which process sets they need, and how all ranks make them alike."""
+"""Subgroups of a communicator: the process sets that they need, made by all ranks in the same order."""
 
 from __future__ import annotations
 

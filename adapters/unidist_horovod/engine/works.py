@@ -1,4 +1,4 @@
-"""Waiting with a deadline, as Horovod does not: for its operations, and for messages."""
+"""Waiting with a deadline, which Horovod lacks: for its operations, and for messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from unidist.communicator import Work
 from unidist.errors import MismatchError
@@ -22,9 +24,9 @@ _SPIN_SEC = 0.005
 _LOOK_EVERY = 16
 _NAP_SEC = 1e-4
 _ARRIVED_SEC = 0.1
-"""Whoever waits longer than this tells its peers that it has come, so that they know who is missing."""
+"""A rank that waits longer than this tells its peers that it has arrived, so that they know who is missing."""
 _GRACE_SEC = 0.5
-"""What Horovod still completes after a peer has left is completed; then it is given up."""
+"""For so long after a peer has left, operations that Horovod still completes count; then they are given up."""
 
 
 class HorovodWork(Work):
@@ -33,7 +35,7 @@ class HorovodWork(Work):
     Args:
         communicator: whose.
         what: the operation, in words, for messages.
-        number: of this collective in its communicator, alike on all ranks.
+        number: of this collective in its communicator, the same on all ranks.
         pendings: what Horovod was given.
         finish: called when all are done.
         patient: a wait that takes too long raises TimeoutError and ends nothing.
@@ -57,8 +59,8 @@ class HorovodWork(Work):
         self._patient = patient
         self._error: BaseException | None = None
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         communicator = self._communicator
         if self._error is not None or not self._pendings or communicator.is_broken:
             return True
@@ -67,8 +69,8 @@ class HorovodWork(Work):
         communicator.links.drive()
         return False
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         if self._error is not None:
             raise self._error
         if not self._pendings:
@@ -80,7 +82,7 @@ class HorovodWork(Work):
             raise
 
     def settle(self, limit: timedelta) -> None:
-        """Wait until Horovod is through, and leave the outcome to others. Raises what `wait` raises of its own."""
+        """Wait until Horovod has ended the operations, without looking at their outcome. Raises as `wait` does."""
         for pending in self._pendings:
             self._wait_for(pending, limit)
 
@@ -151,15 +153,15 @@ class _MessageWork(Work):
     def _ended(self) -> bool:
         """Say whether the message has been moved."""
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         if self._ended() or self._communicator.is_broken:
             return True
         self._communicator.links.drive()
         return self._ended()
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         communicator = self._communicator
         limit = communicator.timeout if timeout is None else timeout
         begin = time.monotonic()
@@ -196,8 +198,8 @@ class ReceiveWork(_MessageWork):
     def _ended(self) -> bool:
         return self._receipt.complete
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         super().wait(timeout)
         found, wanted = self._receipt.found, len(self._receipt.view)
         if found != wanted:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 Call = Callable[[], Sequence[Any]]
 
@@ -55,8 +56,8 @@ class _OwnThread(Waiting):
         self._outcome: tuple[Sequence[Any], BaseException | None] | None = None  # reported and not collected
         self._reports = tf.queue.FIFOQueue(1, [tf.int64], [()])  # numbers of runs
 
+    @override
     def begin(self) -> None:
-        """See `Waiting.begin`."""
         with self._lock:
             self._run += 1
             if self._outcome is not None:  # of a run that failed meanwhile; it did or did not read the report
@@ -66,8 +67,8 @@ class _OwnThread(Waiting):
             run = self._run
         threading.Thread(target=self._work, args=(run,), name="unidist-wait", daemon=True).start()
 
+    @override
     def results(self, begun: tf.Tensor, *, name: str) -> list[tf.Tensor]:
-        """See `Waiting.results`."""
         with tf.control_dependencies([begun]):
             run = self._reports.dequeue()
         return list(tf.identity_n(tf.numpy_function(self._collect, [run], list(self._dtypes)), name=name))
@@ -105,11 +106,12 @@ class _OwnIterator(Waiting):
         self._call = call
         self._dtypes = list(dtypes)
 
+    @override
     def begin(self) -> None:
-        """See `Waiting.begin`: the iterator calls when it is asked for its element."""
+        """The iterator calls when it is asked for its element."""
 
+    @override
     def results(self, begun: tf.Tensor, *, name: str) -> list[tf.Tensor]:
-        """See `Waiting.results`."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.errors import UnidistError
 from unidist_tensorflow.operations import graph
@@ -70,22 +71,23 @@ class WholeStepRunner(StepRunner):
         self._run = tf.function(self._train, autograph=False)
         self._evaluate = tf.function(self._loss, autograph=False)
 
+    @override
     def run(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """See `StepRunner.run`."""
         with _failures_as_they_were():
             return self._run(inputs, targets)
 
+    @override
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """See `StepRunner.evaluate`."""
         with _failures_as_they_were():
             return self._evaluate(inputs, targets, training=False)
 
+    @override
     def predict(self, inputs: Any) -> Any:
-        """See `StepRunner.predict`."""
         return self._model(inputs, training=False)
 
+    @override
     def prepare_fit(self) -> None:
-        """See `StepRunner.prepare_fit`: `distribute` does it for a model that is whole."""
+        """`distribute` does it for a model that is whole."""
 
     def _train(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self._model.trainable_variables

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Capabilities, ReduceOp, Work
@@ -52,18 +53,19 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
     # gloo itself moves device tensors in some operations only: all of them go through host memory here.
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
         return _on_host(super().allreduce, source, target, op=op, scale=scale)
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         return _on_host(super().allgather, source, target, counts=counts)
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         return _on_host(super().broadcast, buffer, root=root)
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -73,21 +75,20 @@ class GlooCommunicator(ProcessGroupCommunicator):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`."""
         return _on_host(super().reducescatter, source, target, op=op, scale=scale, counts=counts)
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         return _on_host(super().alltoall, source, target, send_counts=send_counts, receive_counts=receive_counts)
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`."""
         return _on_host(super().send, buffer, to=to)
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         return _on_host(super().recv, buffer, source=source)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist.communicator import Work
 from unidist.errors import PeerLostError, StalledError, UsageError
 
@@ -77,8 +79,8 @@ class GroupWork(Work):
         self._waiter: threading.Thread | None = None
         self._failure: RuntimeError | None = None
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         limit = self._communicator.timeout if timeout is None else timeout
         with self._communicator._translated(self._what, limit, self._peer):
             if self._peer is not None and not self._communicator.polls_messages:
@@ -112,8 +114,8 @@ class GroupWork(Work):
                     communicator._abandoned = True
                     raise
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         if self._peer is None or self._communicator.polls_messages or not self._works:
             return all(work.is_completed() for work in self._works)
         return not self._wait_aside(self._communicator.timeout).is_alive()

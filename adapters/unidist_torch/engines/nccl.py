@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.communicator import Capabilities, Work
@@ -30,8 +31,8 @@ class NcclCommunicator(ProcessGroupCommunicator):
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         return tensor_of(buffer)
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         token = torch.zeros(1, dtype=torch.uint8, device=self._device)
         return self._start(
             "barrier", lambda: self._group.allreduce([token]), torch.cuda.current_stream(self._device).synchronize

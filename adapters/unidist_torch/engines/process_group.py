@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import (
@@ -97,8 +98,8 @@ class ProcessGroupCommunicator(Communicator):
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         """Return a flat tensor over the buffer, on a device that the group moves."""
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
         _check_alike(source, target, source.count, "allreduce")
         result, given = self._tensor(target), self._tensor(source)
         if result.data_ptr() != given.data_ptr():
@@ -112,8 +113,8 @@ class ProcessGroupCommunicator(Communicator):
             reduction.finish,
         )
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         pieces = list(equal_counts(target.count, self.size) if counts is None else counts)
         _check_alike(source, target, sum(pieces), "allgather")
         if len(pieces) != self.size or source.count != pieces[self.rank]:
@@ -139,8 +140,8 @@ class ProcessGroupCommunicator(Communicator):
             f"allgather of {source.dtype}{pieces}", lambda: self._group.allgather([received], [padded]), unpack
         )
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         options = dist.BroadcastOptions()
         options.rootRank = root
@@ -150,6 +151,7 @@ class ProcessGroupCommunicator(Communicator):
             lambda: self._group.broadcast([tensor], options),
         )
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -159,7 +161,7 @@ class ProcessGroupCommunicator(Communicator):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`; each piece is reduced to its owner."""
+        """Each piece is reduced to its owner."""
         pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
         if len(pieces) != self.size or sum(pieces) != source.count:
             raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
@@ -186,10 +188,10 @@ class ProcessGroupCommunicator(Communicator):
 
         return self._start(f"reducescatter of {source.dtype}{pieces}", start, finish)
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         sent, received = list(send_counts), list(receive_counts)
         if len(sent) != self.size or len(received) != self.size or sum(sent) != source.count:
             raise UsageError(f"alltoall: send_counts={sent} do not fit {source.count} elements and {self.size} ranks")
@@ -207,8 +209,8 @@ class ProcessGroupCommunicator(Communicator):
             ),
         )
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`."""
         self.check_rank(to, "to")
         tensor = _bytes(self._tensor(buffer))
         if to == self.rank:
@@ -218,8 +220,8 @@ class ProcessGroupCommunicator(Communicator):
             tag = self._sent[to] % PROBE_TAG
         return self._start(f"send to rank {to}", lambda: self._group.send([tensor], to, tag), peer=to)
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         self.check_rank(source, "source")
         tensor = _bytes(self._tensor(buffer))
         if source == self.rank:
@@ -229,13 +231,13 @@ class ProcessGroupCommunicator(Communicator):
             tag = self._received[source] % PROBE_TAG
         return self._start(f"recv from rank {source}", lambda: self._group.recv([tensor], source, tag), peer=source)
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         token = Buffer.allocate(1, DType.UINT8)
         return self.allreduce(token, token)
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`."""
         chosen = tuple(ranks)
         for rank in chosen:
             self.check_rank(rank, "ranks")
@@ -259,8 +261,9 @@ class ProcessGroupCommunicator(Communicator):
             address=self._address,
         )
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`; peers see a broken connection."""
+        """Peers see a broken connection."""
         self._aborted = self._aborted or reason or "no reason given"
         self.break_connections()
 
@@ -282,8 +285,8 @@ class ProcessGroupCommunicator(Communicator):
     def _probe(self, group: Any, peer: int) -> None:
         """Do `probe` in a group; not needed where the backend tells every message."""
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`."""
         if not self._closed:
             self._closed = True
             if self._abandoned:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """What `TrainStep` takes: outputs of the model and targets to the mean loss over the samples, a scalar."""
@@ -73,19 +74,19 @@ class WholeStepRunner(StepRunner):
         self._model = model
         self._loss_fn = loss_fn
 
+    @override
     def run(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """See `StepRunner.run`."""
         loss = self._loss_fn(call(self._model, inputs), targets)
         loss.backward()
         return loss.detach()
 
+    @override
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """See `StepRunner.evaluate`."""
         with evaluating(self._model):
             return self._loss_fn(call(self._model, inputs), targets)
 
+    @override
     def predict(self, inputs: Any) -> Any:
-        """See `StepRunner.predict`."""
         with evaluating(self._model):
             return call(self._model, inputs)
 

@@ -138,9 +138,9 @@ def test_equal_choices_pass_and_different_ones_name_the_ranks() -> None:
         def close(self) -> None:
             pass
 
-    bindings.check_alike(TORCH, Answers("torch", "torch"), timeout=SECOND)
+    bindings.check_same(TORCH, Answers("torch", "torch"), timeout=SECOND)
     with pytest.raises(ConfigurationError, match="PyTorch on rank 0, 2 and TensorFlow on rank 1"):
-        bindings.check_alike(TORCH, Answers("torch", "tensorflow", "torch"), timeout=SECOND)
+        bindings.check_same(TORCH, Answers("torch", "tensorflow", "torch"), timeout=SECOND)
 
 
 @pytest.mark.parallel
