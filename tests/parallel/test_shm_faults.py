@@ -27,7 +27,7 @@ _LIMIT_SEC = 40.0
 _BUSY_SCRIPT = """
     import os, sys
     from pathlib import Path
-    from unidist import context
+    from unidist.runtime import context
     from unidist.buffer import Buffer, DType
 
     runtime = context.init()
@@ -276,7 +276,7 @@ def test_a_small_dev_shm_is_no_limit(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import os
-            from unidist import context
+            from unidist.runtime import context
             from unidist.buffer import DType
 
             info = os.statvfs("/dev/shm")

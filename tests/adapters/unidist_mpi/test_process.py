@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parallel
 _BEGIN = """
 import os, sys, time
 from datetime import timedelta
-from unidist import context
+from unidist.runtime import context
 from unidist.errors import PeerLostError, StalledError
 """
 _INIT = "world = context.init().world; world.barrier().wait()\n"

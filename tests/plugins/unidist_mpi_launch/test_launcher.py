@@ -32,7 +32,7 @@ def _segments_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 LAUNCH = ("launch", "--launcher", "mpi", "-np", "2")
 MEET = """
-    from unidist import context
+    from unidist.runtime import context
     from unidist.buffer import Buffer
     import array
     world = context.init().world

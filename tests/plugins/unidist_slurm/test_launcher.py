@@ -209,7 +209,7 @@ def test_an_allocation_is_recognised_and_its_tasks_are_the_ranks(allocation: All
 @needs_slurm
 def test_ranks_of_the_launcher_and_of_plain_srun_meet_and_reduce(allocation: Allocation) -> None:
     script = allocation.command.script("""
-        from unidist import context
+        from unidist.runtime import context
         from unidist.buffer import Buffer
         import array
         world = context.init().world

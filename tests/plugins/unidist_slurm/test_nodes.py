@@ -64,7 +64,7 @@ def test_ranks_of_all_nodes_reduce(cluster: SlurmCluster, hosts: SshHosts, tmp_p
     pytest.importorskip("torch", reason="the engine between hosts is PyTorch's gloo")
     script = """
         import array, socket
-        from unidist import context
+        from unidist.runtime import context
         from unidist.buffer import Buffer
         print(socket.gethostname(), os.environ["LOCAL_RANK"], os.environ["UNIDIST_HOST_ADDRESS"])
         world = context.init().world

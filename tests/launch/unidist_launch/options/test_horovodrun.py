@@ -297,7 +297,7 @@ def test_a_variable_without_effect_is_a_warning(command: Command) -> None:
 NAMED = """
 import pickle, json
 from datetime import timedelta
-from unidist import context
+from unidist.runtime import context
 from unidist.negotiation.objects import allgather_object
 runtime = context.init()
 """
@@ -360,7 +360,8 @@ def test_log_lines_begin_with_the_time_when_asked(command: Command) -> None:
     done = command.run(
         *("launch", "-np", "1", "--log-with-timestamp", "--log-level", "INFO"),
         command.script(
-            "from unidist import context; context.init()\nimport logging; logging.getLogger('unidist').info('hi')"
+            "from unidist.runtime import context; context.init()\n"
+            "import logging; logging.getLogger('unidist').info('hi')"
         ),
     )
     assert re.search(r"^\[0!\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} unidist: hi$", done.stderr, re.MULTILINE), (
