@@ -6,6 +6,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"unidist: error: {message}", file=sys.stderr)
     sys.exit(_EXIT_CONFIGURATION)
 

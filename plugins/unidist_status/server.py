@@ -147,15 +147,15 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own, unless there are too many."""
         with self._lock:
-            is_full = len(self._connections) >= MAX_CONNECTIONS
-            if not is_full:
+            thread = None
+            if len(self._connections) < MAX_CONNECTIONS:
                 self._connections[request] = time.monotonic()
                 thread = threading.Thread(
                     target=self.process_request_thread, args=(request, client_address), name="unidist-status-client"
                 )
                 thread.daemon = True
                 self._threads_of[request] = thread
-        if is_full:
+        if thread is None:
             self.shutdown_request(request)
         else:
             thread.start()
@@ -215,7 +215,7 @@ class _LimitedReader:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - no other server makes handlers of it
     timeout = READ_SEC
     server_version = "unidist"
     sys_version = ""

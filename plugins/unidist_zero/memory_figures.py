@@ -45,7 +45,8 @@ def sharded(
     """
     if stage not in STAGES:
         raise ConfigurationError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, not {stage}")
-    memory = memory.split(num_ranks, *(name for name in STAGES[stage] if shared_by == 1 or name != "parameters"))
+    divided: list[Category] = [name for name in STAGES[stage] if shared_by == 1 or name != "parameters"]
+    memory = memory.split(num_ranks, *divided)
     memory = memory.split(shared_by, "parameters")
     if num_ranks == 1:
         return memory

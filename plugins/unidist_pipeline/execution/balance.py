@@ -34,7 +34,7 @@ def cut_evenly(costs: Sequence[float], num_stages: int, passing: Sequence[float]
     infinite: _Division = (float("inf"), 0.0, 0.0, ())
     best: list[_Division] = [(sums[end], sums[end] ** 2, 0.0, ()) if end else infinite for end in range(count + 1)]
     for stage in range(1, num_stages):
-        later = [infinite] * (count + 1)
+        later: list[_Division] = [infinite] * (count + 1)
         for end in range(stage + 1, count + 1 - (num_stages - 1 - stage)):
             found = infinite
             for start in range(end - 1, stage - 1, -1):
