@@ -220,7 +220,7 @@ def test_an_address_that_cannot_be_listened_on_is_an_error_of_the_command(server
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
-    page = (Path(status_server.__file__).parent / "status_page" / "page.html").read_text()
+    page = (Path(status_server.__file__).parent / "page" / "page.html").read_text()
     assert "http://" not in page
     assert "https://" not in page
     assert "innerHTML" not in page
