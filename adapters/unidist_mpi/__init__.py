@@ -1,1 +1,1 @@
-"""MPI as an engine, by mpi4py."""
+"""The engine `mpi`: MPI as communicators, by mpi4py. Importing this package imports nothing heavy."""

@@ -1,7 +1,7 @@
 """The MPI of this process: started once, used by every communicator, ended when the process ends.
 
 Beside the communicators there is one channel for notices between all ranks: who gave up and why, who waits where, who
-has left. MPI itself tells nobody anything of that. Whoever waits drives; there is no thread.
+has left. MPI itself tells nobody anything of that. A rank that waits drives them; there is no thread.
 """
 
 from __future__ import annotations

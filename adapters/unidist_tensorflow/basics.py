@@ -1,4 +1,4 @@
-"""What of the basics needs TensorFlow: the topology as operations, and which accelerators there are."""
+"""The part of the basic API that needs TensorFlow: the topology as operations, and the accelerators it can use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return 1 if the process that runs the graph is in a process set, else 0, an int32 scalar.
 
-    -1 means that the process has not called `init()`, -2 that there is no such set.
+    -1 means that the process has not called `init()`, -2 that the set does not exist.
     """
 
     def included() -> int:
@@ -80,7 +80,7 @@ def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> b
     """Say whether TensorFlow sees a GPU.
 
     Args:
-        ext_base_name: for Horovod's sake: "tensorflow" is the one that there is to ask about.
+        ext_base_name: for Horovod's sake: "tensorflow" is the only choice.
         verbose: print the answer.
     """
     if ext_base_name != "tensorflow":

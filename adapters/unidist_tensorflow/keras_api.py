@@ -1,6 +1,7 @@
-"""Which Keras `tf.keras` is: Keras 3, or with TF_USE_LEGACY_KERAS=1 the package tf_keras.
+"""The Keras behind `tf.keras`: Keras 3, or with TF_USE_LEGACY_KERAS=1 the package tf_keras.
 
-Both have the same callbacks and layers by the same names, of different classes: a model takes those of its own Keras.
+Both have the same callbacks and layers by the same names, of different classes: a model takes those of the Keras that
+    it was made with.
 """
 
 from __future__ import annotations

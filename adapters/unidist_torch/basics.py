@@ -1,4 +1,4 @@
-"""What of the basics needs PyTorch: tensors in engine memory, and which accelerators it was built for."""
+"""The part of the basic API that needs PyTorch: tensors in engine memory, and the accelerators it was built for."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from unidist_horovod.engine.works import HorovodWork, ReceiveWork, SendWork
 class HorovodCommunicator(HorovodGroup, NegotiatesNames):
     """One group of ranks: a process set of Horovod, and a name that keeps its operations apart from other groups'.
 
-    Horovod matches operations by name; those of this communicator are numbered, and every kind has a shape of its
-    own, so that ranks which call differently get Horovod's error where it compares, and a stall where it does not.
+    Horovod matches operations by name; those of this communicator are numbered, and every kind has its own
+    shape, so that ranks which call differently get Horovod's error where it compares, and a stall where it does not.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""A tf.data dataset whose samples can be dealt out anew when ranks come and go: what `shard` returns in elastic jobs.
+"""A tf.data dataset whose samples are redistributed when ranks join or leave: `shard` returns it in elastic jobs.
 
-tf.data goes through samples in one order, so this does not pick samples by their numbers: each iteration asks, when it
-begins, how far training has come and who takes part, skips what is done, and takes every n-th sample of the rest.
+tf.data goes through samples in one order, so this does not pick samples by their numbers: when an iteration begins, it
+looks up the progress of training and the present ranks, skips the samples that are done, and takes every n-th of the
+rest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _FEED = "_unidist_feed"
 class DealtData(DealsAnew):
     """The samples of a dataset, in this rank's shares of global batches.
 
-    Until `fit` of an elastic job trains on it, each iteration is an epoch of its own, dealt out to the ranks that
-    there are when it begins.
+    Until `fit` of an elastic job trains on it, each iteration is a separate epoch, divided over the ranks that are
+    present when it begins.
 
     Args:
         samples: the same in the same order on every rank.

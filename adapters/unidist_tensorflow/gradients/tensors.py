@@ -22,7 +22,7 @@ EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
 """Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
 
 HostFunction = Callable[..., Sequence[Array]]
-"""What a node of a graph calls: takes its inputs as arrays, and returns its results."""
+"""The function behind a node of a graph: takes its inputs as arrays, and returns its results."""
 
 Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
@@ -30,7 +30,7 @@ Gradient = Any
 
 @dataclass(frozen=True)
 class Taken:
-    """What is taken out of an exchange that is a node of a graph.
+    """The outputs of an exchange that is a node of a graph.
 
     Args:
         specs: types of the arrays, and what is known of their shapes.
@@ -74,7 +74,7 @@ def exchange_in_graph(
     """Add the exchange to the graph that is being built.
 
     The node blocks until all ranks run theirs. It cannot hang: `tf.function` runs such nodes in program order, so
-    all ranks come to the same one; what else waits for peers (`graph`) does so on threads of its own.
+    all ranks reach the same one; other operations that wait for peers (`graph`) have their own threads.
 
     Args:
         exchange: what runs.
@@ -170,7 +170,7 @@ def _kept(function: HostFunction, keeper: list[HostFunction] | None) -> Callable
 
 
 class Since:
-    """What is added to the graph that is being built, from now on.
+    """The operations that are added to the graph being built, from now on.
 
     TensorFlow keeps nodes of the host in program order among themselves, but not against those inside of a `tf.cond`:
     what shall come after such ones must say so.

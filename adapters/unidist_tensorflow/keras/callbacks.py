@@ -109,7 +109,7 @@ class LearningRateScheduleCallback(api.callbacks.Callback):
         staircase: set it once per epoch, with the number of the epoch; else before each batch, with a fraction added.
         momentum_correction: where the rate changes, scale what an optimizer with momentum has accumulated along (Goyal
             et al. 2017, "Accurate, Large Minibatch SGD", section 2.3). Horovod scales the factor of momentum for one
-            batch, which comes to the same (but for Nesterov's second use of it) and is a constant in Keras 3.
+            batch, which amounts to the same (except for Nesterov's second use of it) and is a constant in Keras 3.
         steps_per_epoch: default: as `fit` says.
     """
 
@@ -260,7 +260,7 @@ class BestModelCheckpoint(api.callbacks.ModelCheckpoint):
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check that there is a path."""
+        """Check that a path was given."""
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint has no path: set its filepath before fit")
         super().on_train_begin(logs)

@@ -40,7 +40,7 @@ class CommitStateCallback(api.callbacks.Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from the beginning, alike on every rank."""
+        """Start counting, at the same batch on every rank."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -100,7 +100,7 @@ class UpdateEpochStateCallback(api.callbacks.Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from where the state stands."""
+        """Count from the epoch of the state."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -76,7 +76,7 @@ def load_model(
 
     Args:
         filepath: of `model.save`, of a plain or a distributed model.
-        custom_optimizers: optimizer classes of one's own.
+        custom_optimizers: the script's own optimizer classes.
         custom_objects: other classes and functions by name.
         compression: see `DistributedOptimizer`.
         legacy_opts: tf_keras: the optimizer may be of those of before TensorFlow 2.11, which is found out in any case.

@@ -30,7 +30,7 @@ class Waiting(ABC):
 
 
 def waiting_for(call: Call, dtypes: Sequence[tf.DType]) -> Waiting:
-    """Return what calls a function in the graph that is being built.
+    """Return an asynchronous call for the graph that is being built.
 
     Args:
         call: returns an array for each of `dtypes`.
@@ -96,9 +96,9 @@ class _OwnThread(Waiting):
 
 
 class _OwnIterator(Waiting):
-    """For TF1 graphs, whose sessions have queues of their own that nothing outside can write to.
+    """For TF1 graphs: nothing outside of a session can write to its queues.
 
-    The function is mapped over a dataset, whose iterator works on threads of its own. A run that fails cancels its
+    The function is mapped over a dataset, whose iterator has its own threads. A run that fails cancels its
     iterators for good, so each run makes a new one, which costs 2 ms.
     """
 

@@ -31,14 +31,14 @@ def execute(
     ignore_name_scope: bool = False,
     in_program_order: bool = False,
 ) -> list[tf.Tensor]:
-    """Run an operation on tensors; every rank does it alike.
+    """Run an operation on tensors. Collective.
 
     Args:
         start: starts it, given arrays.
         tensors: its inputs, `tf.Tensor`s.
         outputs: types and static shapes of its results, for graphs.
         kind: Horovod's word for the operation ("Allreduce"), of which a name is made where none was given.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
         grouped: all tensors are equals; else the first one is the operand.
         ignore_name_scope: see `graph.detached`.
@@ -66,7 +66,7 @@ def execute(
 def apply(run: Callable[..., Sequence[tf.Tensor]], backward: Backward, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """Return `run(*tensors)`, a list of tensors; the gradients of the inputs are `backward(gradients of the outputs)`.
 
-    Every rank runs backward through it alike: the backward operation is collective too.
+    Every rank runs backward through it too: the backward operation is collective as well.
     """
     if tf.executing_eagerly() and not record.could_possibly_record():
         return list(run(*tensors))

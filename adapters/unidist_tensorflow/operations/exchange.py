@@ -173,7 +173,7 @@ def start_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet
 
 
 class PendingCall:
-    """What blocks from its first to its last moment: it begins when somebody waits.
+    """An operation that blocks from start to end, so it only starts when somebody waits for it.
 
     Args:
         call: returns the results.

@@ -28,7 +28,7 @@ def broadcast_object(
         obj: on the root; elsewhere ignored.
         root_rank: a world rank.
         session: for Horovod's sake: objects go through no graph, so none is needed.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
     operations, scope = context.current().operations(process_set), scope_of(process_set)
@@ -57,7 +57,7 @@ def allgather_object(
     Args:
         obj: of this rank.
         session: for Horovod's sake: objects go through no graph, so none is needed.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
     return objects.allgather_object(context.current().operations(process_set), obj, name=name or "allgather_object")

@@ -6,12 +6,12 @@ wait in `a` with `b` behind it in the queue while rank 1 waits in `b` with `a` b
 steps:
 
 1. *submit*: a Python function that submits the operation to the negotiator and returns at once.
-2. *wait*: an asynchronous node that is done when a thread of the operation's own has waited, and gives the results
+2. *wait*: an asynchronous node that completes when the operation's thread has waited for it, and gives the results
    (`_waiting`). It keeps no inter-operation thread busy.
 
 Why it cannot hang: what the inter-operation threads run ends without waiting for a peer, so each operation whose
 inputs are there is submitted, whatever else is under way. The negotiator matches submitted operations by name, in
-any order, and each has a thread of its own that waits for it (and drives the negotiator, if no other does).
+any order, and each has its own thread that waits for it (and drives the negotiator, if no other does).
 
 `tf.function` runs stateful nodes one after the other in program order, which would bring the waiting back. So the
 node is declared independent: it runs in any case, and no other node waits for it but those that use its results. The
@@ -52,8 +52,9 @@ def detached(
         start: starts the operation; called once per run, with the inputs as arrays.
         inputs: of the graph.
         outputs: the results' types, and what is known of their shapes.
-        name: what ranks match by, made unique in this graph and preceded by the name scopes around it.
-        ignore_name_scope: leave those scopes out of what ranks match by.
+        name: by which the ranks match the operation, made unique in this graph and preceded by the name scopes around
+            it.
+        ignore_name_scope: leave those scopes out of the name by which ranks match.
         in_program_order: in a `tf.function`, run it after the stateful nodes before it and before those after it.
     """
     with tf.name_scope(valid_name(name)) as scope, tf.device("CPU:0"):
@@ -110,7 +111,7 @@ class _Node:
 
     Args:
         start: see `detached`.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
     """
 
     def __init__(self, start: Start, name: str) -> None:

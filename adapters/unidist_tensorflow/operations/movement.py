@@ -35,8 +35,8 @@ def allgather(
 
     Args:
         tensor: all dims but the first are equal on every rank; a scalar counts as one row.
-        name: what ranks match by.
-        ignore_name_scope: in graphs, leave name scopes out of what ranks match by.
+        name: by which the ranks match the operation.
+        ignore_name_scope: in graphs, leave name scopes out of the name by which ranks match.
         process_set: the ranks that take part.
     """
     return allgather_together([as_tensor(tensor)], name, ignore_name_scope, process_set, kind="Allgather")[0]
@@ -104,8 +104,8 @@ def broadcast(
     Args:
         tensor: of the same shape on every rank.
         root_rank: a world rank, also where a process set is given.
-        name: what ranks match by.
-        ignore_name_scope: in graphs, leave name scopes out of what ranks match by.
+        name: by which the ranks match the operation.
+        ignore_name_scope: in graphs, leave name scopes out of the name by which ranks match.
         process_set: the ranks that take part.
     """
 
@@ -132,7 +132,7 @@ def broadcast_(
     Args:
         variables: of equal shapes and types on every rank, in the same order.
         root_rank: a world rank, also where a process set is given.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
     if not variables:
@@ -186,8 +186,8 @@ def alltoall(
     Args:
         tensor: `(rows, ...)`; all dims but the first equal on every rank.
         splits: rows for each rank, adding up to dim 0, a tensor or a list; default: equal shares.
-        name: what ranks match by.
-        ignore_name_scope: in graphs, leave name scopes out of what ranks match by.
+        name: by which the ranks match the operation.
+        ignore_name_scope: in graphs, leave name scopes out of the name by which ranks match.
         process_set: the ranks that take part.
 
     Returns:

@@ -46,9 +46,9 @@ def allreduce(
         op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: factor for the tensor before the reduction.
         postscale_factor: factor for the result. On integers the scaling is done in float64 and truncated.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
-        ignore_name_scope: in graphs, leave name scopes out of what ranks match by.
+        ignore_name_scope: in graphs, leave name scopes out of the name by which ranks match.
 
     Raises:
         MismatchError: the ranks' calls differ; see `errors` for what it is to TensorFlow.
@@ -113,7 +113,7 @@ def reducescatter(
         device_dense: see `allreduce`.
         compression: see `allreduce`.
         op: Average or Sum.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
         ignore_name_scope: see `allreduce`.
         prescale_factor: see `allreduce`.
@@ -161,7 +161,7 @@ def grouped_reducescatter(
         return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
 
 
-# How it is done
+# Implementation
 
 
 def _device(name: str) -> AbstractContextManager[Any]:

@@ -1,6 +1,7 @@
-"""Whether a Keras optimizer may step on parts of variables: found out by trying it on small ones.
+"""Detection of element-wise Keras optimizers, by trying them on small variables.
 
-What shares out parameters needs to know: an element-wise optimizer (SGD, Adam) may step on any part of a variable by
+Strategies that shard variables need to know: an element-wise optimizer (SGD, Adam) may step on any part of a variable
+    by
 itself, one that looks at a variable's form (Muon, Adafactor, Lamb) only on the whole of it.
 """
 
@@ -19,7 +20,7 @@ from unidist_tensorflow.memory import Array
 
 _STEPS = 2  # of which the second uses the state that the first has made
 _SHAPES = ((4, 6), (5, 4))
-_RATE = 0.01  # a schedule may begin with 0, with which all optimizers are alike
+_RATE = 0.01  # a schedule may begin with 0, with which all optimizers are the same
 _OFF: dict[str, Any] = {
     "clipnorm": None,
     "global_clipnorm": None,
@@ -28,7 +29,7 @@ _OFF: dict[str, Any] = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-"""What Keras itself does around an optimizer's arithmetic; who shares out parameters does it in its own way."""
+"""Options by which Keras acts around an optimizer's arithmetic; strategies that shard variables do it differently."""
 
 
 def needs_whole_variables(optimizer: Any, plain: type[Any] | None = None) -> bool:

@@ -1,6 +1,6 @@
 """Binds an update to an optimizer of tf_keras (TF_USE_LEGACY_KERAS=1): `apply_gradients` goes through unidist first.
 
-What is exchanged, and when, is `training_binding`'s; here is what tf_keras calls differently from Keras 3.
+`binding` decides what is exchanged, and when; here are the calls in which tf_keras differs from Keras 3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unidist_tensorflow.optimizer.mixin import BoundMixin, bound_class
 
 
 class LegacyOptimizerMixin(BoundMixin):
-    """What a bound optimizer of tf_keras can do beyond its own class. Never instantiated; see `bind_legacy`."""
+    """Methods that `bind_legacy` adds to an optimizer of tf_keras. Never instantiated by itself."""
 
     _unidist: LegacyBinding
 

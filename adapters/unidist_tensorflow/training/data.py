@@ -25,15 +25,14 @@ def shard(
     """Return this rank's share of a dataset of single samples, in batches where `batch_size` says so; else batch it.
 
     Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
-    Every epoch (every iteration over the result) the samples are dealt out anew; ranks iterate equally often.
+    Every epoch (every iteration over the result) divides the samples again; ranks iterate equally often.
 
         dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=32)
 
-    In an elastic job, samples in batches can be dealt out anew when ranks come and go, and `fit` of a distributed model
+    In an elastic job, batched samples can be redistributed when ranks join or leave, and `fit` of a distributed model
     does so: each sample counts once in an epoch, and those that do not divide make a smaller last batch
-    (`tail="drop"`: are left out). How many batches there are then follows the ranks, so the dataset has no length.
-    Loops of one's own under `ud.elastic.run` deal samples out themselves: a process that comes later counts other
-    epochs.
+    (`tail="drop"`: are left out). The number of batches then depends on the ranks, so the dataset has no length.
+    Custom loops under `ud.elastic.run` divide samples themselves: a process that joins later counts other epochs.
 
     Args:
         dataset: the same samples in the same order on every rank.

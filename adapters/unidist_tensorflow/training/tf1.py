@@ -20,7 +20,7 @@ from unidist_tensorflow.training import distribute as training_distribute
 
 
 class DistributedTF1Mixin:
-    """What a distributed optimizer of TF1 does beyond its own class. Never instantiated."""
+    """Methods that `DistributedOptimizer` adds to an optimizer of TF1. Never instantiated by itself."""
 
     _unidist: _Reduction
 
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         use_locking: for Horovod's sake: what locks is the optimizer itself, which was made before.
         device_dense: TF1: device for compressing and decompressing.
         device_sparse: TF1: device for averaging slices.
-        compression: TF1: a member of `Compression`, or a class of one's own with its interface.
+        compression: TF1: a member of `Compression`, or a class with its interface.
         sparse_as_dense: reduce slices as dense gradients.
         backward_passes_per_step: TF1: 1.
         op: Average or Sum.

@@ -31,12 +31,12 @@ def save(
     on_error: OnError = "raise",
     rng: bool = False,
 ) -> SaveHandle:
-    """Save a checkpoint that any number of ranks, with any strategy, can load. Collective: every rank calls it alike.
+    """Save a checkpoint that any number of ranks, with any strategy, can load. Collective, with the same arguments.
 
         ud.save("run", model, optimizer, step=1000, keep=3, extra={"epoch": 7})
 
     Every rank writes about as much. What was at this path before stays whole until the new checkpoint is complete.
-    Nothing is changed by saving, before the first step either. Gradients are not saved: save between two updates.
+    Saving changes nothing, not even before the first step. Gradients are not saved: save between two updates.
 
     Args:
         path: a folder in a file system that all ranks share: the checkpoint itself, or, with `step`, a series of them.
@@ -81,8 +81,8 @@ def load(
 ) -> Loaded:
     """Load a checkpoint, saved by any number of ranks, with any strategy, by PyTorch or Keras. Collective.
 
-    Each rank reads what it needs. Nothing is changed on any rank unless the checkpoint fits on all; if damaged data are
-    found only while they are read, the model is in part overwritten. Call it before or after `distribute`.
+    Each rank reads what it needs. Nothing is changed on any rank unless the checkpoint fits on all of them; if damage
+    is found only while data are read, part of the model has been overwritten. Call it before or after `distribute`.
 
     Args:
         path: of a checkpoint, or of a series, whose latest complete one is loaded.

@@ -1,4 +1,4 @@
-"""A DataLoader whose samples can be dealt out anew when ranks come and go: what `shard` returns."""
+"""A DataLoader whose samples can be redistributed when ranks join or leave: `shard` returns it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
     nothing where others have completed it.
 
     Args:
-        order: of the samples, where they are dealt out anew.
+        order: of the samples in elastic training.
         options: of the DataLoader, as it is until then.
     """
 
@@ -97,7 +97,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         return Deal(nowhere, nowhere, place.rank, place.world_size, 0, ())
 
     def _following(self, progress: Callable[[], Progress], epoch: int) -> Iterator[Any]:
-        """Give what is left of an epoch, dealt out anew whenever the progress is not what the last batch led to."""
+        """Yield the rest of an epoch, redistributed whenever progress is not where the last batch led to."""
         batches: Iterator[Any] = iter(())
         expected: tuple[Position, int, int] | None = None
         self._check_given()

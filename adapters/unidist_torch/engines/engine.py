@@ -1,7 +1,7 @@
 """The engines `gloo` and `nccl`: torch.distributed's process groups as communicators.
 
 The groups are made directly, beside whatever the script does with `torch.distributed.init_process_group`: they
-use a store of their own on a free port, never MASTER_PORT.
+use a separate store on a free port, never MASTER_PORT.
 """
 
 from __future__ import annotations

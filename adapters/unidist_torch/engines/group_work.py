@@ -1,4 +1,4 @@
-"""An operation of a process group under way: how it is waited for, and what becomes of torch.distributed's errors."""
+"""An operation of a process group under way: waiting for it, and translating torch.distributed's errors."""
 
 from __future__ import annotations
 

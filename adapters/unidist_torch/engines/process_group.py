@@ -42,7 +42,7 @@ PROBE_TAG, BREAK_TAG = _MAX_TAG - 1, _MAX_TAG
 
 
 class ProcessGroupCommunicator(Communicator):
-    """What gloo and NCCL have in common.
+    """The common part of the communicators over gloo and NCCL.
 
     Args:
         store: key-value store that all members reach.

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, counted tensor by tensor; also on the `meta` device."""
+"""The bytes that a forward pass saves for its backward pass, counted tensor by tensor; also on the `meta` device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves
 from unidist.cost_model.figures import ActivationBytes, MeasuredActivations, unit_of
 
 OUTSIDE = ""
-"""Where what belongs to no block is counted."""
+"""The path under which tensors outside of all blocks are counted."""
 
 
 def measure(model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivations:
-    """Run the model forward once, and return what autograd keeps of it; parameters and buffers do not count.
+    """Run the model forward once, and return what autograd saves of it; parameters and buffers do not count.
 
     A block is a module whose path ends with its first number (`blocks.3`) and that consists of others. What the loss
     keeps is not seen.
@@ -60,13 +60,13 @@ class _Counter:
         self.kept: dict[str, int] = {}
         self.inputs: dict[str, int] = {}
         self._inside = [OUTSIDE]
-        # Tensors without memory have no addresses, but storages; while they are listed here none is made anew.
+        # Tensors without memory have no addresses, but storages; while they are listed here none is reused.
         self._seen: dict[int, torch.UntypedStorage] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             self._is_new(tensor)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor is kept."""
+        """Count a tensor that autograd saves; the hook that packs it."""
         if self._is_new(tensor):
             path = self._inside[-1]
             self.kept[path] = self.kept.get(path, 0) + tensor.untyped_storage().nbytes()

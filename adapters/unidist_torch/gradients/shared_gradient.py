@@ -1,4 +1,4 @@
-"""What stands in `p.grad` where the gradient is shared out over the ranks: nothing that could be used by mistake."""
+"""The placeholder in `p.grad` of a gradient that is sharded over the ranks: it cannot be used by mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DESCRIBING = frozenset(
 
 
 class SharedGradient(torch.Tensor):
-    """A gradient of which this rank holds a share, elsewhere. Its form can be asked for, its values raise UsageError.
+    """A gradient whose shard is elsewhere. Its shape and type can be read; its values raise UsageError.
 
     Without it a script that clips by `torch.nn.utils.clip_grad_norm_` would clip nothing, in silence.
     """
@@ -41,5 +41,5 @@ class SharedGradient(torch.Tensor):
 
 
 def shared_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what stands for the gradient of `parameter`; it takes no memory."""
+    """Return the placeholder for the gradient of `parameter`; it takes no memory."""
     return parameter.new_zeros(()).expand(parameter.shape).as_subclass(SharedGradient)

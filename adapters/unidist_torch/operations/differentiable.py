@@ -1,4 +1,4 @@
-"""Operations on tensors as autograd functions: what runs forward, and the operation that runs backward."""
+"""Operations on tensors as autograd functions: one operation forward, and one backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wanted(*tensors: torch.Tensor) -> bool:
 def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:
     """Return `run(tensor)`; its gradient is `backward(gradient of the result)`.
 
-    Every rank runs backward through it alike: the backward operation is collective too.
+    Every rank runs backward through it too: the backward operation is collective as well.
     """
     if not wanted(tensor):
         output: torch.Tensor = run(tensor)

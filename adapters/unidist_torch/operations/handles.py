@@ -74,12 +74,12 @@ def poll(handle: AnyHandle) -> bool:
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in contiguous host memory: the tensor itself where it is that already."""
+    """Return the values in contiguous host memory: the tensor itself if it is there already."""
     return tensor.detach().to("cpu").contiguous()
 
 
 def staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return a contiguous host tensor with the same content, and what brings its content back, where it is a copy."""
+    """Return a contiguous host tensor with the same content and, if it is a copy, a function that copies it back."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return tensor, None

@@ -31,7 +31,7 @@ def allgather(
 
     Args:
         tensor: all dims but the first are equal on every rank; a scalar counts as one row.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
 
@@ -83,7 +83,7 @@ def sparse_allreduce_async(
 
     Args:
         tensor: sparse COO, of one shape on every rank.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         op: Average or Sum.
         process_set: the ranks that take part.
 
@@ -120,7 +120,7 @@ def broadcast(
     Args:
         tensor: of the same shape on every rank.
         root_rank: a world rank, also where a process set is given.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
 
@@ -169,7 +169,7 @@ def alltoall(
     Args:
         tensor: `(rows, ...)`; all dims but the first equal on every rank.
         splits: rows for each rank, adding up to dim 0; default: equal shares.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         process_set: the ranks that take part.
 
     Returns:
@@ -236,7 +236,7 @@ def recv(tensor: torch.Tensor, src: int) -> torch.Tensor:
     return tensor
 
 
-# How it is done
+# Implementation
 
 
 def _allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, *, background: bool) -> Handle:

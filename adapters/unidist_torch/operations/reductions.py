@@ -37,7 +37,7 @@ def allreduce(
     Args:
         tensor: dense, of any shape, the same on every rank.
         average: deprecated by Horovod: True for Average, False for Sum.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         compression: `Compression.none`, `.fp16` or `.bf16`: the type in which it is reduced.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: factor for the tensor before the reduction.
@@ -203,7 +203,7 @@ def reducescatter(
 
     Args:
         tensor: `(rows, ...)`, the same shape on every rank. Rows that do not divide go to the first ranks.
-        name: what ranks match by.
+        name: by which the ranks match the operation.
         compression: see `allreduce`.
         op: Average or Sum.
         process_set: the ranks that take part.
@@ -277,7 +277,7 @@ def grouped_reducescatter_async(
     )
 
 
-# How it is done
+# Implementation
 
 
 def _grouped_allreduce(

@@ -10,16 +10,16 @@ from unidist.errors import UsageError
 def clip_grad_norm_(
     optimizer: torch.optim.Optimizer, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
-    """Scale the gradients of all ranks' update down where their norm is above `max_norm`; returns the norm.
+    """Scale down the gradients of the update if their norm over all ranks is above `max_norm`; returns the norm.
 
         loss.backward()
         ud.clip_grad_norm_(optimizer, 1.0)
         optimizer.step()
 
-    As `torch.nn.utils.clip_grad_norm_`, but it takes the optimizer, and knows where its gradients are: with strategies
-    that share them out as well. It completes the exchange. Every rank calls it alike, between `backward` and `step`.
-    With accumulation a pass that completes no update is left alone. A rank that has called `join` does not clip: where
-    gradients are shared out, which takes an exchange, use the strategy clip_norm, in which it takes part.
+    As `torch.nn.utils.clip_grad_norm_`, but it takes the optimizer, and finds its gradients with strategies that shard
+    them as well. Collective: it completes the exchange, between `backward` and `step`. With accumulation, a pass that
+    does not complete an update is left alone. A rank that has called `join` does not take part, which clipping sharded
+    gradients needs: use the strategy clip_norm there.
 
     Args:
         optimizer: bound by `distribute` or `DistributedOptimizer`, or a plain one.
@@ -32,7 +32,7 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: the norm is not finite, and `error_if_nonfinite`.
-        UsageError: a limit or an order that is not above 0.
+        UsageError: a limit or an order of 0 or below.
     """
     if not (max_norm > 0 and norm_type > 0):
         raise UsageError(f"max_norm={max_norm:g}, norm_type={norm_type:g}: give numbers above 0")

@@ -1,6 +1,6 @@
-"""Whether an optimizer may step on parts of tensors: found out by trying it on small ones.
+"""Detection of element-wise optimizers, by trying them on small tensors.
 
-What shares out parameters needs to know: an element-wise optimizer (SGD, Adam) may step on any part of a tensor by
+Strategies that shard parameters need to know: an element-wise optimizer (SGD, Adam) may step on any part of a tensor by
 itself, one that looks at a tensor's form (Muon, Adafactor) only on the whole of it.
 """
 
@@ -76,7 +76,7 @@ class _Trial:
         ]
 
     def outcomes(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor] | None]:
-        """Return what the tensors become each in an optimizer of its own, in one together, and cut in halves.
+        """Return the tensors after steps in separate optimizers, in one together, and cut in halves.
 
         None for halves where the optimizer refuses flat tensors.
         """
@@ -132,7 +132,7 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[tu
 
 
 def _like(value: Any, parameter: torch.Tensor, leaf: torch.Tensor) -> Any:
-    """Return state of `parameter` for a probe's tensor: all elements alike, where there is one for each."""
+    """Return state of `parameter` for a probe's tensor: equal for all elements, if it has one for each."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape != parameter.shape or not value.numel():
@@ -151,7 +151,7 @@ def _parts(tensor: torch.Tensor, cut: bool) -> list[torch.Tensor]:
 def _make_harmless(probe: Any) -> None:
     """Leave out what concerns where tensors are and how they are launched: the probe's are small and in host memory.
 
-    A learning rate of 0, with which a schedule may begin, would make all optimizers alike.
+    A learning rate of 0, with which a schedule may begin, would make all optimizers the same.
     """
     for group in probe.param_groups:
         if "lr" in group and float(group["lr"]) == 0.0:

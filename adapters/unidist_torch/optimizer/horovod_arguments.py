@@ -1,4 +1,4 @@
-"""What of Horovod's arguments needs PyTorch: names of parameters, and tensors in groups."""
+"""Horovod's arguments that need PyTorch: names of parameters, and tensors in groups."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters
 
 
 def position_in(optimizer: torch.optim.Optimizer) -> Position:
-    """Return what finds a tensor of `groups` among the optimizer's parameters."""
+    """Return a function that finds a tensor of `groups` among the optimizer's parameters."""
     positions = {id(parameter): position for position, parameter in enumerate(_parameters(optimizer))}
 
     def position(member: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Where the gradients of a bound optimizer go: each parameter's place in the buckets, which stays or moves."""
+"""The places of gradients in the buckets of a bound optimizer: fixed ones, and ones that move with every pass."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from unidist_torch.elastic.loader import ElasticLoader
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
-    """Deals the samples of each epoch out to the ranks; every iteration is the next epoch.
+    """Divides the samples of each epoch over the ranks; every iteration is the next epoch.
 
     Args:
         dataset: of constant length, the same on every rank.
@@ -64,8 +64,8 @@ def shard(
     """Return a DataLoader like this one that loads this rank's share of the samples.
 
     Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples. In an elastic job
-    the loader that `TrainStep` trains on deals the samples out anew when ranks come and go: each of an epoch once, of
-    which those that do not divide make a smaller last batch (`tail="drop"`: are left out).
+    the loader that `TrainStep` trains on redistributes the samples when ranks join or leave: each sample counts once in
+    an epoch, and those that do not divide make a smaller last batch (`tail="drop"`: are left out).
 
     Args:
         loader: over a dataset of known length, with batches of a size; the same on every rank.
