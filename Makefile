@@ -14,7 +14,7 @@ TEST_FLAGS ?=
 # and twice the memory; what starts ranks over gloo then fails now and then.
 TEST_WORKERS ?= 0
 
-NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch])
+NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch] unidist/algorithms/native/*.[ch])
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
 SAMPLE = tests/third_party/unidist_sample
 SAMPLE_SOURCES = $(SAMPLE)/pyproject.toml $(wildcard $(SAMPLE)/unidist_sample/*.py)
@@ -85,7 +85,7 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(TF_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf *.egg-info $(SAMPLE)/build $(SAMPLE)/*.egg-info unidist/engines/_shm.*.so
+	rm -rf *.egg-info $(SAMPLE)/build $(SAMPLE)/*.egg-info unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made $(TF_VENV)/.made:
@@ -97,7 +97,7 @@ $(VENV)/.made $(TF_VENV)/.made:
 # The project itself, editable, with its C extension, and what the example needs.
 $(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
-	@rm -f unidist/engines/_shm.*.so  # one that does not fit the sources any more must not survive a failed build
+	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # old ones must not survive a failed build
 	$(INSTALL) --editable '.[$(DEMO_EXTRA_$*),examples]'
 	@touch $@
 

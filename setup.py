@@ -10,6 +10,7 @@ from glob import glob
 from setuptools import Extension, find_packages, setup
 
 ROOTS = (".", "adapters", "plugins", "launch")
+KERNELS = "unidist/algorithms/native"
 
 
 def extension(name, *folders):
@@ -18,6 +19,7 @@ def extension(name, *folders):
         name,
         sources=sorted(source for folder in folders for source in glob(f"{folder}/*.c")),
         depends=sorted(header for folder in folders for header in glob(f"{folder}/*.h")),
+        include_dirs=[KERNELS],
         extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fwrapv", "-Wall", "-Wextra"],
         py_limited_api=True,
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
@@ -27,5 +29,8 @@ def extension(name, *folders):
 
 setup(
     packages=[package for root in ROOTS for package in find_packages(root, include=["unidist*"])],
-    ext_modules=[extension("unidist.engines._shm", "unidist/engines/shm_native")],
+    ext_modules=[
+        extension("unidist.algorithms._kernels", KERNELS),
+        extension("unidist.engines._shm", "unidist/engines/shm_native", KERNELS),
+    ],
 )

@@ -1,28 +1,130 @@
 """unidist: spread a training script over many processes, with any framework, engine and strategy.
 
-This package is the core and imports no framework. Scripts use a facade, `import unidist.torch as ud`;
-plugins use the names below and the interface modules.
+This package is the core and imports no framework. Scripts use a facade, `import unidist.torch as ud`; plugins use the
+names below. The modules here are contracts and plain data; each folder is a machine, and its `__init__` lists what is
+public of it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._version import __version__
+from unidist._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist import (
+        algorithms,
+        buffer,
+        builtin,
+        checkpoint,
+        communicator,
+        communicator_capabilities,
+        control,
+        cost_model,
+        elastic,
+        engine,
+        engines,
+        errors,
+        framework,
+        gradients,
+        hierarchical,
+        horovod_api,
+        jobs,
+        launcher,
+        mesh,
+        negotiation,
+        optim,
+        options,
+        registry,
+        rendezvous,
+        runtime,
+        runtime_api,
+        settings,
+        strategy,
+        testing,
+        timeline,
+        topology,
+        training,
+    )
+    from unidist._version import __version__
     from unidist.jobs.pool.pool import run
     from unidist.runtime.plugin_manager import hookimpl
 
-__all__ = ["__version__", "hookimpl", "run"]
+__all__ = [
+    "__version__",
+    "algorithms",
+    "buffer",
+    "builtin",
+    "checkpoint",
+    "communicator",
+    "communicator_capabilities",
+    "control",
+    "cost_model",
+    "elastic",
+    "engine",
+    "engines",
+    "errors",
+    "framework",
+    "gradients",
+    "hierarchical",
+    "hookimpl",
+    "horovod_api",
+    "jobs",
+    "launcher",
+    "mesh",
+    "negotiation",
+    "optim",
+    "options",
+    "registry",
+    "rendezvous",
+    "run",
+    "runtime",
+    "runtime_api",
+    "settings",
+    "strategy",
+    "testing",
+    "timeline",
+    "topology",
+    "training",
+]
 
-_LAZY = {"run": "unidist.jobs.pool.pool", "hookimpl": "unidist.runtime.plugin_manager"}
-
-
-def __getattr__(name: str) -> object:
-    """Import `run` and `hookimpl` when first used: `import unidist` stays a matter of milliseconds."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'unidist' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "__version__": "_version",
+        "algorithms": "",
+        "buffer": "",
+        "builtin": "",
+        "checkpoint": "",
+        "communicator": "",
+        "communicator_capabilities": "",
+        "control": "",
+        "cost_model": "",
+        "elastic": "",
+        "engine": "",
+        "engines": "",
+        "errors": "",
+        "framework": "",
+        "gradients": "",
+        "hierarchical": "",
+        "hookimpl": "runtime.plugin_manager",
+        "horovod_api": "",
+        "jobs": "",
+        "launcher": "",
+        "mesh": "",
+        "negotiation": "",
+        "optim": "",
+        "options": "",
+        "registry": "",
+        "rendezvous": "",
+        "run": "jobs.pool.pool",
+        "runtime": "",
+        "runtime_api": "",
+        "settings": "",
+        "strategy": "",
+        "testing": "",
+        "timeline": "",
+        "topology": "",
+        "training": "",
+    },
+)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 
+from unidist.buffer import HOST
 from unidist.communicator import Communicator
+from unidist.registry import load_object
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
@@ -57,3 +60,33 @@ class Engine(ABC):
             ConfigurationError: the machine lacks something; says what.
             StalledError: a rank did not come.
         """
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine, not yet imported.
+
+    Args:
+        name: the word in `--engine`.
+        path: "module:Class" of an `unidist.engine.Engine`.
+        summary: one line for lists.
+        memory_kinds: kinds of memory that it moves ("host", "cuda"), known without importing it.
+        priority: `--engine auto` takes the usable engine with the highest; below 0 it is never taken unasked.
+        re_forms: after the loss of a rank the others can close it, and connect again in the same process: what elastic
+            jobs need.
+    """
+
+    kind: ClassVar[str] = "engine"
+    hook: ClassVar[str] = "unidist_register_engines"
+
+    name: str
+    path: str
+    summary: str
+    memory_kinds: frozenset[str] = frozenset((HOST,))
+    priority: int = 0
+    re_forms: bool = False
+
+    def load(self) -> Engine:
+        """Import the class and return a new engine."""
+        engine: Engine = load_object(self.path, f"engine {self.name!r}")()
+        return engine

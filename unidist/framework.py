@@ -1,18 +1,18 @@
-"""The framework adapter: binds unidist to PyTorch, TensorFlow or another library of tensors.
+"""The framework adapter: gives the core access to the tensors and models of PyTorch, TensorFlow or another library.
 
-The core and the strategies reach tensors, parameters and optimizers through this interface alone.
+The core and the strategies reach tensors and parameters through this interface alone. How an adapter binds optimizers
+is a contract of its own, `unidist.optim.BindsOptimizers`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from unidist.buffer import Buffer, DType
-
-if TYPE_CHECKING:
-    from unidist.optim.update import Update
+from unidist.registry import load_object
 
 Tensor = Any
 """A tensor of the framework. The core passes tensors through and never looks into one."""
@@ -55,12 +55,9 @@ class Framework(ABC):
     def multiply(self, buffer: Buffer, factor: float) -> None:
         """Multiply every element of a floating-point or complex buffer by `factor`, in place."""
 
+    @abstractmethod
     def add(self, source: Buffer, target: Buffer) -> None:
         """Add the elements of `source` to those of `target`, of the same type and kind of memory."""
-        from unidist.algorithms._reduce import reduce_into
-        from unidist.communicator import ReduceOp
-
-        reduce_into(target, source, ReduceOp.SUM)
 
     @abstractmethod
     def convert(self, source: Buffer, target: Buffer) -> None:
@@ -96,15 +93,33 @@ class Framework(ABC):
     def model_state(self, model: Any) -> Mapping[str, Tensor]:
         """Return parameters and persistent buffers by path: all that must be equal on every rank at the start."""
 
-    @abstractmethod
-    def bind_update(self, optimizer: Any, update: Update, *, names: Mapping[str, Tensor] | None) -> Any:
-        """Make the optimizer's step go through `update`, and return it (the same class for isinstance).
 
-        From then on the binding tells `update` of every gradient as it becomes ready, and calls
-        `update.finish()` before the inner step; see `unidist/optim/update.py` for the order of calls.
+@dataclass(frozen=True)
+class FrameworkSpec:
+    """A framework adapter, not yet imported.
 
-        Args:
-            optimizer: the framework's own optimizer.
-            update: the framework-free side.
-            names: paths of the optimizer's parameters, where known; used in messages.
-        """
+    Args:
+        name: short name ("torch").
+        path: "module:Class" of an `unidist.framework.Framework`.
+        requires: the package that must be installed, by import name.
+        summary: one line for lists.
+        conformance: module with the adapter's half of `unidist.testing.StrategyConformance`; "" if it has none.
+        exports: what checkpoints can be turned into: `(suffix, "module:function")`, see `unidist.checkpoint.convert`.
+        imports: what can be turned into one: `(file in the folder, "module:function")`, see there.
+    """
+
+    kind: ClassVar[str] = "framework"
+    hook: ClassVar[str] = "unidist_register_frameworks"
+
+    name: str
+    path: str
+    requires: str
+    summary: str
+    conformance: str = ""
+    exports: tuple[tuple[str, str], ...] = ()
+    imports: tuple[tuple[str, str], ...] = ()
+
+    def load(self) -> Framework:
+        """Import the class and return a new adapter."""
+        framework: Framework = load_object(self.path, f"framework {self.name!r}")()
+        return framework

@@ -55,6 +55,11 @@ class Mesh:
         """Return the number of ranks along `axis`; 1 for an axis that the mesh does not have."""
         return self.axes.get(axis, 1)
 
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes along which the model itself is divided: ranks on them hold different parts of it."""
+        return tuple(name for name, size in self.axes.items() if name != DATA_AXIS and size > 1)
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of `rank` on every axis."""
         self._check(rank)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import EngineSpec, Registry
+from unidist.engine import EngineSpec
+from unidist.registry import Registry
 
 
 @hookimpl

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import FrameworkSpec, Registry
+from unidist.framework import FrameworkSpec
+from unidist.registry import Registry
 
 
 @hookimpl

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unidist.algorithms import copy_memory
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
 
@@ -29,11 +30,6 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.complex128: DType.COMPLEX128,
 }
 TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
-
-try:
-    from unidist.engines._shm import copy as _copy
-except ImportError:  # built without a C compiler: PyTorch's own copy does
-    _copy = None  # type: ignore[assignment]  # a function otherwise
 
 
 def memory_kind(tensor: torch.Tensor) -> str:
@@ -64,7 +60,7 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Say whether `copy_plain` brings a tensor to host memory that is dense in this order, and this machine has it."""
     return (
-        _copy is not None
+        copy_memory is not None
         and source.stride() == stride
         and source.dtype is dtype
         and source.is_cpu
@@ -74,7 +70,8 @@ def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dt
 
 def copy_plain(target: int, source: int, nbytes: int) -> None:
     """Copy host memory by address, large amounts past the caches. Only where `is_plain_copy` says so."""
-    _copy(target, source, nbytes)
+    assert copy_memory is not None, "asked for in is_plain_copy"
+    copy_memory(target, source, nbytes)
 
 
 class CopyInto:
@@ -95,7 +92,7 @@ class CopyInto:
         self._dtype = target.dtype
         self._stride = target.stride()
         nbytes = target.numel() * target.element_size()
-        is_plain = _copy is not None and target.device.type == "cpu" and is_dense(target)
+        is_plain = copy_memory is not None and target.device.type == "cpu" and is_dense(target)
         self._nbytes = nbytes if is_plain else 0
 
     def holds(self, tensor: torch.Tensor) -> bool:

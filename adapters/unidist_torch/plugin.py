@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import EngineSpec, FrameworkSpec, Registry
+from unidist.engine import EngineSpec
+from unidist.framework import FrameworkSpec
+from unidist.registry import Registry
 
 
 @hookimpl

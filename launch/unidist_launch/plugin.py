@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unidist.registry import LauncherSpec, Registry
+from unidist.launcher import LauncherSpec
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import hookimpl
 
 

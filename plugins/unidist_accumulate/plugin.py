@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import Registry, StrategyType
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
 
 
 @hookimpl
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register `accumulate`."""
     registry.add(
-        StrategyType(
+        StrategySpec(
             "accumulate",
             "unidist_accumulate.strategy:Accumulate",
             "add up the gradients of N backward passes per update",

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_activations._binding import ModelBinding
 from unidist_activations._blocks import Member, Path
+from unidist_activations.binding import ModelBinding
 
 _PLAIN = "_unidist_plain_call"
 _MASK = "_keras_mask"
@@ -25,10 +25,6 @@ class TensorFlowBinding(ModelBinding):
     """See `ModelBinding`. A path consists of names of layers."""
 
     separator: ClassVar[str] = "/"
-
-    def is_model(self, value: object) -> bool:
-        """See `ModelBinding.is_model`."""
-        return keras.backend.backend() == "tensorflow" and isinstance(value, keras.Model)
 
     def members(self, model: Any) -> Sequence[Member]:
         """See `ModelBinding.members`."""
@@ -193,8 +189,3 @@ def _with_mask_of(original: Any, tensor: Any) -> Any:
     if mask is not None and tensor is not original:
         setattr(tensor, _MASK, mask)
     return tensor
-
-
-def binding() -> ModelBinding:
-    """Return this framework's half of the strategy."""
-    return TensorFlowBinding()

@@ -12,10 +12,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from unidist.errors import ConfigurationError
-from unidist_activations._binding import ModelBinding
 from unidist_activations._blocks import Member, Path
 from unidist_activations._files import FileMemory
 from unidist_activations._torch_offload import FileStore, HostStore, Offload
+from unidist_activations.binding import ModelBinding
 
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _PLAIN = "_unidist_plain_forward"
@@ -27,10 +27,6 @@ class TorchBinding(ModelBinding):
     """See `ModelBinding`."""
 
     separator: ClassVar[str] = "."
-
-    def is_model(self, value: object) -> bool:
-        """See `ModelBinding.is_model`."""
-        return isinstance(value, torch.nn.Module)
 
     def members(self, model: torch.nn.Module) -> Sequence[Member]:
         """See `ModelBinding.members`."""
@@ -125,8 +121,3 @@ def _offloading(offload: Offload, plain: Forward, module: torch.nn.Module, *args
         return plain(module, *args, **kwargs)
     with offload.of(module):
         return plain(module, *args, **kwargs)
-
-
-def binding() -> ModelBinding:
-    """Return this framework's half of the strategy."""
-    return TorchBinding()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,11 +14,8 @@ from unidist_activations._blocks import PATTERN_SEPARATOR, find_blocks
 if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
-    from unidist.runtime.context import Context
-    from unidist_activations._binding import ModelBinding
-
-_BINDINGS = {"torch": "unidist_activations._torch", "keras": "unidist_activations._tensorflow"}
-"""Modules with a function `binding()`, by the package that makes the models; loaded only where the script has it."""
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_activations.binding import ModelBinding
 
 
 @dataclass(frozen=True)
@@ -63,14 +58,20 @@ class Activations(Strategy, EstimatesMemory):
                 "for example encoder.layers.*+decoder.layers.*"
             )
 
-    def partition(self, model: Any, context: Context) -> Any:
+    def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """Change what running a block of the model does; the model, its paths and its hooks stay. No communication.
 
         Raises:
             ConfigurationError: a pattern matches nothing, or no blocks are found; offload is not possible here.
             UsageError: the model is of a framework that this strategy does not know.
         """
-        binding = _binding_of(model)
+        framework = context.plugins.framework_of(model)
+        if framework is None:
+            raise UsageError(
+                "strategy 'activations' knows models of the frameworks that unidist knows, not "
+                f"{type(model).__module__}.{type(model).__qualname__}"
+            )
+        binding: ModelBinding = context.plugins.binding(self.name, framework)
         found = find_blocks(binding.members(model), self.patterns, separator=binding.separator)
         if self.policy == "recompute":
             binding.recompute(model, found)
@@ -87,15 +88,3 @@ class Activations(Strategy, EstimatesMemory):
     def alternatives(cls) -> Sequence[str]:
         """See `EstimatesMemory.alternatives`."""
         return ("activations=recompute",)
-
-
-def _binding_of(model: Any) -> ModelBinding:
-    for package, path in _BINDINGS.items():
-        if package in sys.modules:
-            binding: ModelBinding = importlib.import_module(path).binding()
-            if binding.is_model(model):
-                return binding
-    raise UsageError(
-        f"strategy 'activations' knows models of {' and '.join(_BINDINGS)}, not {type(model).__module__}."
-        f"{type(model).__qualname__}"
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unidist import hookimpl
-from unidist.registry import LauncherSpec, Registry
+from unidist.launcher import LauncherSpec
+from unidist.registry import Registry
 
 if TYPE_CHECKING:
     from click import Group

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import LauncherSpec, Registry
+from unidist.launcher import LauncherSpec
+from unidist.registry import Registry
 
 
 @hookimpl

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unidist_pipeline.schedules.registration import ScheduleSpec
+
 if TYPE_CHECKING:
     from unidist_pipeline.schedules.model import Schedule
 
@@ -39,7 +41,7 @@ def list_schedules(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    registry = _plugins().schedules
+    registry = _plugins().registry(ScheduleSpec)
     found = [
         {
             "name": spec.name,
@@ -156,7 +158,7 @@ def _schedule(
     assert name is not None
     return build_schedule(
         name,
-        _plugins().schedules,
+        _plugins().registry(ScheduleSpec),
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         stages_per_rank=stages_per_rank,

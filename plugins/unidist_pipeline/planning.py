@@ -19,15 +19,16 @@ from unidist.errors import ConfigurationError
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import ModelFigures, Workload
     from unidist.cost_model.memory import RankMemory
-    from unidist.registry import Registry, ScheduleSpec
+    from unidist.cost_model.work import Work
+    from unidist.registry import Registry
     from unidist_pipeline.schedules.model import Schedule
-    from unidist_planner.step_time.work import Work
 
 AXIS = "pipeline"
 LARGEST = 8
@@ -64,7 +65,7 @@ def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
     Raises:
         ConfigurationError: the model has fewer blocks than stages, or the schedule does not exist for these sizes.
     """
-    registry = setting.plugins.schedules
+    registry = setting.plugins.registry(ScheduleSpec)
     num_stages = pipe.num_ranks * pipe.stages(registry)
     if setting.work.num_blocks < num_stages:
         raise ConfigurationError(
@@ -105,7 +106,7 @@ def proposed(room: Room) -> Sequence[str]:
         samples = room.samples(num_ranks)
         counts = divisors(samples) if samples else []
         enough = [count for count in counts if count >= num_ranks] or counts[-1:]
-        for spec in room.setting.plugins.schedules:
+        for spec in room.setting.plugins.registry(ScheduleSpec):
             if blocks % (num_ranks * spec.stages_per_rank) == 0:
                 found += [f"pipeline={num_ranks}:schedule={spec.name}:microbatches={count}" for count in enough]
     return found
@@ -252,4 +253,4 @@ def _built(source: _Source, num_ranks: int, num_microbatches: int) -> Schedule:
 @cache
 def schedules() -> Registry[ScheduleSpec]:
     """Return the schedules of this installation, for what is asked without a plugin manager at hand."""
-    return PluginManager(Settings.read().disabled_plugins).load().schedules
+    return PluginManager(Settings.read().disabled_plugins).load().registry(ScheduleSpec)

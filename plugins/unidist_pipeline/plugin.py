@@ -5,17 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unidist import hookimpl
-from unidist.registry import Registry, ScheduleSpec, StrategyType
+from unidist.registry import Registry
+from unidist.strategy import BindingSpec, StrategySpec
+from unidist_pipeline.schedules import registration
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
     from click import Group
 
+    from unidist.runtime.plugin_manager import PluginManager
+
 
 @hookimpl
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_add_kinds(manager: PluginManager) -> None:
+    """Let plugins register schedules."""
+    manager.add_kind(ScheduleSpec, registration)
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register `pipeline`."""
     registry.add(
-        StrategyType(
+        StrategySpec(
             "pipeline",
             "unidist_pipeline.strategy:Pipeline",
             "consecutive layers on consecutive ranks, through which a batch goes in micro-batches",
@@ -94,3 +105,10 @@ def unidist_add_commands(cli: Group) -> None:
     from unidist_pipeline.pipeline_command import pipeline
 
     cli.add_command(pipeline)
+
+
+@hookimpl
+def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+    """Register the bindings to frameworks."""
+    registry.add(BindingSpec("pipeline", "torch", "unidist_pipeline._torch.binding:TorchPipeline"))
+    registry.add(BindingSpec("pipeline", "tensorflow", "unidist_pipeline._keras.binding:KerasPipeline"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +12,7 @@ from unidist.errors import ConfigurationError
 from unidist.strategy.interface import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
 from unidist_pipeline import planning
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     from unidist.cost_model.step import RankStep
     from unidist.cost_model.step_interface import Room, Setting
     from unidist.framework import Framework
-    from unidist.runtime.context import Context
-    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.optim.interface import MakesStepRunner
+    from unidist.runtime_api import Plugins, RuntimeAPI
+    from unidist_pipeline.binding import PipelineBinding
     from unidist_pipeline.schedules.model import Schedule
 
 AXIS = planning.AXIS
-HALVES = {"torch": "unidist_pipeline._torch.binding", "tensorflow": "unidist_pipeline._keras.binding"}
-"""For each framework the module with `partition(strategy, model, context)` and `runner(strategy)`, see
-`Strategy.partition` and `RunsSteps.runner_for`."""
-
 MICROBATCHES_PER_RANK = 4
 """The default: with 1f1b a fifth of the time is idle then, and small micro-batches do not waste much."""
 SPLIT_SEPARATOR = "+"
@@ -122,11 +119,11 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
                     "would gather the parameters of its stage again. Use zero=1, or zero=2, beside a pipeline"
                 )
 
-    def check_plugins(self, plugins: PluginManager) -> None:
+    def check_plugins(self, plugins: Plugins) -> None:
         """See `NamesPlugins.check_plugins`: the schedule exists, for these sizes."""
         self.build(plugins, min(self.num_microbatches, _CHECKED_MICROBATCHES))
 
-    def build(self, plugins: PluginManager, num_microbatches: int) -> Schedule:
+    def build(self, plugins: Plugins, num_microbatches: int) -> Schedule:
         """Return the schedule for so many micro-batches. Pure: every rank gets the same.
 
         Raises:
@@ -134,13 +131,13 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         """
         return build_schedule(
             self.schedule,
-            plugins.schedules,
+            plugins.registry(ScheduleSpec),
             num_ranks=self.stages,
             num_microbatches=num_microbatches,
             stages_per_rank=self.stages_per_rank,
         )
 
-    def partition(self, model: Any, context: Context) -> Any:
+    def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model.
 
         Collective over all ranks where the model is measured.
@@ -148,23 +145,21 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         Raises:
             ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
         """
-        for spec in context.plugins.frameworks:
-            module = HALVES.get(spec.name)
-            if module is not None and spec.load().is_model(model):
-                return importlib.import_module(module).partition(self, model, context)
-        raise ConfigurationError(
-            f"pipeline={self.stages} cuts models of {' and '.join(HALVES)}, not {type(model).__module__}."
-            f"{type(model).__qualname__}"
-        )
-
-    def runner_for(self, framework: Framework) -> Any:
-        """See `RunsSteps.runner_for`."""
-        module = HALVES.get(framework.name)
-        if module is None:
+        framework = context.plugins.framework_of(model)
+        if framework is None:
             raise ConfigurationError(
-                f"pipeline has no half for the framework {framework.name!r}; it has for: {', '.join(sorted(HALVES))}"
+                f"pipeline={self.stages} cuts models of a framework that unidist knows, not {type(model).__module__}."
+                f"{type(model).__qualname__}"
             )
-        return importlib.import_module(module).runner(self)
+        return self._binding(framework, context).partition(self, model, context)
+
+    def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
+        """See `RunsSteps.step_runner`."""
+        return self._binding(framework, context).step_runner(self)
+
+    def _binding(self, framework: Framework, context: RuntimeAPI) -> PipelineBinding:
+        binding: PipelineBinding = context.plugins.binding(self.name, framework)
+        return binding
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""

@@ -22,10 +22,10 @@ from unidist_planner.model_options import (
 )
 
 if TYPE_CHECKING:
-    from unidist_planner.step_time.cluster import Cluster
-    from unidist_planner.step_time.collectives import Link
+    from unidist.cost_model.cluster import Cluster
+    from unidist.cost_model.collectives import Link
+    from unidist.cost_model.work import Work
     from unidist_planner.step_time.measurements import Measurements
-    from unidist_planner.step_time.work import Work
 
 
 class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -34,7 +34,7 @@ class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some v
     name = "latency:bandwidth"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Link:
-        from unidist_planner.step_time.collectives import Link
+        from unidist.cost_model.collectives import Link
 
         if isinstance(value, Link):
             return value
@@ -115,7 +115,7 @@ def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: 
     Raises:
         ConfigurationError: neither is given, or both, or the model cannot be counted.
     """
-    from unidist_planner.step_time.work import TransformerWork
+    from unidist_planner.step_time.transformer import TransformerWork
 
     source = given["model"]
     if source is None:
@@ -141,7 +141,7 @@ def _cluster(given: dict[str, Any], ranks: int) -> Cluster:
     Raises:
         ConfigurationError: something is neither given nor measured; names it.
     """
-    from unidist_planner.step_time.cluster import Cluster
+    from unidist.cost_model.cluster import Cluster
     from unidist_planner.step_time.measurements import read
 
     measured: Measurements | None = None if given["measured"] is None else read(given["measured"])

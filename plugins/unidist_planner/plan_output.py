@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from unidist.cost_model.step_interface import Setting
+from unidist.cost_model.work import Work
 from unidist_planner.estimate_output import PLAIN
 from unidist_planner.step_time.prediction import Prediction
 from unidist_planner.step_time.reasons import bounds, holds, misses
 from unidist_planner.step_time.search import Found
-from unidist_planner.step_time.work import Work
 
 _GIGA = 1e9
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import CompressorSpec, Registry
+from unidist.gradients import CompressorSpec
+from unidist.registry import Registry
 
 
 @hookimpl

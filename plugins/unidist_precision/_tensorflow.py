@@ -10,38 +10,41 @@ import tensorflow as tf
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
+from unidist.gradients.precision import Precision, is_narrow
 from unidist.optim.loss_scaling import LossScaler
-from unidist.optim.precision import Precision, is_narrow
+from unidist_precision.binding import PrecisionBinding
 
 
-def prepare(model: Any, precision: Precision) -> Any:
-    """See `Binding.prepare`. Layers of the policy float32 get another one, whether they are built or not.
+class TensorFlowPrecision(PrecisionBinding):
+    """See `PrecisionBinding`."""
 
-    Layers of other policies are left alone, and so are layers that the model makes while it is being built and that
-    do not take over its policy. Batch normalisation keeps float32 variables.
-    """
-    layers = [layer for layer in model._flatten_layers() if layer.dtype_policy.name == "float32"]
-    if not layers:
-        found = ", ".join(sorted({layer.dtype_policy.name for layer in model._flatten_layers()}))
-        raise UsageError(
-            f"strategy 'precision' computes in 16 bits what is float32, but the model's layers have the policies: "
-            f"{found}. Leave the strategy out, or make the model float32"
-        )
-    name = precision.compute.value
-    for layer in layers:
-        is_whole = is_narrow(precision.parameters) and not isinstance(layer, keras.layers.BatchNormalization)
-        layer.dtype_policy = keras.DTypePolicy(name if is_whole else f"mixed_{name}")
-        if is_whole:
-            for variable in layer._trainable_variables:
-                _narrow(variable, precision.parameters)
-    return model
+    def prepare(self, model: Any, precision: Precision) -> Any:
+        """See `PrecisionBinding.prepare`. Layers of the policy float32 get another one, whether they are built or not.
 
+        Layers of other policies are left alone, and so are layers that the model makes while it is being built and that
+        do not take over its policy. Batch normalisation keeps float32 variables.
+        """
+        layers = [layer for layer in model._flatten_layers() if layer.dtype_policy.name == "float32"]
+        if not layers:
+            found = ", ".join(sorted({layer.dtype_policy.name for layer in model._flatten_layers()}))
+            raise UsageError(
+                f"strategy 'precision' computes in 16 bits what is float32, but the model's layers have the policies: "
+                f"{found}. Leave the strategy out, or make the model float32"
+            )
+        name = precision.compute.value
+        for layer in layers:
+            is_whole = is_narrow(precision.parameters) and not isinstance(layer, keras.layers.BatchNormalization)
+            layer.dtype_policy = keras.DTypePolicy(name if is_whole else f"mixed_{name}")
+            if is_whole:
+                for variable in layer._trainable_variables:
+                    _narrow(variable, precision.parameters)
+        return model
 
-def attach(model: Any, compute: DType, scaler: LossScaler | None) -> None:
-    """See `Binding.attach`. The scaler is the bound optimizer's; Keras' own shall not come on top of it."""
-    del compute
-    if scaler is not None:
-        model.compile = functools.partial(model.compile, auto_scale_loss=False)
+    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
+        """See `PrecisionBinding.attach`. The scaler is the bound optimizer's; Keras' own shall not come on top of it."""
+        del compute
+        if scaler is not None:
+            model.compile = functools.partial(model.compile, auto_scale_loss=False)
 
 
 def _narrow(variable: Any, dtype: DType) -> None:

@@ -15,44 +15,47 @@ import torch
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
+from unidist.gradients.precision import Precision, is_narrow
 from unidist.optim.loss_scaling import LossScaler
-from unidist.optim.precision import Precision, is_narrow
 from unidist_precision._structure import map_tensors
+from unidist_precision.binding import PrecisionBinding
 from unidist_torch.models.step_runner import PartOfOutputs
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
 
-def prepare(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
-    """See `Binding.prepare`.
+class TorchPrecision(PrecisionBinding):
+    """See `PrecisionBinding`."""
 
-    The parameters of a module that keeps floating-point buffers (running statistics of a batch normalisation) stay
-    float32: its arithmetic wants both of one type.
-    """
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    if torch.float32 not in dtypes:
-        found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
-        raise UsageError(
-            f"strategy 'precision' computes in 16 bits what is float32, but the model's parameters are: {found}. Leave "
-            "the strategy out, or make the model float32"
-        )
-    if "forward" in vars(model):
-        raise UsageError(
-            f"{type(model).__name__} has a forward of its own on the object (torch.compile does so), around which "
-            "autocast cannot be put. Call distribute() first, then torch.compile(model)"
-        )
-    if is_narrow(precision.parameters):
-        for module in model.modules():
-            if not any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
-                _narrow(module, _TORCH[precision.parameters])
-    return model
+    def prepare(self, model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+        """See `PrecisionBinding.prepare`.
 
+        The parameters of a module that keeps floating-point buffers (running statistics of a batch normalisation) stay
+        float32: its arithmetic wants both of one type.
+        """
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        if torch.float32 not in dtypes:
+            found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
+            raise UsageError(
+                f"strategy 'precision' computes in 16 bits what is float32, but the model's parameters are: {found}. Leave "
+                "the strategy out, or make the model float32"
+            )
+        if "forward" in vars(model):
+            raise UsageError(
+                f"{type(model).__name__} has a forward of its own on the object (torch.compile does so), around which "
+                "autocast cannot be put. Call distribute() first, then torch.compile(model)"
+            )
+        if is_narrow(precision.parameters):
+            for module in model.modules():
+                if not any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+                    _narrow(module, _TORCH[precision.parameters])
+        return model
 
-def attach(model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
-    """See `Binding.attach`. The model stays the object it is, of a subclass of its class."""
-    plain = type(model)
-    model.__class__ = type(plain.__name__, (PrecisionMixin, plain), {"__doc__": plain.__doc__})
-    model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
+    def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
+        """See `PrecisionBinding.attach`. The model stays the object it is, of a subclass of its class."""
+        plain = type(model)
+        model.__class__ = type(plain.__name__, (PrecisionMixin, plain), {"__doc__": plain.__doc__})
+        model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
 
 
 class PrecisionMixin:

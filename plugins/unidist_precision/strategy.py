@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from unidist.buffer import DType
 from unidist.cost_model.memory import WorkingMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
-from unidist.errors import ConfigurationError
-from unidist.optim.precision import LossScaling, Precision
+from unidist.errors import ConfigurationError, UsageError
+from unidist.gradients.precision import LossScaling, Precision
 from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates, Strategy
-from unidist_precision._bindings import binding_for, framework_of
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
     from unidist.framework import Framework
     from unidist.optim.update import Update
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_precision.binding import PrecisionBinding
 
 DTYPES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
 
@@ -90,16 +90,23 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
             scaling=scaling,
         )
 
-    def prepare(self, model: Any, plan: Plan, context: Context) -> Any:
+    def prepare(self, model: Any, plan: Plan, context: RuntimeAPI) -> Any:
         """See `ChoosesPrecision.prepare`."""
         if self.dtype == "fp32":
             return model
-        return binding_for(framework_of(model, context)).prepare(model, self.precision(plan))
+        framework = context.plugins.framework_of(model)
+        if framework is None:
+            raise UsageError(f"{type(model).__qualname__} is no model of any framework that unidist knows")
+        return self._binding(framework, context).prepare(model, self.precision(plan))
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """Let the model compute in its types from now on."""
         if self.dtype != "fp32":
-            binding_for(framework).attach(model, DTYPES[self.dtype], update.scaler)
+            self._binding(framework, update.context).attach(model, DTYPES[self.dtype], update.scaler)
+
+    def _binding(self, framework: Framework, context: RuntimeAPI) -> PrecisionBinding:
+        binding: PrecisionBinding = context.plugins.binding(self.name, framework)
+        return binding
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""
@@ -119,4 +126,4 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
 
 
 def _shards_updates(plan: Plan) -> bool:
-    return any(isinstance(item, ShardsUpdates) for item in plan.strategies)
+    return plan.find(ShardsUpdates) is not None

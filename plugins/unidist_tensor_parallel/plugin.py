@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import Registry, StrategyType
+from unidist.registry import Registry
+from unidist.strategy import BindingSpec, StrategySpec
 
 
 @hookimpl
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register `tensor`."""
     registry.add(
-        StrategyType(
+        StrategySpec(
             "tensor",
             "unidist_tensor_parallel.strategy:Tensor",
             "cut large layers over neighbouring ranks: attention by heads, pairs of linear layers, the vocabulary",
         )
     )
+
+
+@hookimpl
+def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+    """Register the bindings to frameworks."""
+    registry.add(BindingSpec("tensor", "torch", "unidist_tensor_parallel._torch.binding:TorchTensor"))
+    registry.add(BindingSpec("tensor", "tensorflow", "unidist_tensor_parallel._keras.binding:KerasTensor"))

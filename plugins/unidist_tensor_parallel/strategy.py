@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from unidist.cost_model.memory import RankMemory
     from unidist.cost_model.step import RankStep
     from unidist.cost_model.step_interface import Room, Setting
-    from unidist.runtime.context import Context
-
-PARTITIONS = {"torch": "unidist_tensor_parallel._torch.binding", "tensorflow": "unidist_tensor_parallel._keras.binding"}
-"""For each framework the module whose function `partition(strategy, model, context)` cuts a model."""
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_tensor_parallel.binding import TensorBinding
 
 
 @dataclass(frozen=True)
@@ -82,17 +79,17 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         """
         return None if self.plan is None else read_plan(self.plan)
 
-    def partition(self, model: Any, context: Context) -> Any:
+    def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: layers are cut in place.
 
         Raises:
             ConfigurationError: a pattern matches nothing, or a layer cannot be cut; says why and what to do.
         """
-        for spec in context.plugins.frameworks if self.size > 1 else ():
-            module = PARTITIONS.get(spec.name)
-            if module is not None and spec.load().is_model(model):
-                return importlib.import_module(module).partition(self, model, context)
-        return model
+        framework = context.plugins.framework_of(model) if self.size > 1 else None
+        if framework is None:
+            return model
+        binding: TensorBinding = context.plugins.binding(self.name, framework)
+        return binding.partition(self, model, context)
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
         """See `EstimatesMemory.estimate`."""

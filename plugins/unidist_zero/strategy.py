@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,8 +11,8 @@ from unidist.cost_model.exchange_cost import sharded as sharded_step
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.gradients.allreduce import GradientExchange
 from unidist.gradients.buckets import plan_buckets
+from unidist.gradients.interface import GradientExchange
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import GradientOwner, Plan, ShardsUpdates, Strategy, SurvivesLoss
 from unidist.strategy.lazy_init import InitializesModels
@@ -27,14 +26,10 @@ if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.buckets import ParameterInfo
     from unidist.gradients.options import ExchangeOptions
+    from unidist.optim.interface import MakesInnerStep
     from unidist.optim.update import Update
-    from unidist.runtime.context import Context
-
-HALVES = {"torch": "unidist_zero._torch.step", "tensorflow": "unidist_zero._keras.step"}
-"""For each framework the module whose function `half` makes the inner step of one optimizer."""
-
-PARTITIONS = {"torch": "unidist_zero._torch.step"}
-"""For each framework whose models must be prepared before their optimizer is bound, the module that does it."""
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_zero.binding import ZeroBinding
 
 _NOT_ASKED = (None, "auto", "false")
 
@@ -138,7 +133,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return False
 
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
+        self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
         from unidist_zero.sharding.lanes import make_lane
@@ -175,13 +170,10 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         """See `InitializesModels.initializes`: at stage 3."""
         return self.stage == 3
 
-    def partition(self, model: Any, context: Context) -> Any:
+    def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: at stage 3 a model of PyTorch is prepared; others are divided by `attach`."""
-        for spec in context.plugins.frameworks if self.stage == 3 else ():
-            module = PARTITIONS.get(spec.name)
-            if module is not None and spec.load().is_model(model):
-                return importlib.import_module(module).partition(self, model, context)
-        return model
+        framework = context.plugins.framework_of(model) if self.stage == 3 else None
+        return model if framework is None else self._binding(framework, context).partition(self, model, context)
 
     def elastic_obstacle(self, plan: Plan) -> str:
         """See `SurvivesLoss.elastic_obstacle`: what a lost rank had another one has a copy of, since the commit."""
@@ -191,11 +183,11 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             return "a lost rank may have been writing to the pages that all share; leave shared=true out"
         return ""
 
-    def sharing(self, context: Context) -> str:
+    def sharing(self, context: RuntimeAPI) -> str:
         """Return the option `shared` as it is meant in this job: in an elastic one nothing is shared."""
-        return self.shared if context.membership is None else "false"
+        return "false" if context.is_elastic else self.shared
 
-    def shares_pages(self, context: Context, memory_kinds: set[str]) -> bool:
+    def shares_pages(self, context: RuntimeAPI, memory_kinds: set[str]) -> bool:
         """Say whether a model's parameters are to be in memory that the ranks share. Collective, and alike on all.
 
         Args:
@@ -214,20 +206,16 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""
         if self.stage == 3:
-            attach = getattr(importlib.import_module(HALVES[framework.name]), "attach", None)
-            if attach is None:
-                raise ConfigurationError(f"zero=3 cannot divide a model of {framework.name}; use zero=2")
-            attach(self, model, update)
+            self._binding(framework, update.context).attach(self, model, update)
 
-    def half_for(self, framework: Framework) -> Any:
-        """See `ShardsUpdates.half_for`."""
-        module = HALVES.get(framework.name)
-        if module is None:
-            raise ConfigurationError(
-                f"zero has no half for the framework {framework.name!r}; it has for: {', '.join(sorted(HALVES))}"
-            )
-        made = importlib.import_module(module)
-        asked = [f"{name}={value}" for name in made.UNSUPPORTED if (value := getattr(self, name)) not in _NOT_ASKED]
+    def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
+        """See `ShardsUpdates.inner_step`."""
+        binding = self._binding(framework, context)
+        asked = [f"{name}={value}" for name in binding.unsupported if (value := getattr(self, name)) not in _NOT_ASKED]
         if asked:
             raise ConfigurationError(f"zero:{':'.join(asked)} does not work with {framework.name}; leave it out")
-        return made.half(self)
+        return binding.inner_step(self)
+
+    def _binding(self, framework: Framework, context: RuntimeAPI) -> ZeroBinding:
+        binding: ZeroBinding = context.plugins.binding(self.name, framework)
+        return binding

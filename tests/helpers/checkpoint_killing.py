@@ -17,12 +17,12 @@ from pathlib import Path
 
 from unidist.buffer import Buffer, DType
 from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import MemoryState
 from unidist.engines.single import SingleCommunicator
 
 SIZES = {"a": 3000, "b": 1, "c": 700}

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from unidist.buffer import Buffer, DType
+from unidist.checkpoint.format.interface import KeepsState, MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.loading import LoadOptions, load
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import KeepsState, MemoryState
 from unidist.communicator import Communicator
 from unidist.testing.threads import ThreadWorld
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unidist.buffer import Buffer
-from unidist.gradients.allreduce import GradientExchange, ReducedGradients, RoundResult
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
 
 
 class FakeExchange(GradientExchange):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
+from unidist.cost_model.cluster import Cluster
+from unidist.cost_model.collectives import Link
 from unidist.cost_model.step_interface import Setting
-from unidist.registry import Registry, StrategyType
+from unidist.cost_model.work import Work
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy import StrategySpec
 from unidist.strategy.plan import build, make_plan
-from unidist_planner.step_time.cluster import Cluster
-from unidist_planner.step_time.collectives import Link
 from unidist_planner.step_time.prediction import Prediction, predict
-from unidist_planner.step_time.work import Work
 
 A100 = Cluster(
     flops=250e12,  # 80 % of the peak of 312 in 16 bits: what large matrix products reach
@@ -28,11 +29,13 @@ class Plugins:
     """The registries of this installation, without strategies that have no part in planning."""
 
     def __init__(self) -> None:
-        manager = PluginManager().load()
-        self.schedules = manager.schedules
-        self.strategies: Registry[StrategyType] = Registry("strategy")
+        self._manager = PluginManager().load()
+        self.strategies: Registry[StrategySpec] = Registry("strategy")
         for name in ("data", "zero", "accumulate", "activations", "pipeline", "tensor"):
-            self.strategies.add(manager.strategies.get(name))
+            self.strategies.add(self._manager.strategies.get(name))
+
+    def registry(self, kind: type[Any]) -> Registry[Any]:
+        return self.strategies if kind is StrategySpec else self._manager.registry(kind)
 
 
 def setting(work: Work, world_size: int, *, cluster: Cluster = A100) -> Setting:

@@ -19,7 +19,7 @@ from keras import layers, ops
 
 import unidist.keras
 import unidist.tensorflow as ud
-from unidist.checkpoint.state import placements_of
+from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.settings.environment import set_variables

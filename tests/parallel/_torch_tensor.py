@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import unidist.torch as ud
-from unidist.checkpoint.state import placements_of
+from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UnidistError, UsageError
 from unidist.runtime import context
 from unidist.settings.environment import set_variables

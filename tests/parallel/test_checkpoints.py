@@ -127,9 +127,9 @@ def save_and_die(path: str, rank_that_dies: int | None) -> str:
 
     from unidist.buffer import Buffer
     from unidist.checkpoint import saving
+    from unidist.checkpoint.format.interface import MemoryState
     from unidist.checkpoint.format.pieces import Piece
     from unidist.checkpoint.save_request import SaveOptions
-    from unidist.checkpoint.state import MemoryState
     from unidist.errors import PeerLostError
     from unidist.runtime import context
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from unidist.communicator import Communicator
+from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import ConfigurationError
 from unidist.hierarchical import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
-from unidist.shared_memory import SharesMemory
 from unidist.testing import CommunicatorConformance
 
 pytestmark = pytest.mark.parallel

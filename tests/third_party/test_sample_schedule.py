@@ -10,6 +10,7 @@ from typing import Any
 
 from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.simulate import Simulation, simulate
 
@@ -17,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def simulated(manager: PluginManager, name: str, message: float) -> Simulation:
-    schedule = build_schedule(name, manager.schedules, num_ranks=4, num_microbatches=16)
+    schedule = build_schedule(name, manager.registry(ScheduleSpec), num_ranks=4, num_microbatches=16)
     return simulate(schedule, Costs(message=message))
 
 
 def test_it_is_shorter_than_1f1b_where_messages_are_slow_and_holds_more(manager: PluginManager) -> None:
-    assert manager.schedules.origin_of("sample-eager") == "'sample' (unidist-sample-plugin)"
+    assert manager.registry(ScheduleSpec).origin_of("sample-eager") == "'sample' (unidist-sample-plugin)"
     quick, eager_quick = (simulated(manager, name, 0.0) for name in ("1f1b", "sample-eager"))
     slow, eager_slow = (simulated(manager, name, 1.0) for name in ("1f1b", "sample-eager"))
     assert eager_quick.makespan == quick.makespan

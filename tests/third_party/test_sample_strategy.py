@@ -12,8 +12,9 @@ from part_pools import PartPools
 
 from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError
-from unidist.gradients.allreduce import AllReduceExchange, GradientExchange
+from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import GradientExchange
 from unidist.gradients.options import ExchangeOptions
 from unidist.testing import Record, RecordingCommunicator, StrategyConformance, ThreadCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory

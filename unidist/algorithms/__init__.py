@@ -2,13 +2,58 @@
 
 An engine that can only send and receive subclasses `PointToPointCommunicator` and is complete.
 `AlgorithmCommunicator` puts one of the all-reduce `ALGORITHMS` in front of any engine
-(`--allreduce-algorithm`). Importing this package imports neither numpy nor any framework.
+(`--allreduce-algorithm`). The arithmetic is C where it was built (`native/`), else numpy's. Imports the root only.
 """
 
 from __future__ import annotations
 
-from unidist.algorithms.allreduce import ALGORITHMS, Algorithm
-from unidist.algorithms.point_to_point import PointToPointCommunicator
-from unidist.algorithms.selected import AlgorithmCommunicator
+from typing import TYPE_CHECKING
 
-__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmCommunicator", "PointToPointCommunicator"]
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.algorithms._checks import check_count, check_same_type, checked_counts
+    from unidist.algorithms._messages import cut, even_counts
+    from unidist.algorithms._reduce import check_reduction, reduce_into, scale_in_place
+    from unidist.algorithms.adasum import adasum_allreduce
+    from unidist.algorithms.allreduce import ALGORITHMS, Algorithm
+    from unidist.algorithms.memory import copy_memory
+    from unidist.algorithms.point_to_point import PointToPointCommunicator
+    from unidist.algorithms.selected import AlgorithmCommunicator
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AlgorithmCommunicator",
+    "PointToPointCommunicator",
+    "adasum_allreduce",
+    "check_count",
+    "check_reduction",
+    "check_same_type",
+    "checked_counts",
+    "copy_memory",
+    "cut",
+    "even_counts",
+    "reduce_into",
+    "scale_in_place",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ALGORITHMS": "allreduce",
+        "Algorithm": "allreduce",
+        "AlgorithmCommunicator": "selected",
+        "PointToPointCommunicator": "point_to_point",
+        "adasum_allreduce": "adasum",
+        "check_count": "_checks",
+        "check_reduction": "_reduce",
+        "check_same_type": "_checks",
+        "checked_counts": "_checks",
+        "copy_memory": "memory",
+        "cut": "_messages",
+        "even_counts": "_messages",
+        "reduce_into": "_reduce",
+        "scale_in_place": "_reduce",
+    },
+)

@@ -1,6 +1,6 @@
 """Element-wise reduction of two buffers in host memory; the only arithmetic of the algorithms.
 
-The engine's C kernels do it where they were built, numpy elsewhere. Both are imported when first used: the
+The C kernels do it where they were built, numpy elsewhere. Both are imported when first used: the
 launcher reads the names of the algorithms without either.
 """
 
@@ -62,15 +62,15 @@ def kernel() -> Kernel:
 
 def _compiled_kernel() -> Kernel | None:
     try:
-        from unidist.engines import _shm
+        from unidist.algorithms import _kernels
     except ImportError:  # built without a C compiler
         return None
-    dtypes = {DType(name): code for code, name in enumerate(_shm.DTYPES)}
-    ops = {ReduceOp(name): code for code, name in enumerate(_shm.REDUCE_OPS)}
+    dtypes = {DType(name): code for code, name in enumerate(_kernels.DTYPES)}
+    ops = {ReduceOp(name): code for code, name in enumerate(_kernels.REDUCE_OPS)}
 
     def reduce(target: Buffer, source: Buffer | None, op: ReduceOp, scale: float) -> None:
         sources = (target.address,) if source is None else (target.address, source.address)
-        _shm.reduce(target.address, sources, target.count, dtypes[target.dtype], ops[op], scale)
+        _kernels.reduce(target.address, sources, target.count, dtypes[target.dtype], ops[op], scale)
 
     return reduce
 

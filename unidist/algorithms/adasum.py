@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def adasum(communicator: Communicator, source: Buffer, target: Buffer, *, scale: float = 1.0) -> None:
+def adasum_allreduce(communicator: Communicator, source: Buffer, target: Buffer, *, scale: float = 1.0) -> None:
     """Write the Adasum of all ranks' vectors, times `scale`, to `target`. Blocks; every rank calls it alike.
 
     Recursive doubling: each of log2(size) steps exchanges the whole vector with a partner. Products are added up in

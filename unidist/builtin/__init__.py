@@ -1,1 +1,35 @@
-"""TODO."""
+"""Everything that the core registers of itself, as any plugin does: engines, the strategies `data` and `identity`, 16 bits.
+
+`plugin` is named by an entry point. Imports all folders below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.builtin.data import DataParallel
+    from unidist.builtin.half import BFloat16, Float16
+    from unidist.builtin.identity import Identity
+    from unidist.builtin.uncompressed import NoCompression
+
+__all__ = [
+    "BFloat16",
+    "DataParallel",
+    "Float16",
+    "Identity",
+    "NoCompression",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "BFloat16": "half",
+        "DataParallel": "data",
+        "Float16": "half",
+        "Identity": "identity",
+        "NoCompression": "uncompressed",
+    },
+)

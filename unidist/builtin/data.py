@@ -10,8 +10,9 @@ from unidist.buffer import HOST
 from unidist.cost_model.exchange_cost import allreduced
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.gradients.allreduce import AllReduceExchange, GradientExchange
-from unidist.gradients.compression import build_compressor
+from unidist.gradients.allreduce import AllReduceExchange
+from unidist.gradients.compression import CompressorSpec, build_compressor
+from unidist.gradients.interface import GradientExchange
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import GradientOwner, NamesPlugins, Plan, Strategy
 
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.buckets import ParameterInfo
     from unidist.gradients.options import ExchangeOptions
-    from unidist.runtime.context import Context
-    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.runtime_api import Plugins, RuntimeAPI
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
         """See `Strategy.axis_size`."""
         return self.size
 
-    def check_plugins(self, plugins: PluginManager) -> None:
+    def check_plugins(self, plugins: Plugins) -> None:
         """See `NamesPlugins.check_plugins`."""
         if self.compression is not None:
-            build_compressor(self.compression, plugins.compressors)
+            build_compressor(self.compression, plugins.registry(CompressorSpec))
 
     def validate(self, plan: Plan) -> None:
         """The bucket size must be positive."""
@@ -72,12 +72,14 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
         return self.overlap
 
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
+        self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
         on_device = any(parameter.memory != HOST for parameter in parameters)
         if options.compressor is None and self.compression is not None:
-            options = replace(options, compressor=build_compressor(self.compression, context.plugins.compressors))
+            options = replace(
+                options, compressor=build_compressor(self.compression, context.plugins.registry(CompressorSpec))
+            )
         return AllReduceExchange(
             parameters,
             framework=framework,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from unidist.registry import CompressorSpec, EngineSpec, Registry, StrategyType
+from unidist.engine import EngineSpec
+from unidist.gradients import CompressorSpec
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import hookimpl
+from unidist.strategy import StrategySpec
 
 
 @hookimpl
@@ -30,12 +33,12 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 
 
 @hookimpl
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register `data` and `identity`."""
     registry.add(
-        StrategyType("data", "unidist.builtin.data:DataParallel", "average gradients by all-reduce (the default)")
+        StrategySpec("data", "unidist.builtin.data:DataParallel", "average gradients by all-reduce (the default)")
     )
-    registry.add(StrategyType("identity", "unidist.builtin.identity:Identity", "does nothing: a model for plugins"))
+    registry.add(StrategySpec("identity", "unidist.builtin.identity:Identity", "does nothing: a model for plugins"))
 
 
 @hookimpl

@@ -1,5 +1,81 @@
-"""Checkpoints that any world size, any strategy and either framework can load; `docs/checkpoints.md` has the format.
+"""Saving and loading by all ranks; checkpoints load at any world size, under any strategy, in any framework.
 
-A sharded optimizer or model takes part through `unidist.checkpoint.state`; what it saves are the pieces of
-`unidist.checkpoint.format.pieces`. The facades have `save` and `load`.
+`docs/checkpoints.md` has the format, `format/` reads and writes it. A sharded optimizer or model takes part through
+`KeepsState` and `PlacesParameters`. The facades have `save` and `load`. Imports `runtime` and the folders below.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.checkpoint.agreement import agree
+    from unidist.checkpoint.convert import Export, Import, read_whole, state_of_tensors, to_checkpoint
+    from unidist.checkpoint.job import MappingLike, StatesOf, Subjects, load_job, make_saver, save_job
+    from unidist.checkpoint.loading import Loaded, LoadOptions, check_parts, load
+    from unidist.checkpoint.plain_state import PlainState
+    from unidist.checkpoint.rng import SECTION, RandomState
+    from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
+    from unidist.checkpoint.saving import Saver, plain
+    from unidist.checkpoint.update_state import UpdateState
+
+__all__ = [
+    "Export",
+    "Import",
+    "LoadOptions",
+    "Loaded",
+    "MappingLike",
+    "OnError",
+    "PlainState",
+    "RandomState",
+    "SECTION",
+    "SaveHandle",
+    "SaveOptions",
+    "Saver",
+    "StatesOf",
+    "Subjects",
+    "UpdateState",
+    "agree",
+    "check_parts",
+    "load",
+    "load_job",
+    "make_saver",
+    "plain",
+    "read_whole",
+    "save_job",
+    "state_of_tensors",
+    "to_checkpoint",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Export": "convert",
+        "Import": "convert",
+        "LoadOptions": "loading",
+        "Loaded": "loading",
+        "MappingLike": "job",
+        "OnError": "save_request",
+        "PlainState": "plain_state",
+        "RandomState": "rng",
+        "SECTION": "rng",
+        "SaveHandle": "save_request",
+        "SaveOptions": "save_request",
+        "Saver": "saving",
+        "StatesOf": "job",
+        "Subjects": "job",
+        "UpdateState": "update_state",
+        "agree": "agreement",
+        "check_parts": "loading",
+        "load": "loading",
+        "load_job": "job",
+        "make_saver": "job",
+        "plain": "saving",
+        "read_whole": "convert",
+        "save_job": "job",
+        "state_of_tensors": "convert",
+        "to_checkpoint": "convert",
+    },
+)

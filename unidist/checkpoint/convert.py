@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import MemoryState, SavedSection
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
@@ -13,7 +14,6 @@ from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.format.shard import write_shard
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import MemoryState, SavedSection
 from unidist.engines.single import SingleCommunicator
 
 

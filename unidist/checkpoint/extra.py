@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 from unidist.errors import UsageError
 from unidist.framework import Framework
 

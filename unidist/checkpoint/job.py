@@ -12,6 +12,7 @@ from typing import Any
 
 from unidist._version import __version__
 from unidist.checkpoint import extra as extra_values
+from unidist.checkpoint.format.interface import KeepsState, kept_state
 from unidist.checkpoint.format.mapping import NameMapping
 from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.format.reader import Checkpoint
@@ -19,7 +20,6 @@ from unidist.checkpoint.loading import Loaded, LoadOptions, load
 from unidist.checkpoint.rng import SECTION as RNG
 from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import KeepsState, kept_state
 from unidist.checkpoint.update_state import SECTION as UPDATE
 from unidist.checkpoint.update_state import UpdateState
 from unidist.errors import UsageError

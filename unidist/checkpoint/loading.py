@@ -10,9 +10,9 @@ from typing import Any
 
 from unidist.checkpoint.agreement import agree
 from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.interface import KeepsState, SavedSection
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.reader import Checkpoint, Convert
-from unidist.checkpoint.state import KeepsState, SavedSection
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
 

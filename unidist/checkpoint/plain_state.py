@@ -9,8 +9,8 @@ from typing import Any
 
 import cloudpickle
 
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 from unidist.errors import CheckpointError
 
 _PICKLED = "pickled\0"  # the key of a dict that stands for another value; no script has it by accident

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 
 SECTION = "rng"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from unidist.checkpoint.agreement import DiskError, agree
 from unidist.checkpoint.format import directory, index
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.format.shard import sync
 from unidist.checkpoint.format.writing import Offer, Written, assign, check_offers, make_index, merge_values, write
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.snapshot import SnapshotMemory
-from unidist.checkpoint.state import KeepsState
 from unidist.communicator import Communicator
 from unidist.errors import UnidistError, UsageError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 from unidist.optim.update import Update
 
 SECTION = "update"

@@ -1,5 +1,72 @@
-"""The control plane of a job on several hosts: small authenticated messages, and who is there.
+"""The control plane of a job on several hosts: small authenticated messages, and which hosts and ranks are present.
 
 `wire` says what the bytes mean, `connection` moves them, `server` and `client` are the two ends. `meeting` and
-`coordinator` decide, without touching a socket; `rendezvous` is what a rank sees of it.
+`coordinator` decide, without touching a socket; `rendezvous` is what a rank sees of it. Imports `settings` and the root.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.control.client import connect
+    from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
+    from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostCame, HostLost, HostSaid
+    from unidist.control.meeting import refusal
+    from unidist.control.rendezvous import ControlRendezvous
+    from unidist.control.server import ControlServer
+    from unidist.control.service import Action, Drop, Publish, Send, Service
+    from unidist.control.wire import Message, WireError
+
+__all__ = [
+    "Action",
+    "Address",
+    "BEATS_PER_LIMIT",
+    "Connection",
+    "ConnectionClosed",
+    "ConnectionLost",
+    "ControlRendezvous",
+    "ControlServer",
+    "Coordinator",
+    "Drop",
+    "HostCame",
+    "HostLost",
+    "HostSaid",
+    "Message",
+    "Publish",
+    "Send",
+    "Service",
+    "WireError",
+    "connect",
+    "format_address",
+    "refusal",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Action": "service",
+        "Address": "connection",
+        "BEATS_PER_LIMIT": "coordinator",
+        "Connection": "connection",
+        "ConnectionClosed": "connection",
+        "ConnectionLost": "connection",
+        "ControlRendezvous": "rendezvous",
+        "ControlServer": "server",
+        "Coordinator": "coordinator",
+        "Drop": "service",
+        "HostCame": "coordinator",
+        "HostLost": "coordinator",
+        "HostSaid": "coordinator",
+        "Message": "wire",
+        "Publish": "service",
+        "Send": "service",
+        "Service": "service",
+        "WireError": "wire",
+        "connect": "client",
+        "format_address": "connection",
+        "refusal": "meeting",
+    },
+)

@@ -1,1 +1,126 @@
-"""TODO."""
+"""The terms in which strategies say what they cost: memory of a rank, arithmetic and messages of a step, machines.
+
+Plain arithmetic; the planner (`unidist plan`, `unidist estimate`) is a plugin that puts the answers together.
+Imports `strategy` and the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.cost_model.cluster import Cluster, Group
+    from unidist.cost_model.collectives import Link, cost, fastest
+    from unidist.cost_model.exchange_cost import allreduced, sharded
+    from unidist.cost_model.figures import (
+        ActivationBytes,
+        ActivationModel,
+        MeasuredActivations,
+        ModelFigures,
+        ParameterFigures,
+        Precision,
+        Workload,
+        unit_of,
+    )
+    from unidist.cost_model.memory import (
+        CATEGORIES,
+        Category,
+        HeldActivations,
+        Holding,
+        Place,
+        RankMemory,
+        WorkingMemory,
+    )
+    from unidist.cost_model.memory_interface import EstimatesMemory, SizesModels
+    from unidist.cost_model.step import Exchange, Moment, Operation, Order, RankStep
+    from unidist.cost_model.step_interface import CountsOperations, PredictsStepTime, Room, Setting, divisors
+    from unidist.cost_model.work import CountedBlock, CountedPass, Layer, PieceWork, Work
+
+__all__ = [
+    "ActivationBytes",
+    "ActivationModel",
+    "CATEGORIES",
+    "Category",
+    "Cluster",
+    "CountedBlock",
+    "CountedPass",
+    "CountsOperations",
+    "EstimatesMemory",
+    "Exchange",
+    "Group",
+    "HeldActivations",
+    "Holding",
+    "Layer",
+    "Link",
+    "MeasuredActivations",
+    "ModelFigures",
+    "Moment",
+    "Operation",
+    "Order",
+    "ParameterFigures",
+    "PieceWork",
+    "Place",
+    "Precision",
+    "PredictsStepTime",
+    "RankMemory",
+    "RankStep",
+    "Room",
+    "Setting",
+    "SizesModels",
+    "Work",
+    "WorkingMemory",
+    "Workload",
+    "allreduced",
+    "cost",
+    "divisors",
+    "fastest",
+    "sharded",
+    "unit_of",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ActivationBytes": "figures",
+        "ActivationModel": "figures",
+        "CATEGORIES": "memory",
+        "Category": "memory",
+        "Cluster": "cluster",
+        "CountedBlock": "work",
+        "CountedPass": "work",
+        "CountsOperations": "step_interface",
+        "EstimatesMemory": "memory_interface",
+        "Exchange": "step",
+        "Group": "cluster",
+        "HeldActivations": "memory",
+        "Holding": "memory",
+        "Layer": "work",
+        "Link": "collectives",
+        "MeasuredActivations": "figures",
+        "ModelFigures": "figures",
+        "Moment": "step",
+        "Operation": "step",
+        "Order": "step",
+        "ParameterFigures": "figures",
+        "PieceWork": "work",
+        "Place": "memory",
+        "Precision": "figures",
+        "PredictsStepTime": "step_interface",
+        "RankMemory": "memory",
+        "RankStep": "step",
+        "Room": "step_interface",
+        "Setting": "step_interface",
+        "SizesModels": "memory_interface",
+        "Work": "work",
+        "WorkingMemory": "memory",
+        "Workload": "figures",
+        "allreduced": "exchange_cost",
+        "cost": "collectives",
+        "divisors": "step_interface",
+        "fastest": "collectives",
+        "sharded": "exchange_cost",
+        "unit_of": "figures",
+    },
+)

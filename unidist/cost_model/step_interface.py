@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from unidist.cost_model.memory_interface import EstimatesMemory
 
 if TYPE_CHECKING:
+    from unidist.cost_model.cluster import Cluster
     from unidist.cost_model.step import RankStep
-    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.cost_model.work import CountedPass, Work
+    from unidist.runtime_api import Plugins
     from unidist.strategy.interface import Plan
-    from unidist_planner.step_time.cluster import Cluster
-    from unidist_planner.step_time.counted import CountedPass
-    from unidist_planner.step_time.work import Work
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Setting:
     work: Work
     cluster: Cluster
     world_size: int
-    plugins: PluginManager
+    plugins: Plugins
 
 
 @dataclass(frozen=True)

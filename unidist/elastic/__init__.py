@@ -1,1 +1,70 @@
-"""TODO."""
+"""Jobs whose ranks come and go: states that are committed and restored, and training that goes on through generations.
+
+`state` has Horovod's names; `step_training` makes each step of a script's own loop a transaction; `batches` assigns each
+sample of an epoch to exactly one rank. Imports `peer/`, `durable/`, `checkpoint`, `runtime` and the folders below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.elastic.batches import Deal, Position, SampleOrder
+    from unidist.elastic.generations import Generations, leaving_on_sigterm
+    from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
+    from unidist.elastic.rebinding import Carried, carry
+    from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
+    from unidist.elastic.step_training import DealsAnew, Policy, Progress, StepTraining, passes_of_step, training_of
+
+__all__ = [
+    "Carried",
+    "Deal",
+    "DealsAnew",
+    "Generations",
+    "GeneratorsHandler",
+    "Handler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "Policy",
+    "Position",
+    "Progress",
+    "SampleOrder",
+    "SharedHandler",
+    "State",
+    "StatefulHandler",
+    "StepTraining",
+    "carry",
+    "leaving_on_sigterm",
+    "passes_of_step",
+    "run",
+    "training_of",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Carried": "rebinding",
+        "Deal": "batches",
+        "DealsAnew": "step_training",
+        "Generations": "generations",
+        "GeneratorsHandler": "handlers",
+        "Handler": "state",
+        "HostsUpdatedInterrupt": "state",
+        "ObjectState": "state",
+        "Policy": "step_training",
+        "Position": "batches",
+        "Progress": "step_training",
+        "SampleOrder": "batches",
+        "SharedHandler": "state",
+        "State": "state",
+        "StatefulHandler": "handlers",
+        "StepTraining": "step_training",
+        "carry": "rebinding",
+        "leaving_on_sigterm": "generations",
+        "passes_of_step": "step_training",
+        "run": "state",
+        "training_of": "step_training",
+    },
+)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
     from unidist.runtime.context import Context
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 Result = TypeVar("Result")
 

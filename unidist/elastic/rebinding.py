@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from unidist.errors import ConfigurationError
 from unidist.negotiation.objects import gather_objects
-from unidist.strategy.elastic_support import check_plan
-from unidist.strategy.interface import Plan
+from unidist.runtime import context as runtime
 
 if TYPE_CHECKING:
     from unidist.optim.update import Update
     from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 class Carried(Protocol):
     """Something that is bound to a context, and can be moved to another one."""
 
-    def move_to(self, context: Context) -> None:
+    def move_to(self, context: RuntimeAPI) -> None:
         """Go on in another generation; what was half done in the old one is forgotten. Collective.
 
         Called after the state was restored and before it is synchronised. The old context is closed already.
@@ -34,29 +34,10 @@ def carry(update: Update, bound: Carried) -> None:
     Args:
         update: of the optimizer in question.
         bound: its binding.
-
-    Raises:
-        ConfigurationError: see `check_movable`.
     """
-    check_movable(update)
-    if update.context.membership is not None:
-        update.context.membership.carry(bound)
-
-
-def check_movable(update: Update) -> None:
-    """Make sure that an optimizer can be used in an elastic job, if this is one.
-
-    Raises:
-        ConfigurationError: it is spread in a way that does not survive the loss of a rank.
-    """
-    if update.context.membership is None:
-        return
-    check_plan(Plan(tuple(update.strategies), update.context.plan.mesh))
-    if update.options.process_set is not None:
-        raise ConfigurationError(
-            "this job is elastic, and the optimizer is used with a process set, whose ranks may be lost. Leave "
-            "process_set out, or launch without --min-np, --max-np and --host-discovery-script."
-        )
+    membership = runtime.current().membership
+    if membership is not None:
+        membership.carry(bound)
 
 
 def move_all(context: Context) -> None:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.plain_state import PlainState
-from unidist.checkpoint.state import KeepsState
-from unidist.durable_options import AUTO, DurableOptions, interval_of
 from unidist.elastic.durable.checkpoints import Durable
 from unidist.elastic.durable.commit_agreement import agree_at_commit
 from unidist.elastic.durable.parts import DurableParts
 from unidist.elastic.peer.memory import PeerMemory, peers_of
 from unidist.errors import PeerLostError, UsageError
+from unidist.launcher import AUTO, DurableOptions, interval_of
 from unidist.negotiation import objects
 from unidist.runtime import context
 

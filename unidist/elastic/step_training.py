@@ -19,6 +19,7 @@ from unidist.elastic.generations import Generations, leaving_on_sigterm
 from unidist.elastic.state import HostsUpdatedInterrupt, ObjectState
 from unidist.errors import ConfigurationError, PeerLostError, UsageError
 from unidist.runtime import context
+from unidist.strategy.interface import UpdateGate
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -292,7 +293,7 @@ def passes_of_step(plan: Plan) -> int:
             f"elastic=True, and this run divides the model along {', '.join(plan.model_axes)}: what a lost rank holds "
             "of it, no other rank has. Leave elastic= out, or the strategy"
         )
-    gate = context.update_gate(plan)
+    gate = plan.find(UpdateGate)
     if gate is None:
         return 1
     if not gate.averages_passes:

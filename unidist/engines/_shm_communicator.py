@@ -18,6 +18,7 @@ from unidist.communicator import (
     equal_counts,
     format_ranks,
 )
+from unidist.communicator_capabilities import Piece, ReadsPieces, SharedMemory, SharesMemory
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
@@ -35,8 +36,6 @@ from unidist.engines._shm_work import (
     unpack,
 )
 from unidist.errors import ConfigurationError, MismatchError, PeerLostError, StalledError, UsageError
-from unidist.pieces import Piece, ReadsPieces
-from unidist.shared_memory import SharedMemory, SharesMemory
 
 _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000

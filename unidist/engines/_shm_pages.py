@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unidist.buffer import Buffer, DType
+from unidist.communicator_capabilities import SharedMemory
 from unidist.engines._arena import Allocation
 from unidist.errors import ConfigurationError
-from unidist.shared_memory import SharedMemory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PAGEMAP = "/proc/self/pagemap"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unidist.buffer import Buffer, copy
+from unidist.communicator_capabilities import Piece
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.errors import UsageError
-from unidist.pieces import Piece
 
 _PIECE = struct.Struct("QQQ")  # first element, elements, address: `ud_piece`
 _MARK = struct.Struct("QQ")  # address, number

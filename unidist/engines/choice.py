@@ -6,11 +6,11 @@ import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
+from unidist.engine import EngineSpec
 from unidist.errors import ConfigurationError
-from unidist.registry import EngineSpec, Registry
+from unidist.registry import Registry
 from unidist.rendezvous import MeetingPlace, Rendezvous
 from unidist.settings.placement import Placement
-from unidist.strategy.elastic_support import check_engine
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist.engine")
@@ -93,6 +93,20 @@ def choose(
         f"no engine moves {memory} memory between these {topology.world_size} ranks. "
         f"Looked at: {'; '.join(refused + passed_over) or 'none'}."
     )
+
+
+def check_engine(spec: EngineSpec, engines: Registry[EngineSpec]) -> None:
+    """Make sure that an elastic job can use this engine.
+
+    Raises:
+        ConfigurationError: it cannot connect anew when a rank is lost; lists those that can.
+    """
+    if not spec.re_forms:
+        able = ", ".join(each.name for each in engines if each.re_forms) or "none"
+        raise ConfigurationError(
+            f"this job is elastic, and engine {spec.name!r} cannot connect the ranks anew when one is lost; those that "
+            f"can: {able}. Leave --engine out, or launch without --min-np, --max-np and --host-discovery-script."
+        )
 
 
 def check_same(choice: EngineChoice, rendezvous: Rendezvous, topology: Topology, timeout: timedelta) -> None:

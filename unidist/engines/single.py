@@ -10,10 +10,10 @@ from unidist.algorithms._checks import check_count, check_same_type, checked_cou
 from unidist.algorithms._reduce import check_reduction, scale_in_place
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Capabilities, Communicator, ReduceOp, Work
+from unidist.communicator_capabilities import OneRanksMemory, SharedMemory, SharesMemory
 from unidist.engine import Availability, Engine
 from unidist.errors import PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
-from unidist.shared_memory import OneRanksMemory, SharedMemory, SharesMemory
 from unidist.topology import Topology
 
 

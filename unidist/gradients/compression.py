@@ -15,10 +15,12 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator, Work
 from unidist.errors import ConfigurationError
 from unidist.gradients.buckets import BucketLayout, ParameterInfo
+from unidist.options import Request, construct
+from unidist.registry import load_object
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.registry import CompressorSpec, Registry
+    from unidist.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,6 @@ def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientC
     Raises:
         ConfigurationError: an unknown name or option, or a value that does not fit; lists the choices.
     """
-    from unidist.strategy.plan import StrategyRequest, construct
-
     name, *rest = (part.strip() for part in text.split("/"))
     options: dict[str, str] = {}
     for option in rest:
@@ -109,7 +109,27 @@ def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientC
                 f"option {option!r} in compression={text!r} cannot be read. Syntax: NAME/OPTION=VALUE/OPTION=VALUE"
             )
         options[key.replace("-", "_")] = value
-    request = StrategyRequest(name, None, options)
+    request = Request(name, None, options)
     compressor = construct(request, registry.get(name).load(), kind="compression", has_value=False)
     compressor.validate()
     return compressor
+
+
+@dataclass(frozen=True)
+class CompressorSpec:
+    """A gradient compressor, not yet imported: `path` is "module:Class" of an `unidist.gradients.compression.GradientCompressor`.
+
+    Its module is loaded by the launcher too, to check options, so it imports neither a framework nor numpy at the top.
+    """
+
+    kind: ClassVar[str] = "compression"
+    hook: ClassVar[str] = "unidist_register_compressors"
+
+    name: str
+    path: str
+    summary: str
+
+    def load(self) -> type[GradientCompressor]:
+        """Import and return the class."""
+        compressor: type[GradientCompressor] = load_object(self.path, f"compression {self.name!r}")
+        return compressor

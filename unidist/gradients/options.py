@@ -12,9 +12,9 @@ from unidist.mesh import DATA_AXIS
 
 if TYPE_CHECKING:
     from unidist.gradients.compression import GradientCompressor
+    from unidist.gradients.precision import Precision
     from unidist.negotiation.process_sets import ProcessSet
-    from unidist.optim.precision import Precision
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ExchangeOptions:
             parameters among the optimizer's. What is in no group is packed as suits the engine.
         sparse_as_dense: sparse gradients are exchanged in a bucket like dense ones, and made sparse again.
         bucket_bytes: size of a bucket; None leaves it to the strategy.
-        precision: the types of the run, see `unidist.optim.precision`; None: everything in its own.
+        precision: the types of the run, see `unidist.gradients.precision`; None: everything in its own.
         whole_tensors: where gradients are shared out, each parameter's stays in one piece: the optimizer needs that.
     """
 
@@ -80,13 +80,13 @@ class ExchangeOptions:
             return {position: number for number, group in enumerate(self.groups) for position in group}
         return {position: i * self.groups // len(positions) for i, position in enumerate(positions)}
 
-    def num_ranks(self, context: Context) -> int:
+    def num_ranks(self, context: RuntimeAPI) -> int:
         """Return over how many ranks, this one included, gradients are added up."""
         if self.process_set is None:
             return context.axis_size(DATA_AXIS)
         return len(self.process_set.ranks) if self.process_set.included() else 1
 
-    def communicator(self, context: Context, *, memory: str = "host") -> Communicator:
+    def communicator(self, context: RuntimeAPI, *, memory: str = "host") -> Communicator:
         """Return a new communicator over the ranks that exchange gradients. Collective over them.
 
         Raises:
@@ -100,7 +100,7 @@ class ExchangeOptions:
                 "or keep the model on the CPU"
             )
         if self.process_set.included():
-            return context.process_sets.new_communicator(self.process_set)
+            return self.process_set.new_communicator()
         from unidist.engines.single import SingleCommunicator
 
         return SingleCommunicator(member=context.topology.rank)

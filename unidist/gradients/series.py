@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unidist.gradients.allreduce import GradientExchange, ReducedGradients
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import GradientExchange, ReducedGradients
 
 
 class ExchangeSeries:

@@ -1,10 +1,28 @@
 """Collectives over several hosts with several ranks each: inside the hosts by one engine, between them by another.
 
 `layout` says which rank does what, `pipeline` carries operations out stage by stage, `communicator` makes the stages,
-`connecting` puts it on top of an engine.
+`connecting` puts it on top of an engine. Imports `engines`, `algorithms` and the root.
 """
 
-from unidist.hierarchical.communicator import HierarchicalCommunicator
-from unidist.hierarchical.connecting import connect_hosts
+from __future__ import annotations
 
-__all__ = ["HierarchicalCommunicator", "connect_hosts"]
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.hierarchical.communicator import HierarchicalCommunicator
+    from unidist.hierarchical.connecting import connect_hosts
+
+__all__ = [
+    "HierarchicalCommunicator",
+    "connect_hosts",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "HierarchicalCommunicator": "communicator",
+        "connect_hosts": "connecting",
+    },
+)

@@ -15,10 +15,10 @@ from unidist.algorithms import _checks
 from unidist.algorithms._reduce import check_reduction
 from unidist.buffer import HOST, Buffer, DType, copy
 from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, format_ranks
+from unidist.communicator_capabilities import SharedMemory, SharesMemory
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.hierarchical.layout import Layout
 from unidist.hierarchical.pipeline import Pipeline, Stage, WorkOfParts
-from unidist.shared_memory import SharedMemory, SharesMemory
 
 _INSIDE, _BETWEEN, _BACK = 0, 1, 2
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from unidist.communicator import Communicator
+from unidist.engine import EngineSpec
 from unidist.engines import choice as engine_choice
 from unidist.hierarchical.communicator import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
-from unidist.registry import EngineSpec, Registry
+from unidist.registry import Registry
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 

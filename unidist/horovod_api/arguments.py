@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unidist.gradients import CompressorSpec
 from unidist.gradients.compression import GradientCompressor, build_compressor
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.reduce_ops import Op
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist.registry import CompressorSpec, Registry
+from unidist.registry import Registry
 from unidist.runtime.context import Context
 
 Groups = int | Sequence[Sequence[Any]] | None

@@ -5,10 +5,11 @@ Runs in the launcher and in `unidist.run`; imports no framework.
 
 from __future__ import annotations
 
+from unidist.engines.choice import check_engine
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
-from unidist.strategy.elastic_support import check_engine, check_plan
+from unidist.strategy.elastic_support import check_plan
 from unidist.strategy.interface import NamesPlugins
 from unidist.strategy.plan import build, make_plan
 from unidist.topology import Topology

@@ -1,17 +1,69 @@
 """Named operations: ranks submit the same operations by name, in any order; they agree on one and run it.
 
 `Negotiator.submit(Request(...))` gives a `Handle`. How the ranks agree is in `_agreement.py`, what they send
-each other in `_wire.py`, who drives it in `negotiator.py`.
+each other in `_wire.py`, who drives it in `negotiator.py`. `process_sets` are named operations over some of the ranks,
+`objects` move pickled objects by name, `join` lets ranks that have finished take part in what the others do.
+Imports `algorithms`, `engines` and the root.
 """
 
 from __future__ import annotations
 
-from unidist.negotiation.handle import Handle
-from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiatesNames, NegotiationOptions
-from unidist.negotiation.negotiator import Negotiator
-from unidist.negotiation.request import AllocateOutput, OperationKind, Request, reducescatter_rows
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.negotiation.handle import Handle
+    from unidist.negotiation.join import Announcement, Announcements
+    from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiatesNames, NegotiationOptions
+    from unidist.negotiation.negotiator import Negotiator
+    from unidist.negotiation.objects import allgather_object, broadcast_object, gather_objects
+    from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
+    from unidist.negotiation.request import AllocateOutput, OperationKind, Request, Signature, reducescatter_rows
 
 __all__ = [
-    "AllocateOutput", "Handle", "NamedHandle", "NamedOperations", "NegotiatesNames", "NegotiationOptions", "Negotiator",
-    "OperationKind", "Request", "reducescatter_rows",
-]  # fmt: skip
+    "AllocateOutput",
+    "Announcement",
+    "Announcements",
+    "Handle",
+    "NamedHandle",
+    "NamedOperations",
+    "NegotiatesNames",
+    "NegotiationOptions",
+    "Negotiator",
+    "OperationKind",
+    "ProcessSet",
+    "ProcessSets",
+    "Request",
+    "Signature",
+    "allgather_object",
+    "broadcast_object",
+    "gather_objects",
+    "global_process_set",
+    "reducescatter_rows",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AllocateOutput": "request",
+        "Announcement": "join",
+        "Announcements": "join",
+        "Handle": "handle",
+        "NamedHandle": "named",
+        "NamedOperations": "named",
+        "NegotiatesNames": "named",
+        "NegotiationOptions": "named",
+        "Negotiator": "negotiator",
+        "OperationKind": "request",
+        "ProcessSet": "process_sets",
+        "ProcessSets": "process_sets",
+        "Request": "request",
+        "Signature": "request",
+        "allgather_object": "objects",
+        "broadcast_object": "objects",
+        "gather_objects": "objects",
+        "global_process_set": "process_sets",
+        "reducescatter_rows": "request",
+    },
+)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
-from unidist.algorithms.adasum import adasum
+from unidist.algorithms.adasum import adasum_allreduce
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
 from unidist.negotiation._agreement import Ready
@@ -145,7 +145,7 @@ class Execution:
 
     def _adasum(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        adasum(self._communicator, request.source, request.target, scale=request.scale)
+        adasum_allreduce(self._communicator, request.source, request.target, scale=request.scale)
 
     def _join(self, handle: Handle, agreed: Ready) -> None:
         handle.succeed(handle.request.target, (agreed.last_joined,))

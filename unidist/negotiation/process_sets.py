@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unidist.communicator import Communicator, format_ranks
-from unidist.errors import MismatchError, UsageError
+from unidist.errors import MismatchError, NotInitializedError, UsageError
 from unidist.negotiation import NamedOperations, objects
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class ProcessSet:
 
     process_set_id: int | None = None
     ranks: list[int]
+    _registry: ProcessSets | None = None  # that has registered it
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = sorted(ranks)
@@ -46,16 +47,38 @@ class ProcessSet:
 
         Horovod raises where the process is not in the set. Roots of operations are world ranks all the same.
         """
-        from unidist.runtime import context
+        if self.process_set_id is None:
+            return None
+        rank = self.registry.rank
+        return self.ranks.index(rank) if rank in self.ranks else None
 
-        rank = context.current().topology.rank
-        return self.ranks.index(rank) if self.process_set_id is not None and rank in self.ranks else None
+    def included(self) -> bool:
+        """Say whether this process is in the set.
 
-    def included(self) -> bool | None:
-        """Say whether this process is in the set."""
-        from unidist.runtime import context
+        Raises:
+            UsageError: the set is not registered.
+        """
+        return self.registry.rank in self.ranks
 
-        return context.current().topology.rank in self.ranks
+    def new_communicator(self) -> Communicator:
+        """Return another communicator over the set, for host memory; see `ProcessSets.new_communicator`."""
+        return self.registry.new_communicator(self)
+
+    @property
+    def registry(self) -> ProcessSets:
+        """The process sets of the running context, which this one is among.
+
+        Raises:
+            NotInitializedError: the runtime is not up.
+            UsageError: the set is not registered.
+        """
+        if self._registry is None:
+            if self.process_set_id is not None:
+                raise NotInitializedError("unidist is not initialized in this process; call init() first")
+            raise UsageError(
+                f"{self!r} is not registered; every rank passes it to init(process_sets=[...]) or calls add_process_set"
+            )
+        return self._registry
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -81,6 +104,9 @@ class ProcessSets:
         make_world: makes a communicator over all ranks, which somebody else closes. Collective.
         operations: the named operations over all ranks.
         make_operations: makes the named operations over a communicator, which they then own.
+
+    Attributes:
+        rank: of this process among all.
     """
 
     def __init__(
@@ -90,7 +116,7 @@ class ProcessSets:
         operations: NamedOperations,
         make_operations: Callable[[Communicator], NamedOperations],
     ) -> None:
-        self._rank, self._size = topology.rank, topology.world_size
+        self.rank, self._size = topology.rank, topology.world_size
         self._make_world = make_world
         self._world: Communicator | None = None  # most jobs have no other set than the global one
         self._operations = operations
@@ -98,6 +124,7 @@ class ProcessSets:
         self._next_id = 1
         self._made: weakref.WeakSet[Communicator] = weakref.WeakSet()
         global_process_set.ranks = list(range(topology.world_size))
+        global_process_set._registry = self
         self._registered = {0: _Registered(global_process_set, None, operations)}
 
     def add(self, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -111,14 +138,15 @@ class ProcessSets:
         self._check_agreed(handle.ranks)
         problem = self._problem(handle.ranks)
         if problem:
-            raise ValueError(f"add_process_set({handle.ranks}) on rank {self._rank}: {problem}")
-        base = self._own_world().split(handle.ranks if self._rank in handle.ranks else ())
+            raise ValueError(f"add_process_set({handle.ranks}) on rank {self.rank}: {problem}")
+        base = self._own_world().split(handle.ranks if self.rank in handle.ranks else ())
         operations = None
         if base is not None:
             own = base.split(range(base.size))
             assert own is not None
             operations = self._make_operations(own)
         handle.process_set_id, self._next_id = self._next_id, self._next_id + 1
+        handle._registry = self
         self._registered[handle.process_set_id] = _Registered(handle, base, operations)
         return handle
 
@@ -140,7 +168,7 @@ class ProcessSets:
         registered = self._find(process_set)
         if registered.operations is None:
             raise UsageError(
-                f"rank {self._rank} called an operation of {process_set!r}, to which it does not belong; "
+                f"rank {self.rank} called an operation of {process_set!r}, to which it does not belong; "
                 "let only the set's ranks call it"
             )
         return registered.operations
@@ -158,7 +186,7 @@ class ProcessSets:
         registered = self._find(process_set)
         base = self._own_world() if registered.handle is global_process_set else registered.base
         if base is None:
-            raise UsageError(f"rank {self._rank} asked for a communicator of {process_set!r}, to which it is no party")
+            raise UsageError(f"rank {self.rank} asked for a communicator of {process_set!r}, to which it is no party")
         made = base.split(range(base.size))
         assert made is not None
         self._made.add(made)
@@ -170,6 +198,7 @@ class ProcessSets:
             made.close()
         for number in [number for number in self._registered if number]:
             self._close(self._registered.pop(number))
+        global_process_set._registry = None
 
     def _own_world(self) -> Communicator:
         if self._world is None:
@@ -179,6 +208,7 @@ class ProcessSets:
     @staticmethod
     def _close(registered: _Registered) -> None:
         registered.handle.process_set_id = None
+        registered.handle._registry = None
         if registered.operations is not None:
             registered.operations.close()
         if registered.base is not None:
@@ -188,7 +218,7 @@ class ProcessSets:
         number = process_set.process_set_id
         if number is None or number not in self._registered:
             raise UsageError(
-                f"{process_set!r} is not registered (seen on rank {self._rank}); every rank passes it to "
+                f"{process_set!r} is not registered (seen on rank {self.rank}); every rank passes it to "
                 "init(process_sets=[...]) or calls add_process_set"
             )
         return self._registered[number]

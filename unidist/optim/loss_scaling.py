@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from unidist.errors import UsageError
-from unidist.optim.precision import LossScaling
+from unidist.gradients.precision import LossScaling
 
 _log = logging.getLogger("unidist")
 

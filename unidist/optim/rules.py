@@ -1,4 +1,4 @@
-"""What becomes of reduced gradients before the inner step: unscale, look for overflows, clip; always in this order.
+"""Post-processing of reduced gradients before the inner step: unscale, check for overflow, clip, in this order.
 
 Framework-free: the rules work on the memory of the gradients (`GradientExchange.reduced`), through the arithmetic of
 the `Framework`, so they hold for whole gradients and for shares of them alike. What they say of "the gradient" is the
@@ -19,16 +19,10 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
 from unidist.optim.loss_scaling import LossScaler
-from unidist.optim.precision import precision_of
-from unidist.strategy.interface import ActsOnGradients
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.gradients.allreduce import ReducedGradients
-    from unidist.gradients.options import ExchangeOptions
-    from unidist.runtime.context import Context
-    from unidist.strategy.interface import Plan
-
+    from unidist.gradients.interface import ReducedGradients
 
 _EPSILON = 1e-6
 """Added to a norm before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -154,7 +148,8 @@ class WholeGradient:
 
     def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
         """Return a measure of all parts: of those that ranks hold different pieces of by one exchange, of the others
-        as they are, and then along each axis of the model."""
+        as they are, and then along each axis of the model.
+        """
         join = _maximum if op is ReduceOp.MAX else operator.add
         total = 0.0
         divided: dict[tuple[int, ...], tuple[Communicator, float]] = {}
@@ -254,36 +249,6 @@ class GradientRules:
                 "own, take the gradients of optimizer.scale_loss(loss)"
             )
         return found == _OVERFLOWED
-
-
-def rules_of(plan: Plan, context: Context, framework: Framework, options: ExchangeOptions) -> GradientRules:
-    """Return what the plan's strategies ask for. Collective.
-
-    Args:
-        plan: its strategies with the powers `ActsOnGradients` and `ChoosesPrecision` are asked.
-        context: the runtime.
-        framework: does arithmetic on gradients.
-        options: which ranks exchange gradients.
-    """
-    rules = [item.gradient_rule() for item in plan.strategies if isinstance(item, ActsOnGradients)]
-    precision = precision_of(plan)
-    scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
-    model_axes = plan.model_axes
-    if model_axes and options.process_set is not None:
-        raise UsageError(
-            f"gradients within a process set cannot be clipped or scaled while the model is divided over "
-            f"{' and '.join(model_axes)}; leave process_set out"
-        )
-    everyone = None
-    if scaler is not None:
-        everyone = context.duplicate_world() if model_axes else options.communicator(context)
-    return GradientRules(
-        framework,
-        rules,
-        scaler=scaler,
-        everyone=everyone,
-        model_axes=[context.new_communicator(name) for name in model_axes],
-    )
 
 
 def _reduced(value: float, over: Communicator, op: ReduceOp) -> float:

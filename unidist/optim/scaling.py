@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from unidist.optim.rules import NormRule
 
 if TYPE_CHECKING:
-    from unidist.gradients.allreduce import GradientExchange, ReducedGradients
+    from unidist.gradients.interface import GradientExchange, ReducedGradients
     from unidist.gradients.series import ExchangeSeries
     from unidist.optim.accumulation import Accumulation
     from unidist.optim.loss_scaling import LossScaler

@@ -1,6 +1,6 @@
 """One optimizer's updates: their gradients are exchanged, and the rules applied, before the inner step.
 
-Framework-free; a binding (`Framework.bind_update`) calls it in this order:
+Framework-free; a binding (`BindsOptimizers`) calls it in this order:
 
     gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer, DType
 from unidist.errors import PeerLostError, UsageError
-from unidist.gradients.allreduce import GradientExchange, ReducedGradients
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import GradientExchange, ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.gradients.series import ExchangeSeries
 from unidist.optim.accumulation import Accumulation, Window
@@ -30,10 +30,28 @@ from unidist.optim.scaling import GradientFactors
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
+    from unidist.optim.interface import FollowsUpdates, ShardsInnerSteps
     from unidist.optim.loss_scaling import LossScaler
     from unidist.optim.rules import GradientRules
-    from unidist.runtime.context import Context
-    from unidist.strategy.interface import ShardsUpdates, Strategy
+    from unidist.runtime_api import RuntimeAPI
+
+MakesExchange = Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange]
+"""Builds the exchange for a list of parameters with these options. Collective."""
+
+
+@dataclass(frozen=True)
+class UpdateParts:
+    """The parts of an update that belong to one runtime, and are made again for the next one.
+
+    Args:
+        context: the runtime.
+        make_exchange: builds exchanges.
+        rules: post-processing of the reduced gradients before the inner step; None: nothing.
+    """
+
+    context: RuntimeAPI
+    make_exchange: MakesExchange
+    rules: GradientRules | None = None
 
 
 class Update:
@@ -41,53 +59,60 @@ class Update:
 
     Args:
         context: the runtime.
-        make_exchange: builds the exchange for a list of parameters with these options; collective.
+        make_parts: makes what belongs to a runtime: now, and again in each generation of an elastic job. Collective.
         accumulation: how passes become updates.
         average: the gradients of the ranks are averaged, else added up.
         strategies: told of every update.
         options: what the script asks of the exchange; which ranks take part, above all.
-        sharding: the strategy by which each rank updates a share of the parameters; None: all update all.
-        rules: what becomes of the reduced gradients before the inner step; default: nothing.
+        sharding: the strategy by which each rank updates a shard of the parameters; None: all update all.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
+        copies: how many ranks along the axes of the model hold the parameter of this name, where a strategy has
+            divided the model (`PlacesParameters.copies`); None: every parameter is on one.
 
     Attributes:
-        copies: how many ranks along the axes of the model hold the parameter of this name; set before `add_parameters`
-            where a strategy has divided the model (`PlacesParameters.copies`).
-        renew: makes this update anew in another context, where that can be done; set by `planned_update`.
+        options: an inner step may replace them before the first exchange is made.
         window: the passes of the present update, to be asked; this class changes it.
     """
 
-    copies: Callable[[str], int] | None = None
-    renew: Callable[[Context], Update] | None = None
-
     def __init__(
         self,
-        context: Context,
-        make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange],
+        context: RuntimeAPI,
+        make_parts: Callable[[RuntimeAPI], UpdateParts],
         *,
         accumulation: Accumulation,
         average: bool = True,
-        strategies: Sequence[Strategy] = (),
+        strategies: Sequence[FollowsUpdates] = (),
         options: ExchangeOptions | None = None,
-        sharding: ShardsUpdates | None = None,
-        rules: GradientRules | None = None,
+        sharding: ShardsInnerSteps | None = None,
         in_backward: bool = False,
+        copies: Callable[[str], int] | None = None,
     ) -> None:
-        self.context = context
         self.average = average
         self.strategies = strategies
         self.sharding = sharding
         self.in_backward = in_backward
         self.options = options or ExchangeOptions()
-        self.num_ranks = self.options.num_ranks(context)
+        self.copies = copies
         self.step = 0
-        self._make_exchange = make_exchange
-        self._makes_by_plan = True
+        self._make_parts = make_parts
+        self._own_exchange: MakesExchange | None = None
+        self._begin(context, accumulation, scaler=None)
+
+    def _begin(self, context: RuntimeAPI, accumulation: Accumulation, *, scaler: LossScaler | None) -> None:
+        """Make what belongs to one runtime. Collective."""
+        self._parts = self._make_parts(context)
+        self.num_ranks = self.options.num_ranks(context)
         self._series = ExchangeSeries()
-        self._factors = GradientFactors(rules, num_ranks=self.num_ranks, average=average)
+        self._factors = GradientFactors(self._parts.rules, num_ranks=self.num_ranks, average=self.average)
+        self._factors.keep_scaler(scaler)
         self.window = Window(accumulation)
         self._communicator: Communicator | None = None
+
+    @property
+    def context(self) -> RuntimeAPI:
+        """The runtime: of the present generation."""
+        return self._parts.context
 
     @property
     def accumulation(self) -> Accumulation:
@@ -127,13 +152,10 @@ class Update:
         """Size of the buckets; None if the exchange has none whose size can be chosen."""
         return self.exchanges[0].bucket_bytes if self.exchanges else None
 
-    def make_exchanges_by(
-        self, make_exchange: Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange]
-    ) -> None:
-        """Make exchanges in this way, before there is one: for bindings in which gradients travel on their own way."""
+    def make_exchanges_by(self, make_exchange: MakesExchange) -> None:
+        """Make exchanges in this way, before there is one: for bindings in which gradients take a path of their own."""
         assert not self.exchanges, "there are exchanges already"
-        self._make_exchange = make_exchange
-        self._makes_by_plan = False
+        self._own_exchange = make_exchange
 
     def set_bucket_bytes(self, bucket_bytes: int) -> None:
         """Exchange in buckets of another size, after `finish` and before the next round. Collective.
@@ -145,7 +167,8 @@ class Update:
         self._series.replace(self._new_exchange)
 
     def _new_exchange(self, parameters: Sequence[ParameterInfo]) -> GradientExchange:
-        exchange = self._make_exchange(parameters, self.options)
+        make_exchange = self._own_exchange or self._parts.make_exchange
+        exchange = make_exchange(parameters, self.options)
         exchange.scale = self._factors.of_exchange(exchange, self.scale)
         return exchange
 
@@ -372,23 +395,14 @@ class Update:
             return None
         return self._factors.of_short_window(self.accumulation, passes[0])
 
-    def move_to(self, context: Context) -> None:
-        """Go on in another context, without parameters; a window that was open is forgotten. Collective.
+    def move_to(self, context: RuntimeAPI) -> None:
+        """Go on in another runtime, without parameters; a window that was open is forgotten. Collective.
 
         The number of updates, the passes of a window and the loss scale stay; see `unidist.elastic.rebinding`.
         """
-        assert self.renew is not None, "made by planned_update"
-        fresh = self.renew(context)
-        scaler = self.scaler
+        accumulation, scaler = self.accumulation, self.scaler
         self.close()
-        self.context = context
-        self.num_ranks = fresh.num_ranks
-        if self._makes_by_plan:
-            self._make_exchange = fresh._make_exchange
-        self._factors = fresh._factors
-        self._factors.keep_scaler(scaler)
-        self._communicator = None
-        self._series, self.window = ExchangeSeries(), Window(self.accumulation)
+        self._begin(context, accumulation, scaler=scaler)
 
     def close(self) -> None:
         """Give back buffers and communicators."""

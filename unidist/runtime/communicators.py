@@ -16,8 +16,9 @@ from unidist.runtime.local_rendezvous import Interrupt, LocalRendezvous
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
     from unidist.control.elastic import member
+    from unidist.engine import EngineSpec
     from unidist.mesh import Mesh
-    from unidist.registry import EngineSpec, Registry
+    from unidist.registry import Registry
     from unidist.settings.environment import Settings
     from unidist.settings.placement import Placement
 

@@ -13,32 +13,25 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from unidist.communicator import Communicator
 from unidist.control.elastic import member
 from unidist.errors import NotInitializedError, UsageError
-from unidist.mesh import DATA_AXIS
-from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator
+from unidist.mesh import Mesh
+from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator, objects
 from unidist.negotiation.join import Announcements
 from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import MeetingPlace
 from unidist.runtime.communicators import JobCommunicators
 from unidist.runtime.plugin_manager import PluginManager
+from unidist.runtime_api import Owned
 from unidist.settings.environment import Settings, configure_logging
 from unidist.settings.placement import Placement, read_placement
-from unidist.strategy.interface import GradientOwner, Plan, UpdateGate
+from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike, build, make_plan
 from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
-
-
-class Owned(Protocol):
-    """What a context can own, see `Context.owned`."""
-
-    def close(self) -> None:
-        """Give back what it holds, and wait for its threads. Must not raise."""
-
 
 OwnedT = TypeVar("OwnedT", bound=Owned)
 
@@ -173,6 +166,20 @@ class Context:
         """Return another communicator over all ranks, independent of all others. Collective."""
         return self._communicators.duplicate_world()
 
+    def broadcast_object(self, value: Any, *, root: int = 0, name: str) -> Any:
+        """Return the root's value on every rank, see `RuntimeAPI.broadcast_object`. Collective over all ranks."""
+        return objects.broadcast_object(self.negotiator, value, root=root, name=name)
+
+    @property
+    def mesh(self) -> Mesh:
+        """How the ranks are arranged along axes."""
+        return self.plan.mesh
+
+    @property
+    def is_elastic(self) -> bool:
+        """True: ranks can fail, join or leave while the job is running."""
+        return self.membership is not None
+
     @property
     def timeline(self) -> Timeline | None:
         """The timeline that is being recorded on this rank, or None."""
@@ -215,16 +222,6 @@ class Context:
         if isinstance(communicator, NegotiatesNames):
             return communicator.named_operations(options)
         return Negotiator(communicator, options)
-
-
-def gradient_owner(plan: Plan) -> GradientOwner:
-    """Return the strategy that exchanges gradients."""
-    return next(item for item in plan.strategies if isinstance(item, GradientOwner))
-
-
-def update_gate(plan: Plan) -> UpdateGate | None:
-    """Return the strategy that decides when an update happens, if there is one."""
-    return next((item for item in plan.strategies if isinstance(item, UpdateGate)), None)
 
 
 _lock = threading.Lock()
@@ -328,4 +325,4 @@ _orphans: list[Any] = []
 os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(shutdown)
 
-__all__ = ["DATA_AXIS", "Context", "current", "gradient_owner", "init", "is_initialized", "shutdown", "update_gate"]
+__all__ = ["Context", "current", "engine_usable", "init", "is_initialized", "shutdown"]

@@ -4,7 +4,8 @@ A plugin is a module (or object) named by an entry point of the group `unidist`;
 marked with `unidist.hookimpl`. Two kinds of hooks exist. *Registration* hooks are called once per process
 when the kind is first needed; they must be import-light: no torch, tensorflow or numpy at the top of the
 module, only specs with lazy import paths. *Event* hooks are called at turning points, never per tensor.
-All hooks are called on every plugin, in the order of registration; results are ignored.
+All hooks are called on every plugin, in the order of registration; results are ignored. A plugin can bring
+hooks for plugins of its own, see `unidist_add_kinds`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,14 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from click import Group
-
-    from unidist.registry import (
-        CompressorSpec,
-        EngineSpec,
-        FrameworkSpec,
-        LauncherSpec,
-        Registry,
-        ScheduleSpec,
-        StrategyType,
-    )
+    from unidist.engine import EngineSpec
+    from unidist.framework import FrameworkSpec
+    from unidist.gradients import CompressorSpec
+    from unidist.launcher import LauncherSpec
+    from unidist.registry import Registry
     from unidist.runtime.context import Context
+    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.strategy import BindingSpec, StrategySpec
 
 hookspec = pluggy.HookspecMarker("unidist")
 
@@ -41,7 +38,7 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
 
 
 @hookspec
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register strategies. Their modules are loaded by the launcher too, so they import no framework at the top."""
 
 
@@ -51,18 +48,21 @@ def unidist_register_compressors(registry: Registry[CompressorSpec]) -> None:
 
 
 @hookspec
-def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
-    """Register schedules of pipeline parallelism. Their modules import no framework and no numpy at the top."""
-
-
-@hookspec
 def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
     """Register launchers."""
 
 
 @hookspec
-def unidist_add_commands(cli: Group) -> None:
-    """Add commands to the `unidist` command line. Runs for every call of it, so it must be quick."""
+def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+    """Register what a strategy does for one framework: `registry.add(BindingSpec("zero", "torch", "module:Class"))`."""
+
+
+@hookspec
+def unidist_add_kinds(manager: PluginManager) -> None:
+    """Add a kind of plugins with its registration hook: `manager.add_kind(ScheduleSpec, module)`.
+
+    For plugins that are extended by plugins themselves. Called when the plugin is loaded, before any registration hook.
+    """
 
 
 @hookspec

@@ -9,24 +9,23 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import logging
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
+from unidist.engine import EngineSpec
 from unidist.errors import ConfigurationError, PluginError, unknown_choice
-from unidist.registry import (
-    CompressorSpec,
-    EngineSpec,
-    FrameworkSpec,
-    LauncherSpec,
-    Registry,
-    ScheduleSpec,
-    StrategyType,
-)
+from unidist.framework import Framework, FrameworkSpec
+from unidist.gradients import CompressorSpec
+from unidist.launcher import LauncherSpec
+from unidist.registry import Registry, Spec
 from unidist.runtime import hookspecs
+from unidist.strategy import BindingSpec, StrategySpec, find_binding
+
+S = TypeVar("S", bound=Spec)
 
 ENTRY_POINT_GROUP = "unidist"
 OWN_DISTRIBUTION = "unidist-train"
@@ -34,7 +33,7 @@ OWN_DISTRIBUTION = "unidist-train"
 hookimpl = pluggy.HookimplMarker("unidist")
 """Marks a function of a plugin as the implementation of the hook of the same name."""
 
-_log = logging.getLogger("unidist.runtime.plugin_manager")
+_log = logging.getLogger("unidist.plugins")
 
 
 @dataclass
@@ -71,6 +70,16 @@ class PluginManager:
         self.plugins: dict[str, PluginInfo] = {}
         self._manager = pluggy.PluginManager("unidist")
         self._manager.add_hookspecs(hookspecs)
+        self.kinds: list[type[Any]] = [
+            EngineSpec,
+            FrameworkSpec,
+            StrategySpec,
+            BindingSpec,
+            CompressorSpec,
+            LauncherSpec,
+        ]
+        """The spec classes of all kinds of plugins: those of the core, and what plugins add."""
+        self._registries: dict[type[Any], Registry[Any]] = {}
 
     def load(self) -> PluginManager:
         """Import and register the plugin of every entry point; returns self.
@@ -87,57 +96,78 @@ class PluginManager:
         for entry, distribution in found:
             if entry.name not in self.disabled:
                 self._load_entry_point(entry, distribution)
+        for info in list(self.plugins.values()):  # when all are loaded: one may have added a hook of another
+            self._check_hooks(info)
         return self
 
     def register(self, plugin: object, *, name: str, distribution: str = "(this process)", version: str = "") -> None:
         """Register a plugin object directly, as tests and scripts do."""
         info = PluginInfo(name, distribution, version)
-        if name in self.plugins:
-            self._report(info, f"a plugin called {name!r} is already registered by {self.plugins[name].distribution}")
-            self.plugins[f"{name} ({distribution})"] = info
-            return
-        self.plugins[name] = info
-        try:
-            self._manager.register(plugin, name=name)
-        except pluggy.PluginValidationError as exc:  # a hook with an argument that its specification does not have
-            self._report(info, f"cannot be registered: {exc}")
-            return
-        known = {hook for hook in dir(hookspecs) if hook.startswith("unidist_")}
-        for caller in self._manager.get_hookcallers(plugin) or ():
-            if not caller.has_spec():
-                near = difflib.get_close_matches(caller.name, known, n=1)
-                tip = f"; did you mean {near[0]!r}?" if near else f"; hooks are: {', '.join(sorted(known))}"
-                self._report(info, f"implements hook {caller.name!r}, which does not exist{tip}")
+        self._register(plugin, info)
+        self._check_hooks(info)
 
-    @cached_property
+    def registry(self, kind: type[S]) -> Registry[S]:
+        """Return all specs of one kind: `manager.registry(EngineSpec)`. Filled when first asked for."""
+        if kind not in self._registries:
+            if kind not in self.kinds:
+                raise PluginError(
+                    f"no plugin that is loaded has added the kind {kind.kind!r}; is its plugin switched off?"
+                )
+            self._registries[kind] = self._collect(Registry(kind.kind), kind.hook)
+        found: Registry[S] = self._registries[kind]
+        return found
+
+    def add_kind(self, kind: type[Any], hookspecs: types.ModuleType | type) -> None:
+        """Add a kind of plugins; see the hook `unidist_add_kinds`.
+
+        Args:
+            kind: the spec class, see `unidist.registry.Spec`.
+            hookspecs: a module or class with the specification of its hook, marked with `pluggy.HookspecMarker`.
+        """
+        self.kinds.append(kind)
+        while True:
+            try:
+                self._manager.add_hookspecs(hookspecs)
+                return
+            except pluggy.PluginValidationError as exc:  # an earlier plugin's hook has another argument
+                self._refuse(exc.plugin, exc)
+
+    @property
     def engines(self) -> Registry[EngineSpec]:
         """Every registered engine."""
-        return self._collect(Registry("engine"), "unidist_register_engines")
+        return self.registry(EngineSpec)
 
-    @cached_property
+    @property
     def frameworks(self) -> Registry[FrameworkSpec]:
         """Every registered framework adapter."""
-        return self._collect(Registry("framework"), "unidist_register_frameworks")
+        return self.registry(FrameworkSpec)
 
-    @cached_property
-    def strategies(self) -> Registry[StrategyType]:
+    @property
+    def strategies(self) -> Registry[StrategySpec]:
         """Every registered strategy."""
-        return self._collect(Registry("strategy"), "unidist_register_strategies")
+        return self.registry(StrategySpec)
 
-    @cached_property
+    @property
     def compressors(self) -> Registry[CompressorSpec]:
         """Every registered gradient compressor."""
-        return self._collect(Registry("compression"), "unidist_register_compressors")
+        return self.registry(CompressorSpec)
 
-    @cached_property
-    def schedules(self) -> Registry[ScheduleSpec]:
-        """Every registered schedule of pipeline parallelism."""
-        return self._collect(Registry("schedule"), "unidist_register_schedules")
-
-    @cached_property
+    @property
     def launchers(self) -> Registry[LauncherSpec]:
         """Every registered launcher."""
-        return self._collect(Registry("launcher"), "unidist_register_launchers")
+        return self.registry(LauncherSpec)
+
+    def framework_of(self, model: Any) -> Framework | None:
+        """Return the adapter of the framework that `model` belongs to; None if no adapter knows it."""
+        return next((each for each in map(FrameworkSpec.load, self.frameworks) if each.is_model(model)), None)
+
+    def binding(self, strategy: str, framework: Framework) -> Any:
+        """Return a new instance of a strategy's binding to a framework.
+
+        Raises:
+            ConfigurationError: no plugin has registered one; lists the frameworks for which there is one.
+        """
+        return find_binding(self.registry(BindingSpec), strategy, framework.name).load()
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call an event hook of every plugin. A plugin that raises is reported; the others are still called."""
@@ -162,14 +192,48 @@ class PluginManager:
         ]
 
     def _load_entry_point(self, entry: importlib.metadata.EntryPoint, distribution: tuple[str, str]) -> None:
+        info = PluginInfo(entry.name, *distribution)
         try:
             plugin = entry.load()
-        except Exception as exc:  # whatever a foreign module raises at import
-            info = PluginInfo(entry.name, *distribution)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # whatever a foreign module raises at import, SystemExit included
             self.plugins.setdefault(entry.name, info)
             self._report(info, f"cannot be imported from {entry.value!r}: {type(exc).__name__}: {exc}")
             return
-        self.register(plugin, name=entry.name, distribution=distribution[0], version=distribution[1])
+        self._register(plugin, info)
+
+    def _register(self, plugin: object, info: PluginInfo) -> None:
+        if info.name in self.plugins:
+            first = self.plugins[info.name].distribution
+            self._report(info, f"a plugin called {info.name!r} is already registered by {first}")
+            self.plugins[f"{info.name} ({info.distribution})"] = info
+            return
+        self.plugins[info.name] = info
+        try:
+            self._manager.register(plugin, name=info.name)
+        except pluggy.PluginValidationError as exc:  # a hook with an argument that its specification does not have
+            self._report(info, f"cannot be registered: {exc}")
+            return
+        adds_kinds = [each for each in self._manager.hook.unidist_add_kinds.get_hookimpls() if each.plugin is plugin]
+        if adds_kinds:
+            self._call(adds_kinds[0], "unidist_add_kinds", lambda _: {"manager": self})
+
+    def _refuse(self, plugin: object, error: pluggy.PluginValidationError) -> None:
+        name = self._manager.get_name(plugin)
+        assert name is not None
+        self._manager.unregister(plugin)
+        self._report(self.plugins[name], f"cannot be registered: {error}")
+
+    def _check_hooks(self, info: PluginInfo) -> None:
+        """Report the hooks of a plugin that no plugin specifies."""
+        plugin = self._manager.get_plugin(info.name)
+        for caller in (plugin is not None and self._manager.get_hookcallers(plugin)) or ():
+            if not caller.has_spec():
+                known = {name for name in vars(self._manager.hook) if getattr(self._manager.hook, name).has_spec()}
+                near = difflib.get_close_matches(caller.name, known, n=1)
+                tip = f"; did you mean {near[0]!r}?" if near else f"; hooks are: {', '.join(sorted(known))}"
+                self._report(info, f"implements hook {caller.name!r}, which does not exist{tip}")
 
     def _collect(self, registry: Registry[Any], hook: str) -> Registry[Any]:
         def arguments(info: PluginInfo) -> dict[str, Any]:
@@ -181,15 +245,21 @@ class PluginManager:
 
     def _call_each(self, hook: str, arguments: Callable[[PluginInfo], dict[str, Any]]) -> None:
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            info = self.plugins[implementation.plugin_name]
-            others = [plugin for plugin in self._manager.get_plugins() if plugin is not implementation.plugin]
-            caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
-            try:
-                caller(**arguments(info))
-            except (PluginError, ConfigurationError) as exc:
-                self._report(info, f"{hook}: {exc}")
-            except Exception as exc:  # whatever a foreign plugin raises
-                self._report(info, f"{hook} raised {type(exc).__name__}: {exc}")
+            self._call(implementation, hook, arguments)
+
+    def _call(self, implementation: Any, hook: str, arguments: Callable[[PluginInfo], dict[str, Any]]) -> None:
+        """Call one plugin's implementation of a hook; report what it raises."""
+        info = self.plugins[implementation.plugin_name]
+        others = [plugin for plugin in self._manager.get_plugins() if plugin is not implementation.plugin]
+        caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
+        try:
+            caller(**arguments(info))
+        except (PluginError, ConfigurationError) as exc:
+            self._report(info, f"{hook}: {exc}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # whatever a foreign plugin raises, SystemExit included
+            self._report(info, f"{hook} raised {type(exc).__name__}: {exc}")
 
     def _report(self, info: PluginInfo, problem: str) -> None:
         info.problems.append(problem)

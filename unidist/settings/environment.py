@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from unidist.durable_options import AUTO, DurableOptions, interval_of
 from unidist.errors import ConfigurationError
+from unidist.launcher import AUTO, DurableOptions, interval_of
 from unidist.settings.values import first_set, integer, non_negative, real, seconds
 
 VARIABLES: dict[str, str] = {

@@ -1,1 +1,89 @@
-"""TODO."""
+"""Strategies: the interface and the capabilities beyond it, the plan of a run, and bindings to frameworks.
+
+All of it runs in the launcher too. Imports `optim`, `gradients` and the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.strategy.bindings import BindingSpec, find_binding
+    from unidist.strategy.composition import Described, Option, Pair, described, pairs
+    from unidist.strategy.elastic_support import check_plan, obstacle
+    from unidist.strategy.interface import (
+        ActsOnGradients,
+        ChoosesPrecision,
+        GradientOwner,
+        NamesPlugins,
+        Plan,
+        RunsSteps,
+        ShardsUpdates,
+        Strategy,
+        StrategySpec,
+        SurvivesLoss,
+        UpdateGate,
+    )
+    from unidist.strategy.lazy_init import InitializesModels, check_initialized_by
+    from unidist.strategy.plan import StrategyLike, build, make_plan
+
+__all__ = [
+    "ActsOnGradients",
+    "BindingSpec",
+    "ChoosesPrecision",
+    "Described",
+    "GradientOwner",
+    "InitializesModels",
+    "NamesPlugins",
+    "Option",
+    "Pair",
+    "Plan",
+    "RunsSteps",
+    "ShardsUpdates",
+    "Strategy",
+    "StrategyLike",
+    "StrategySpec",
+    "SurvivesLoss",
+    "UpdateGate",
+    "build",
+    "check_initialized_by",
+    "check_plan",
+    "described",
+    "find_binding",
+    "make_plan",
+    "obstacle",
+    "pairs",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ActsOnGradients": "interface",
+        "BindingSpec": "bindings",
+        "ChoosesPrecision": "interface",
+        "Described": "composition",
+        "GradientOwner": "interface",
+        "InitializesModels": "lazy_init",
+        "NamesPlugins": "interface",
+        "Option": "composition",
+        "Pair": "composition",
+        "Plan": "interface",
+        "RunsSteps": "interface",
+        "ShardsUpdates": "interface",
+        "Strategy": "interface",
+        "StrategyLike": "plan",
+        "StrategySpec": "interface",
+        "SurvivesLoss": "interface",
+        "UpdateGate": "interface",
+        "build": "plan",
+        "check_initialized_by": "lazy_init",
+        "check_plan": "elastic_support",
+        "described": "composition",
+        "find_binding": "bindings",
+        "make_plan": "plan",
+        "obstacle": "elastic_support",
+        "pairs": "composition",
+    },
+)

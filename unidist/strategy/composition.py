@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unidist.errors import ConfigurationError, PluginError
-from unidist.registry import Registry, StrategyType
-from unidist.runtime.plugin_manager import PluginManager
+from unidist.registry import Registry
+from unidist.runtime_api import Plugins
+from unidist.strategy import StrategySpec
 from unidist.strategy.interface import NamesPlugins, Strategy
 from unidist.strategy.plan import build, make_plan
 
@@ -83,9 +84,9 @@ class Pair:
     error: str = ""
 
 
-def described(plugins: PluginManager) -> list[Described]:
+def described(plugins: Plugins) -> list[Described]:
     """Return all strategies that can be loaded, in the order of registration."""
-    registry = plugins.strategies
+    registry = plugins.registry(StrategySpec)
     found = []
     for spec in registry:
         try:
@@ -100,7 +101,7 @@ def described(plugins: PluginManager) -> list[Described]:
     return found
 
 
-def pairs(strategies: typing.Sequence[Described], plugins: PluginManager) -> list[Pair]:
+def pairs(strategies: typing.Sequence[Described], plugins: Plugins) -> list[Pair]:
     """Return for each two examples of different strategies whether they go together."""
     found = []
     for one, other in itertools.combinations(strategies, 2):
@@ -109,8 +110,8 @@ def pairs(strategies: typing.Sequence[Described], plugins: PluginManager) -> lis
     return found
 
 
-def _tried(first: str, second: str, plugins: PluginManager) -> Pair:
-    registry: Registry[StrategyType] = plugins.strategies
+def _tried(first: str, second: str, plugins: Plugins) -> Pair:
+    registry: Registry[StrategySpec] = plugins.registry(StrategySpec)
     worlds, errors = [], []
     for world in WORLDS:
         try:
@@ -139,7 +140,7 @@ def _options(cls: type[Strategy]) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _examples(spec: StrategyType, cls: type[Strategy]) -> tuple[str, ...]:
+def _examples(spec: StrategySpec, cls: type[Strategy]) -> tuple[str, ...]:
     """Return items that stand for the strategy: every choice of a value that has choices, else one."""
     fields: Any = cls if dataclasses.is_dataclass(cls) else None
     first = next((item for item in (dataclasses.fields(fields) if fields else ()) if item.init), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
-from unidist.registry import EngineSpec, Registry
 from unidist.strategy.interface import Plan, ShardsUpdates, Strategy, SurvivesLoss
 
 _INSTEAD = (
@@ -37,17 +36,3 @@ def check_plan(plan: Plan) -> None:
                 f"this job is elastic, and strategy {strategy.name!r} does not survive the loss of a rank: {reason}. "
                 f"{_INSTEAD}"
             )
-
-
-def check_engine(spec: EngineSpec, engines: Registry[EngineSpec]) -> None:
-    """Make sure that an elastic job can use this engine.
-
-    Raises:
-        ConfigurationError: it cannot connect anew when a rank is lost; lists those that can.
-    """
-    if not spec.re_forms:
-        able = ", ".join(each.name for each in engines if each.re_forms) or "none"
-        raise ConfigurationError(
-            f"this job is elastic, and engine {spec.name!r} cannot connect the ranks anew when one is lost; those that "
-            f"can: {able}. Leave --engine out, or launch without --min-np, --max-np and --host-discovery-script."
-        )

@@ -11,20 +11,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from unidist.mesh import DATA_AXIS, Mesh
+from unidist.mesh import Mesh
+from unidist.registry import load_object
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.gradients.allreduce import GradientExchange
     from unidist.gradients.buckets import ParameterInfo
+    from unidist.gradients.interface import GradientExchange
     from unidist.gradients.options import ExchangeOptions
-    from unidist.optim.precision import Precision
+    from unidist.gradients.precision import Precision
+    from unidist.optim.interface import MakesInnerStep, MakesStepRunner
     from unidist.optim.rules import GradientRule
     from unidist.optim.update import Update
-    from unidist.runtime.context import Context
-    from unidist.runtime.plugin_manager import PluginManager
+    from unidist.runtime_api import Plugins, RuntimeAPI
+
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,43 @@ class Plan:
     @property
     def model_axes(self) -> tuple[str, ...]:
         """The axes along which the model itself is divided: ranks on them hold different parts of it."""
-        return tuple(name for name, size in self.mesh.axes.items() if name != DATA_AXIS and size > 1)
+        return self.mesh.model_axes
 
     @property
     def innermost_first(self) -> tuple[Strategy, ...]:
-        """The strategies in the order in which they partition a model: what lies further in cuts finer, and first."""
+        """The strategies in the order in which they partition a model: those on inner axes cut finer, and first."""
         return tuple(sorted(self.strategies, key=lambda item: -item.axis_order if item.axis is not None else -math.inf))
+
+    def all(self, capability: type[C]) -> list[C]:
+        """Return every strategy that has a capability, in the order given."""
+        return [item for item in self.strategies if isinstance(item, capability)]
+
+    def find(self, capability: type[C]) -> C | None:
+        """Return the strategy that has a capability which at most one strategy of a run has; None if none has."""
+        return next((item for item in self.strategies if isinstance(item, capability)), None)
+
+    def the(self, capability: type[C]) -> C:
+        """Return the one strategy that has a capability which every plan has: `plan.the(GradientOwner)`."""
+        found = self.find(capability)
+        assert found is not None, f"a plan without a {capability.__name__}: it was not made by make_plan"
+        return found
+
+    @property
+    def precision(self) -> Precision | None:
+        """In which types the model computes, is kept and is updated; None: everything in its own type."""
+        chooser = self.find(ChoosesPrecision)
+        return None if chooser is None else chooser.precision(self)
+
+    def prepare(self, model: Any, context: RuntimeAPI) -> Any:
+        """Return the model as this rank holds it: its types first, then what each strategy makes of it.
+
+        Every rank calls it with the whole model. Collective where a strategy's `partition` is.
+        """
+        for chooser in self.all(ChoosesPrecision):
+            model = chooser.prepare(model, self, context)
+        for item in self.innermost_first:
+            model = item.partition(model, context)
+        return model
 
 
 class Strategy(ABC):
@@ -81,12 +116,12 @@ class Strategy(ABC):
             ConfigurationError: names this strategy, the other one or the size, and what to do.
         """
 
-    def partition(self, model: Any, context: Context) -> Any:
+    def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """Return the model as this rank shall hold it. Called once by `distribute` and `TrainStep`.
 
         Strategies that claim an axis are asked from the innermost axis outwards, those without one first. Every rank
         calls it alike, with the whole model, in which all ranks have the same values. A strategy that cuts parameters,
-        or leaves some to other ranks, makes the model that it returns carry a `checkpoint.state.PlacesParameters`
+        or leaves some to other ranks, makes the model that it returns carry a `checkpoint.PlacesParameters`
         (which asks the one that it finds on the model it was given). A parameter that is cut stays the same object
         where the framework allows it: the optimizer holds it. The default returns the model unchanged.
         """
@@ -126,7 +161,7 @@ class Strategy(ABC):
 
 
 class GradientOwner(ABC):
-    """Power: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
+    """Capability: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
 
     @property
     def completes_in_backward(self) -> bool:
@@ -135,7 +170,7 @@ class GradientOwner(ABC):
 
     @abstractmethod
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
+        self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """Return the exchange for these parameters. Collective over the ranks that exchange with each other.
 
@@ -149,43 +184,47 @@ class GradientOwner(ABC):
 
 
 class ShardsUpdates(ABC):
-    """Power of a `GradientOwner`: each rank of the data axis updates a share of the parameters only.
+    """Capability of a `GradientOwner`: each rank of the data axis updates a shard of the parameters only.
 
-    Its exchange leaves this rank's share of the reduced gradients (`GradientExchange.reduced`), and its *half* for the
-    framework does the inner step on that share and brings the new parameters to all ranks. What a half must implement
-    is the adapter's to say: `unidist_torch.optimizer.inner_step.InnerStep`, `unidist_tensorflow.optimizer.inner_step.InnerStep`.
+    Its exchange leaves this rank's shard of the reduced gradients (`GradientExchange.reduced`), and its inner step for
+    the framework steps on that shard and brings the new parameters to all ranks.
     """
 
     @abstractmethod
-    def half_for(self, framework: Framework) -> Any:
-        """Return a function that makes the half of one optimizer; called when the optimizer is bound.
+    def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
+        """Return what makes the inner step of one optimizer; called when the optimizer is bound.
+
+        The inner step derives from the adapter's class: `unidist_torch.optimizer.InnerStep`,
+        `unidist_tensorflow.optimizer.InnerStep`.
 
         Raises:
-            ConfigurationError: there is none for this framework; says for which there is.
+            ConfigurationError: there is no binding to this framework; lists those that there are.
         """
 
 
 class RunsSteps(ABC):
-    """Power: runs the forward and backward passes of a step itself, so a script's loop cannot. A run has at most one.
+    """Capability: runs the forward and backward passes of a step itself, in place of a script's loop.
 
-    Such a strategy needs `TrainStep` (on Keras `model.fit` too); `distribute` of PyTorch refuses it.
+    A run has at most one such strategy. It needs `TrainStep` (on Keras `model.fit` too); `distribute` of PyTorch
+    refuses it.
     """
 
     @abstractmethod
-    def runner_for(self, framework: Framework) -> Any:
-        """Return the function that makes the adapter's `StepRunner` for a model that `partition` has returned.
+    def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
+        """Return what makes the runner of a model that `partition` has returned.
 
-        What it takes is the adapter's to say: `unidist_torch.models.step_runner`, `unidist_tensorflow.training.step_runner`.
+        The runner derives from the adapter's class: `unidist_torch.models.StepRunner`,
+        `unidist_tensorflow.training.StepRunner`.
 
         Raises:
-            ConfigurationError: there is none for this framework; says for which there is.
+            ConfigurationError: there is no binding to this framework; lists those that there are.
         """
 
 
 class ChoosesPrecision(ABC):
-    """Power: decides in which types the model computes, is kept and is updated. A run has at most one.
+    """Capability: decides in which types the model computes, is kept and is updated. A run has at most one.
 
-    `unidist.optim.precision` says who does what with the answer; others ask `unidist.optim.precision.precision_of(plan)`.
+    `unidist.gradients.precision` says who does what with the answer; others ask `Plan.precision`.
     """
 
     @abstractmethod
@@ -193,7 +232,7 @@ class ChoosesPrecision(ABC):
         """Return the types of a run with this plan. Pure."""
 
     @abstractmethod
-    def prepare(self, model: Any, plan: Plan, context: Context) -> Any:
+    def prepare(self, model: Any, plan: Plan, context: RuntimeAPI) -> Any:
         """Return the model with its parameters and layers in these types.
 
         Called once by `distribute`, on every rank alike, before any strategy may `partition` the model.
@@ -204,7 +243,7 @@ class ChoosesPrecision(ABC):
 
 
 class ActsOnGradients(ABC):
-    """Power: changes the reduced gradients before the inner step: clips them, say.
+    """Capability: changes the reduced gradients before the inner step: clips them, say.
 
     Where several strategies do, their rules apply in the order in which they are given.
     """
@@ -215,7 +254,7 @@ class ActsOnGradients(ABC):
 
 
 class UpdateGate(ABC):
-    """Power: decides how many backward passes make one update. A run has at most one gate."""
+    """Capability: decides how many backward passes make one update. A run has at most one gate."""
 
     @property
     @abstractmethod
@@ -229,9 +268,9 @@ class UpdateGate(ABC):
 
 
 class SurvivesLoss(ABC):
-    """Power: says whether it can be used in an elastic job, in which ranks are lost, come and go.
+    """Capability: says whether it can be used in an elastic job, in which ranks are lost, come and go.
 
-    Without this power a strategy can be if it neither divides the model nor is a `ShardsUpdates`; see
+    Without this capability a strategy can be if it neither divides the model nor is a `ShardsUpdates`; see
     `unidist.strategy.elastic_support`.
     """
 
@@ -241,12 +280,35 @@ class SurvivesLoss(ABC):
 
 
 class NamesPlugins(ABC):
-    """Power: an option of the strategy names something that a plugin registers."""
+    """Capability: an option of the strategy names something that a plugin registers."""
 
     @abstractmethod
-    def check_plugins(self, plugins: PluginManager) -> None:
+    def check_plugins(self, plugins: Plugins) -> None:
         """Check that it is there. Pure; runs in the launcher before any process starts.
 
         Raises:
             ConfigurationError: it is not; lists the choices.
         """
+
+
+@dataclass(frozen=True)
+class StrategySpec:
+    """A kind of strategy, not yet imported.
+
+    Args:
+        name: the word in `--strategy`.
+        path: "module:Class" of an `unidist.strategy.interface.Strategy` dataclass.
+        summary: one line for lists.
+    """
+
+    kind: ClassVar[str] = "strategy"
+    hook: ClassVar[str] = "unidist_register_strategies"
+
+    name: str
+    path: str
+    summary: str
+
+    def load(self) -> type[Strategy]:
+        """Import and return the class."""
+        strategy: type[Strategy] = load_object(self.path, f"strategy {self.name!r}")
+        return strategy

@@ -6,10 +6,12 @@ and are imported when first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from unidist._lazy import lazy_names
+
 if TYPE_CHECKING:
+    from unidist.testing._training import FrameworkTraining, Training
     from unidist.testing.communicator_conformance import CommunicatorConformance
     from unidist.testing.leaks import Resources, leaked_since
     from unidist.testing.pools import PoolCache
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommunicatorConformance",
+    "FrameworkTraining",
     "PoolCache",
     "Record",
     "RecordingCommunicator",
@@ -26,24 +29,23 @@ __all__ = [
     "StrategyConformance",
     "ThreadCommunicator",
     "ThreadWorld",
+    "Training",
     "leaked_since",
 ]
 
-_MODULES = {
-    "CommunicatorConformance": "communicator_conformance",
-    "PoolCache": "pools",
-    "Record": "recording",
-    "RecordingCommunicator": "recording",
-    "Resources": "leaks",
-    "StrategyConformance": "strategy_conformance",
-    "ThreadCommunicator": "threads",
-    "ThreadWorld": "threads",
-    "leaked_since": "leaks",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'unidist.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"unidist.testing.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CommunicatorConformance": "communicator_conformance",
+        "FrameworkTraining": "_training",
+        "PoolCache": "pools",
+        "Record": "recording",
+        "RecordingCommunicator": "recording",
+        "Resources": "leaks",
+        "StrategyConformance": "strategy_conformance",
+        "ThreadCommunicator": "threads",
+        "ThreadWorld": "threads",
+        "Training": "_training",
+        "leaked_since": "leaks",
+    },
+)

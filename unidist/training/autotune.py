@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from unidist.optim.update import Update
+from unidist.runtime import context
 
 T = TypeVar("T")
-_log = logging.getLogger("unidist.training.autotune")
+_log = logging.getLogger("unidist.autotune")
 
 SMALLEST_BYTES = 1 << 18
 """Smaller buckets cost more in latency than earlier exchange could save."""
@@ -201,7 +202,7 @@ class Tuner:
 
 def tuner_for(update: Update) -> Tuner | None:
     """Return the tuner of an update, where the user asked for one and there is something to tune."""
-    runtime = update.context
+    runtime = context.current()
     if not runtime.settings.autotune or update.num_ranks == 1 or update.bucket_bytes is None:
         return None
     total = sum(info.count * info.dtype.itemsize for info in update.parameters)
@@ -215,7 +216,7 @@ def tuner_for(update: Update) -> Tuner | None:
 def apply(choice: Choice, update: Update) -> bool:
     """Use a choice on this rank. Collective; says whether every `buffer` of the update is another one now."""
     if choice.cycle_time_ms is not None:
-        update.context.negotiator.set_cycle_time(timedelta(milliseconds=choice.cycle_time_ms))
+        context.current().negotiator.set_cycle_time(timedelta(milliseconds=choice.cycle_time_ms))
     if choice.bucket_bytes == update.bucket_bytes:
         return False
     update.set_bucket_bytes(choice.bucket_bytes)

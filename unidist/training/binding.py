@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unidist.checkpoint.state import PlacesParameters
+from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.errors import ConfigurationError, UsageError
 from unidist.framework import Framework
 from unidist.gradients.options import ExchangeOptions
 from unidist.optim.accumulation import Accumulation
-from unidist.optim.precision import precision_of
-from unidist.optim.rules import rules_of
-from unidist.optim.update import Update
-from unidist.runtime.context import Context, gradient_owner, update_gate
-from unidist.strategy.interface import ChoosesPrecision, Plan, RunsSteps, ShardsUpdates
+from unidist.optim.loss_scaling import LossScaler
+from unidist.optim.rules import GradientRules
+from unidist.optim.update import Update, UpdateParts
+from unidist.runtime.context import Context
+from unidist.runtime_api import RuntimeAPI
+from unidist.strategy.elastic_support import check_plan
+from unidist.strategy.interface import (
+    ActsOnGradients,
+    ChoosesPrecision,
+    GradientOwner,
+    Plan,
+    RunsSteps,
+    ShardsUpdates,
+    UpdateGate,
+)
 
 
 def planned_update(
-    runtime: Context,
+    runtime: RuntimeAPI,
     plan: Plan,
     framework: Framework,
     *,
@@ -38,46 +48,78 @@ def planned_update(
         options: what the script asks of the exchange.
         in_backward: complete it in the backward pass where the plan's owner can.
         places: of the parameters, where strategies have divided the model.
+
+    Raises:
+        ConfigurationError: the job is elastic, and a strategy does not survive the loss of a rank.
     """
-    gate = update_gate(plan)
+    if runtime.is_elastic:
+        check_plan(plan)
+        if options is not None and options.process_set is not None:
+            raise ConfigurationError(
+                "this job is elastic, and the optimizer is used with a process set, whose ranks may be lost. Leave "
+                "process_set out, or launch without --min-np, --max-np and --host-discovery-script."
+            )
+    gate = plan.find(UpdateGate)
     if accumulation is None:
         accumulation = (
             Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
         )
-    owner = gradient_owner(plan)
-    options = replace(options or ExchangeOptions(), precision=precision_of(plan))
-    update = Update(
+    owner = plan.the(GradientOwner)
+    options = replace(options or ExchangeOptions(), precision=plan.precision)
+
+    def make_parts(context: RuntimeAPI) -> UpdateParts:
+        return UpdateParts(
+            context,
+            lambda parameters, chosen: owner.make_exchange(parameters, context, framework, chosen),
+            _rules_of(plan, context, framework, options),
+        )
+
+    return Update(
         runtime,
-        lambda parameters, chosen: owner.make_exchange(parameters, runtime, framework, chosen),
+        make_parts,
         accumulation=accumulation,
         average=average,
         strategies=plan.strategies,
         options=options,
         sharding=owner if isinstance(owner, ShardsUpdates) else None,
-        rules=rules_of(plan, runtime, framework, options),
         in_backward=in_backward and owner.completes_in_backward,
+        copies=places.copies if places is not None and plan.model_axes else None,
     )
-    if places is not None and plan.model_axes:
-        update.copies = places.copies
 
-    def renew(context: Context) -> Update:
-        return planned_update(
-            context,
-            context.plan_for(list(plan.strategies)),
-            framework,
-            accumulation=accumulation,
-            average=average,
-            options=options,
-            in_backward=in_backward,
+
+def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: ExchangeOptions) -> GradientRules:
+    """Return the post-processing of gradients that the plan's strategies ask for. Collective.
+
+    Args:
+        plan: its strategies with the capabilities `ActsOnGradients` and `ChoosesPrecision` are asked.
+        context: the runtime.
+        framework: does arithmetic on gradients.
+        options: which ranks exchange gradients.
+    """
+    rules = [item.gradient_rule() for item in plan.all(ActsOnGradients)]
+    precision = plan.precision
+    scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
+    model_axes = plan.model_axes
+    if model_axes and options.process_set is not None:
+        raise UsageError(
+            f"gradients within a process set cannot be clipped or scaled while the model is divided over "
+            f"{' and '.join(model_axes)}; leave process_set out"
         )
-
-    update.renew = renew
-    return update
+    everyone = None
+    if scaler is not None:
+        everyone = context.duplicate_world() if model_axes else options.communicator(context)
+    return GradientRules(
+        framework,
+        rules,
+        scaler=scaler,
+        everyone=everyone,
+        model_axes=[context.new_communicator(name) for name in model_axes],
+    )
 
 
 def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
     """Raise UsageError if the script and a strategy of the command line both count backward passes."""
-    if backward_passes_per_step != 1 and update_gate(runtime.plan) is not None:
+    if backward_passes_per_step != 1 and runtime.plan.find(UpdateGate) is not None:
         raise UsageError(
             f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
             "accumulate; use one of them"
@@ -96,14 +138,9 @@ def check_leaves_model(plan: Plan, caller: str) -> None:
 
 def check_leaves_loop(plan: Plan) -> None:
     """Raise ConfigurationError if a strategy of the plan runs the passes itself, and the script has its own loop."""
-    running = [item.name for item in plan.strategies if isinstance(item, RunsSteps)]
-    if running:
+    running = next((item.name for item in plan.strategies if isinstance(item, RunsSteps)), None)
+    if running is not None:
         raise ConfigurationError(
-            f"strategy {running[0]!r} runs the forward and backward passes itself, in an order of its own. Replace the "
+            f"strategy {running!r} runs the forward and backward passes itself, in an order of its own. Replace the "
             "loop's forward, backward and step by step = TrainStep(model, optimizer, loss_fn) and loss = step(x, y)"
         )
-
-
-def step_strategy(plan: Plan) -> RunsSteps | None:
-    """Return the strategy that runs the passes of a step, if there is one."""
-    return next((item for item in plan.strategies if isinstance(item, RunsSteps)), None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
 from unidist.checkpoint.format.slots import KERAS, Speech
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection, placements_of
 from unidist.errors import CheckpointError, UsageError
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.checkpoint.tensors import piece_of, read_into

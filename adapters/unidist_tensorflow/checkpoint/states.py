@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from unidist.checkpoint.format.interface import CARRIED, KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import StatesOf
 from unidist.checkpoint.rng import RandomState
-from unidist.checkpoint.state import CARRIED, KeepsState, Plain, SavedSection, placements_of
 from unidist.errors import UsageError
 from unidist.optim.update import Update
 from unidist_tensorflow.checkpoint.names import stable_paths

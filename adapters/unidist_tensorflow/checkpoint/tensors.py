@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.state import SavedSection
 from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, dtype_of, empty_array, tensor_of_array
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from unidist.checkpoint.format.interface import CARRIED, KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
-from unidist.checkpoint.state import CARRIED, KeepsState, kept_state
 from unidist.elastic import state as elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State

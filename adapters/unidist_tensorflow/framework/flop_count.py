@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from unidist.cost_model.work import CountedBlock, CountedPass
 from unidist.errors import ConfigurationError
-from unidist_planner.step_time.counted import CountedBlock, CountedPass
 
 
 def count(model: Any, inputs: Sequence[Any]) -> CountedPass:

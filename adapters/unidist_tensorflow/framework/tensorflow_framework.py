@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unidist.algorithms import reduce_into
 from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import ReduceOp
 from unidist.cost_model.figures import ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
@@ -18,8 +20,7 @@ from unidist.framework import Framework
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from unidist.optim.update import Update
-    from unidist_planner.step_time.counted import CountedPass
+    from unidist.cost_model.work import CountedPass
 
 
 class TensorFlowFramework(Framework, SizesModels, CountsOperations):
@@ -76,6 +77,10 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
         array = array_of_buffer(buffer)
         array *= array.dtype.type(factor)
 
+    def add(self, source: Buffer, target: Buffer) -> None:
+        """See `Framework.add`."""
+        reduce_into(target, source, ReduceOp.SUM)
+
     def convert(self, source: Buffer, target: Buffer) -> None:
         """See `Framework.convert`."""
         from unidist_tensorflow.memory import array_of_buffer
@@ -107,12 +112,6 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
     def model_state(self, model: Any) -> Mapping[str, Any]:
         """See `Framework.model_state`."""
         return _by_path(model.variables)
-
-    def bind_update(self, optimizer: Any, update: Update, *, names: Mapping[str, Any] | None) -> Any:
-        """See `Framework.bind_update`. Keras names its variables itself; `names` is not needed."""
-        from unidist_tensorflow.optimizer.mixin import bind
-
-        return bind(optimizer, update)
 
     def without_memory(self) -> None:
         """See `SizesModels.without_memory`. TensorFlow's variables have memory as soon as there are any."""

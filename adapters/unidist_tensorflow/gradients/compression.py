@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from unidist.buffer import Buffer
 from unidist.builtin.half import BFloat16, Float16
+from unidist.gradients import CompressorSpec
 from unidist.gradients.compression import GradientCompressor
 from unidist.gradients.per_tensor import PerTensor, TensorAccess
 from unidist.horovod_api.arguments import bucket_compressor
-from unidist.registry import CompressorSpec, Registry
+from unidist.registry import Registry
 from unidist_tensorflow.memory import (
     Array,
     array_of,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unidist.elastic.rebinding import check_movable
+from unidist.algorithms import copy_memory
 from unidist.errors import ConfigurationError, UsageError
-from unidist.gradients.allreduce import ReducedGradients
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import ReducedGradients
 from unidist.negotiation.join import Announcement
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
@@ -22,11 +22,6 @@ from unidist.runtime import context
 from unidist.training.agreement import Described, Description, check_alike, sparse_anywhere
 from unidist_tensorflow.gradients.slices import GatheredSlices, Slices
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
-
-try:
-    from unidist.engines._shm import copy as _copy_memory
-except ImportError:  # built without the C extension, where other engines work all the same
-    _copy_memory = None  # type: ignore[assignment]  # a function otherwise
 
 
 @dataclass(frozen=True)
@@ -80,12 +75,11 @@ class FusedExchange:
         self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
         self._views: dict[int, Array] = {}
         self._announcements: list[Announcement] = []
-        if update.context.settings.autotune:
+        if context.current().settings.autotune:
             raise ConfigurationError(
                 "--autotune looks for the size of PyTorch's gradient buckets; TensorFlow's are exchanged all at once. "
                 "Leave it out."
             )
-        check_movable(update)
         self._announce_to()
 
     def _announce_to(self) -> None:
@@ -93,14 +87,14 @@ class FusedExchange:
         update = self.update
         if update.options.process_set is None and 1 < update.num_ranks == update.context.topology.world_size:
             for served in (self._take_part, self._take_part_in_flush, update.end_pass):
-                self._announcements.append(update.context.announcements.register(served))
+                self._announcements.append(context.current().announcements.register(served))
 
     def _follow(self) -> None:
         """In an elastic job, go on in the present generation of the world. Collective when that is another one.
 
         Graphs that were traced before hold on to this object, so it stays, and what it exchanges over is made anew.
         """
-        if self.update.context.membership is None or self.update.context is context.current():
+        if not self.update.context.is_elastic or self.update.context is context.current():
             return
         self.update.move_to(context.current())
         self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
@@ -268,8 +262,8 @@ class FusedExchange:
 def _copy(target: Array, source: Array) -> None:
     """Copy values of the target's shape; plain memory past the caches."""
     plain = source.dtype == target.dtype and source.flags.c_contiguous
-    if plain and _copy_memory is not None and target.nbytes:
-        _copy_memory(address_of(target), address_of(source), target.nbytes)
+    if plain and copy_memory is not None and target.nbytes:
+        copy_memory(address_of(target), address_of(source), target.nbytes)
     else:
         np.copyto(target, source)
 

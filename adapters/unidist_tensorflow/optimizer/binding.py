@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from unidist.errors import UsageError
+from unidist.errors import PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
@@ -78,8 +78,11 @@ class Binding:
         sharding = self._update.sharding
         if sharding is None:
             return WholeStep(self._optimizer, self._plain, self._belongings)
-        inner: InnerStep = sharding.half_for(TensorFlowFramework())(self._optimizer, self._plain, self._update)
-        return inner
+        make = sharding.inner_step(TensorFlowFramework(), self._update.context)
+        made = make(self._optimizer, self._plain, self._update)
+        if not isinstance(made, InnerStep):
+            raise PluginError(f"{type(made).__qualname__} does not derive from unidist_tensorflow.optimizer.InnerStep")
+        return made
 
     def register_local(self, variable: Any) -> None:
         """Leave a variable out of the exchange; before the first update, alike on every rank."""
@@ -99,7 +102,7 @@ class Binding:
         """Do what was put off by `broadcast_when_built`. Collective, the first time."""
         if self._initial is not None:
             initial, self._initial = self._initial, None
-            if self._update.context.membership is not None and self._update.context is not context.current():
+            if self._update.context.is_elastic and self._update.context is not context.current():
                 return  # in a later generation: the elastic state was synchronised, on ranks that came later too
             with tf.init_scope():  # at once, also while a function is being traced: before its first run
                 broadcast_variables(initial(), root_rank=0)
@@ -122,7 +125,7 @@ class Binding:
         """
         if self.inner.is_built or not variables:
             return
-        if self.inner.takes_shares:
+        if self.inner.sharded:
             if not self.built_anywhere():
                 return  # with the first update: until then variables may be left out
             if not self._optimizer.built:
@@ -133,7 +136,7 @@ class Binding:
 
     def build_to_load(self) -> None:
         """Give an optimizer of which each rank keeps a share that of the present ranks, to be loaded. Collective."""
-        if not self.inner.takes_shares:
+        if not self.inner.sharded:
             return
         variables = list(self._of_model()) if self._of_model is not None and not self.inner.is_built else []
         with keras.name_scope(self._optimizer.name, caller=self._optimizer):
@@ -163,7 +166,7 @@ class Binding:
         self._started = True
         update = self._update
         whole = update.sharding is None and update.rules is None
-        is_alone = update.num_ranks == 1 and update.context.membership is None  # else others may come
+        is_alone = update.num_ranks == 1 and not update.context.is_elastic  # else others may come
         if whole and is_alone and update.accumulation.passes == 1:
             self._plain.apply(self._optimizer, gradients, variables)
             self._count([])
@@ -264,7 +267,7 @@ class Binding:
             return
         if self._update.rules is not None:
             self._check_rules()
-        if self._local and self._update.context.membership is not None:
+        if self._local and self._update.context.is_elastic:
             raise UsageError(
                 "local variables in an elastic job: a graph divides their gradients by the number of ranks that there "
                 "were when it was traced. Leave register_local_var out"
@@ -273,7 +276,7 @@ class Binding:
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
-        shares = self.inner.takes_shares
+        shares = self.inner.sharded
         self._exchange = FusedExchange(
             self._update,
             infos,

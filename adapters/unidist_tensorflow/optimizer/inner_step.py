@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unidist.checkpoint.state import CARRIED, KeepsState
+from unidist.checkpoint.format.interface import CARRIED, KeepsState
 from unidist.gradients.buckets import ParameterInfo
 from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
 from unidist_tensorflow.gradients.tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
@@ -40,10 +40,10 @@ class InnerStep(ABC):
     """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
 
     Attributes:
-        takes_shares: it takes this rank's share of the gradients (`Update.reduced`), not whole ones, and all are dense.
+        sharded: it takes this rank's shard of the gradients (`Update.reduced`), not whole ones, and all are dense.
     """
 
-    takes_shares = False
+    sharded = False
 
     _optimizer: Any
 
@@ -189,7 +189,7 @@ class WholeStep(InnerStep):
 def keeps_share(optimizer: Any) -> bool:
     """Say whether an optimizer is bound so that each rank keeps a share of its state only."""
     bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
-    return bound is not None and bool(bound.inner.takes_shares)
+    return bound is not None and bool(bound.inner.sharded)
 
 
 def as_gradient(gradient: Any, variable: Any) -> Gradient:

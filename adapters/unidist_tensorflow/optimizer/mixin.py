@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -71,7 +72,7 @@ class DistributedOptimizerMixin(BoundMixin):
 
     def save_own_variables(self, store: Any) -> None:
         """Save nothing where this rank has a share only: the file would be no optimizer's. Keras calls it."""
-        if not self._unidist.inner.takes_shares:
+        if not self._unidist.inner.sharded:
             super().save_own_variables(store)  # type: ignore[misc]  # of an optimizer
             return
         warnings.warn(
@@ -81,7 +82,7 @@ class DistributedOptimizerMixin(BoundMixin):
 
     def load_own_variables(self, store: Any) -> None:
         """Refuse where this rank has a share only. Keras calls it."""
-        if self._unidist.inner.takes_shares and len(store.keys()):
+        if self._unidist.inner.sharded and len(store.keys()):
             raise UsageError(
                 "the optimizer's state is shared over the ranks: a file with all of it cannot be loaded into it. Load "
                 "it before distribute(), or use unidist's load"
@@ -118,8 +119,8 @@ class DistributedOptimizerMixin(BoundMixin):
         super().__setattr__(name, value)
 
 
-def bind(optimizer: Any, update: Update) -> Any:
-    """Bind `update` to `optimizer`, a Keras 3 optimizer, and return it; see `Framework.bind_update`."""
+def bind(optimizer: Any, update: Update, *, names: Mapping[str, Any] | None = None) -> Any:
+    """Bind `update` to a Keras 3 optimizer; see `unidist.optim.BindsOptimizers`. Keras names its variables itself."""
     check_plain(optimizer)
     plain = type(optimizer)
     optimizer.__class__ = bound_class(plain, DistributedOptimizerMixin)

@@ -16,7 +16,7 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
-from unidist.strategy.interface import ActsOnGradients
+from unidist.strategy.interface import ActsOnGradients, UpdateGate
 from unidist.training.binding import check_leaves_model, planned_update
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.fused_exchange import FusedExchange
@@ -101,11 +101,7 @@ class _Reducer:
         """Return the reduced gradients."""
         runtime = context.current()
         size = self._options.num_ranks(runtime)
-        exchanges = (
-            size > 1
-            or runtime.membership is not None
-            or any(isinstance(item, ActsOnGradients) for item in runtime.plan.strategies)
-        )
+        exchanges = size > 1 or runtime.membership is not None or runtime.plan.find(ActsOnGradients) is not None
         if not exchanges:
             return gradients
         shared = [index for index, source in enumerate(sources) if id(source) not in self.local]
@@ -192,7 +188,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     del device_dense, device_sparse
     runtime = context.current()
     check_place()
-    if context.update_gate(runtime.plan) is not None:
+    if runtime.plan.find(UpdateGate) is not None:
         raise UsageError(
             f"--strategy {runtime.settings.strategy} accumulates gradients, which a tape cannot do; use "
             "distribute(model, optimizer) or DistributedOptimizer"

@@ -8,18 +8,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from unidist.checkpoint.state import placements_of
+from unidist.checkpoint.format.interface import placements_of
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import UsageError
 from unidist.horovod_api.arguments import Groups, check_passes
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
-from unidist.optim.precision import prepared_model
 from unidist.runtime import context
-from unidist.strategy.interface import Plan
+from unidist.strategy.interface import Plan, RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.binding import check_counts_alone, check_leaves_model, planned_update, step_strategy
+from unidist.training.binding import check_counts_alone, check_leaves_model, planned_update
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
 from unidist_tensorflow.operations.compression import Compression
@@ -37,6 +36,7 @@ from unidist_tensorflow.optimizer.place import check_place
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
+from unidist_tensorflow.training.step_runner import StepRunner
 
 
 def distribute(
@@ -81,13 +81,15 @@ def distribute(
     model, bound = spread(model, chosen, plan)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
-    runs = step_strategy(plan)
+    runs = plan.find(RunsSteps)
     if runs is None:
         _prepare_fit(model, bound)
         if context.current().membership is not None:
             ElasticFit(model, bound, plan, elastic, lambda inputs: built_alike(model, bound, inputs))
     else:
-        runs.runner_for(TensorFlowFramework())(model, None, bound).prepare_fit()
+        runner = runs.step_runner(TensorFlowFramework(), context.current())(model, None, bound)
+        assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
+        runner.prepare_fit()
     return model, bound
 
 
@@ -113,7 +115,7 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     divided = bool(plan.model_axes)
     if divided:
         prepare_to_divide(model, optimizer, runtime)
-    model = prepared_model(model, plan, runtime)
+    model = plan.prepare(model, runtime)
     framework = TensorFlowFramework()
     update = planned_update(runtime, plan, framework, places=placements_of(model))
     if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unidist.checkpoint.state import placements_of
+from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UsageError
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.memory import dtype_of

@@ -29,7 +29,7 @@ from unidist_tensorflow.elastic.data import DealtData, feed_of
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, recognising_losses
 from unidist_tensorflow.training.piecewise_step import PiecewiseTrainStep
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 
 class ElasticFit:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist.checkpoint.state import kept_state
+from unidist.checkpoint.format.interface import kept_state
 from unidist_tensorflow.elastic.data import DealtData
 from unidist_tensorflow.gradients.tensors import host_node
 from unidist_tensorflow.memory import Array

@@ -21,7 +21,7 @@ LossFunction = Callable[[Any, Any], Any]
 class StepRunner(ABC):
     """Trains a model on this rank's batches. Every rank calls its methods alike.
 
-    A strategy with the power `RunsSteps` brings one: its `runner_for` returns a function that takes
+    A strategy with the capability `RunsSteps` brings one: its `step_runner` returns a function that takes
 
         make(model, loss_fn, optimizer) -> StepRunner
 

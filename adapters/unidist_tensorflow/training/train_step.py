@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.runtime import context
+from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.binding import step_strategy
 from unidist.training.mean_loss import MeanLoss
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.training.distribute import built_alike, spread
@@ -45,8 +45,8 @@ class TrainStep:
     def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
-        runs = step_strategy(plan)
-        make: Any = WholeStepRunner if runs is None else runs.runner_for(TensorFlowFramework())
+        runs = plan.find(RunsSteps)
+        make: Any = WholeStepRunner if runs is None else runs.step_runner(TensorFlowFramework(), context.current())
         self.model, self.optimizer = spread(model, optimizer, plan)
         self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
         self._mean_loss = MeanLoss(runtime)

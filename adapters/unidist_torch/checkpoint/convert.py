@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from unidist.checkpoint.convert import read_whole, state_of_tensors
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.reader import Checkpoint
-from unidist.checkpoint.state import MemoryState
 from unidist.errors import CheckpointError
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import buffer_of, tensor_of

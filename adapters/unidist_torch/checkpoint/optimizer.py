@@ -8,11 +8,18 @@ from typing import Any
 
 import torch
 
+from unidist.checkpoint.format.interface import (
+    KeepsState,
+    PlacesParameters,
+    Plain,
+    SavedSection,
+    WholeParameters,
+    placements_of,
+)
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
 from unidist.checkpoint.format.slots import TORCH, Speech
-from unidist.checkpoint.state import KeepsState, PlacesParameters, Plain, SavedSection, WholeParameters, placements_of
 from unidist.errors import CheckpointError, UsageError
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of

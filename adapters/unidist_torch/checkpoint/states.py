@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import StatesOf
 from unidist.checkpoint.rng import RandomState
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection, placements_of
 from unidist.errors import UsageError
 from unidist.optim.update import Update
 from unidist_torch.checkpoint.optimizer import OptimizerState, parameter_placements

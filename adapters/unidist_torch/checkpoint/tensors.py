@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from unidist.buffer import HOST, Buffer
+from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.state import SavedSection
 from unidist_torch.memory import buffer_of, memory_kind
 
 

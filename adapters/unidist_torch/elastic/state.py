@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from unidist.checkpoint.format.interface import KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
-from unidist.checkpoint.state import KeepsState, kept_state
 from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
 from unidist.elastic.step_training import Policy

@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from unidist.cost_model.work import CountedBlock, CountedPass
 from unidist.errors import ConfigurationError
-from unidist_planner.step_time.counted import CountedBlock, CountedPass
 from unidist_torch.framework.saved_activations import is_block
 
 

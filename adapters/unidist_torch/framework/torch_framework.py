@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from unidist.algorithms import reduce_into
 from unidist.buffer import HOST, Buffer, DType
+from unidist.communicator import ReduceOp
 from unidist.cost_model.figures import MeasuredActivations, ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
@@ -18,8 +20,7 @@ from unidist.framework import Framework
 if TYPE_CHECKING:
     import torch
 
-    from unidist.optim.update import Update
-    from unidist_planner.step_time.counted import CountedPass
+    from unidist.cost_model.work import CountedPass
 
 
 class TorchFramework(Framework, SizesModels, CountsOperations):
@@ -73,6 +74,10 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
         tensor_of(buffer).mul_(factor)
 
+    def add(self, source: Buffer, target: Buffer) -> None:
+        """See `Framework.add`."""
+        reduce_into(target, source, ReduceOp.SUM)
+
     def convert(self, source: Buffer, target: Buffer) -> None:
         """See `Framework.convert`."""
         from unidist_torch.memory import tensor_of
@@ -104,14 +109,6 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
     def model_state(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         """See `Framework.model_state`."""
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-    def bind_update(
-        self, optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None
-    ) -> Any:
-        """See `Framework.bind_update`."""
-        from unidist_torch.optimizer.mixin import bind
-
-        return bind(optimizer, update, names=names)
 
     def without_memory(self) -> AbstractContextManager[Any]:
         """See `SizesModels.without_memory`."""

@@ -10,10 +10,11 @@ import torch
 from unidist.buffer import Buffer
 from unidist.builtin.half import BFloat16, Float16
 from unidist.errors import UsageError
+from unidist.gradients import CompressorSpec
 from unidist.gradients.compression import GradientCompressor
 from unidist.gradients.per_tensor import PerTensor, TensorAccess
 from unidist.horovod_api.arguments import bucket_compressor
-from unidist.registry import CompressorSpec, Registry
+from unidist.registry import Registry
 from unidist_torch.memory import buffer_of, tensor_of
 from unidist_torch.operations.compression import BF16Compressor, FP16Compressor, NoneCompressor
 

@@ -9,7 +9,7 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
-from unidist.gradients.allreduce import ReducedGradients
+from unidist.gradients.interface import ReducedGradients
 from unidist.negotiation.objects import gather_objects
 from unidist_torch.gradients.shared_gradient import SharedGradient
 from unidist_torch.memory import buffer_of

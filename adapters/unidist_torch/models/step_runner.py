@@ -16,7 +16,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 class StepRunner(ABC):
     """Runs a model forward and backward on this rank's batch. Every rank calls its methods alike.
 
-    A strategy with the power `RunsSteps` brings one: its `runner_for` returns a function that takes
+    A strategy with the capability `RunsSteps` brings one: its `step_runner` returns a function that takes
 
         make(model, loss_fn, optimizer) -> StepRunner
 

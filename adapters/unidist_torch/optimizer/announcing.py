@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from unidist.negotiation.join import Announcement
 from unidist.optim.update import Update
+from unidist.runtime import context
 
 
 class Announcing:
@@ -30,10 +31,10 @@ class Announcing:
         take_part_in_pass: Callable[[], None],
     ) -> None:
         self._announcements: list[Announcement] = []
-        context = update.context
-        if update.options.process_set is None and 1 < update.num_ranks == context.topology.world_size:
+        runtime = context.current()
+        if update.options.process_set is None and 1 < update.num_ranks == runtime.topology.world_size:
             for served in (take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass):
-                self._announcements.append(context.announcements.register(served))
+                self._announcements.append(runtime.announcements.register(served))
 
     def update(self) -> None:
         """An update's exchange comes. Collective."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Placement
-from unidist.checkpoint.state import KeepsState
 from unidist.elastic.rebinding import carry
-from unidist.errors import UsageError
+from unidist.errors import PluginError, UsageError
 from unidist.optim.update import Update
 from unidist.training import autotune
 from unidist_torch.framework import TorchFramework
@@ -22,7 +22,7 @@ from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
 from unidist_torch.optimizer.parameter_gradients import ParameterGradients
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 class Binding:
@@ -66,7 +66,10 @@ class Binding:
         if sharding is None:
             self._inner: InnerStep = WholeStep(optimizer, plain, update)
         else:
-            self._inner = sharding.half_for(TorchFramework())(optimizer, plain, update)
+            made = sharding.inner_step(TorchFramework(), update.context)(optimizer, plain, update)
+            if not isinstance(made, InnerStep):
+                raise PluginError(f"{type(made).__qualname__} does not derive from unidist_torch.optimizer.InnerStep")
+            self._inner = made
         options = update.options  # after the inner step was made, which may have changed them
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
         self.gradients = ParameterGradients(
@@ -83,7 +86,7 @@ class Binding:
         self.gradients.agree()
         self._tuner = autotune.tuner_for(update)
 
-    def move_to(self, context: Context) -> None:
+    def move_to(self, context: RuntimeAPI) -> None:
         """See `Carried.move_to`: parameters and the optimizer's state stay where they are, gradients are forgotten."""
         self.gradients.close()
         self._synchronized = False
@@ -127,7 +130,7 @@ class Binding:
         if self._update.window.in_round:
             # Buckets may be on their way: complete the round on every rank alike, then forget it.
             self._finish()
-        self._plain.zero_grad(self._optimizer, set_to_none or self._inner.shares)
+        self._plain.zero_grad(self._optimizer, set_to_none or self._inner.sharded)
         self._callback_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()
@@ -167,9 +170,9 @@ class Binding:
         self._synchronized = False
 
     @property
-    def shares(self) -> bool:
-        """Each rank updates a share of the parameters."""
-        return self._inner.shares
+    def sharded(self) -> bool:
+        """Each rank updates a shard of the parameters."""
+        return self._inner.sharded
 
     @property
     def passes(self) -> int:
@@ -220,7 +223,7 @@ class Binding:
                 "the closure before step(), or use precision=bf16, which needs no scaling"
             )
 
-        if self._inner.shares:  # which no closure finds: the step begins when the gradients are there
+        if self._inner.sharded:  # which no closure finds: the step begins when the gradients are there
             with torch.enable_grad():
                 loss = closure()
             self._finish()

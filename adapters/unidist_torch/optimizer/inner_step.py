@@ -17,8 +17,8 @@ from unidist.optim.update import Update
 from unidist_torch.optimizer.grad_scaler import scaled_step
 
 if TYPE_CHECKING:
+    from unidist.checkpoint.format.interface import KeepsState
     from unidist.checkpoint.format.pieces import Placement
-    from unidist.checkpoint.state import KeepsState
 
 
 class InnerStep(ABC):
@@ -28,10 +28,10 @@ class InnerStep(ABC):
     every update `take`, and `step` or, where a gradient has overflowed, `skip`.
 
     Attributes:
-        shares: each rank updates a share of the parameters: there is no whole `p.grad`, and gradients are dense.
+        sharded: each rank updates a shard of the parameters: there is no whole `p.grad`, and gradients are dense.
     """
 
-    shares: bool = False
+    sharded: bool = False
 
     def before_agreement(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Called before the ranks agree on parameters and make exchanges; the update's options may be changed here."""
@@ -97,7 +97,7 @@ class InnerStep(ABC):
 
 def keeps_share(optimizer: Any) -> bool:
     """Say whether each rank keeps a share only of the state of an optimizer."""
-    return bool(getattr(getattr(optimizer, "_unidist", None), "shares", False))
+    return bool(getattr(getattr(optimizer, "_unidist", None), "sharded", False))
 
 
 class WholeStep(InnerStep):

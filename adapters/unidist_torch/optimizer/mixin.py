@@ -114,8 +114,8 @@ class DistributedOptimizerMixin:
 DistributedOptimizerMixin.step.hooked = True  # type: ignore[attr-defined]
 
 
-def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None) -> Any:
-    """Bind `update` to `optimizer` and return it; see `Framework.bind_update`. Collective."""
+def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None = None) -> Any:
+    """Bind `update` to `optimizer` and return it; see `unidist.optim.BindsOptimizers`. Collective."""
     check_plain(optimizer)
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step

@@ -59,7 +59,7 @@ class ParameterGradients:
         self._inner = inner
         self._sparse = sparse
         self._before_gradient = before_gradient
-        self._shows = not inner.shares
+        self._shows = not inner.sharded
         self._places: list[Place] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
@@ -152,7 +152,7 @@ class ParameterGradients:
             if not self._sparse.agreed(index):
                 self.changed = True
             if not self._sparse.as_dense:
-                if self._inner.shares:
+                if self._inner.sharded:
                     self._refuse_sparse(index)
                 self._take_sparse(index, parameter, gradient)
                 return

@@ -15,7 +15,7 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.optim.accumulation import Accumulation
-from unidist.runtime.context import Context
+from unidist.runtime_api import RuntimeAPI
 from unidist_torch.gradients.compression import TensorCompressor
 from unidist_torch.operations.reductions import Adasum, allreduce_async_
 from unidist_torch.optimizer.grad_scaler import scaled_step
@@ -72,7 +72,7 @@ class AdasumOptimizerMixin:
 
 def bind_adasum(
     optimizer: torch.optim.Optimizer,
-    context: Context,
+    context: RuntimeAPI,
     *,
     names: Mapping[str, torch.Tensor] | None,
     compression: TensorCompressor,
@@ -115,7 +115,7 @@ class AdasumBinding:
         self,
         optimizer: torch.optim.Optimizer,
         plain: type[torch.optim.Optimizer],
-        context: Context,
+        context: RuntimeAPI,
         accumulation: Accumulation,
         compression: TensorCompressor,
         names: Mapping[str, torch.Tensor],

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from unidist.checkpoint.state import placements_of
+from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UsageError
 from unidist.horovod_api.arguments import Groups, check_passes, exchange_options
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
-from unidist.optim.precision import prepared_model
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
@@ -23,7 +22,7 @@ from unidist_torch.operations.api import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
 from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
-from unidist_torch.optimizer.mixin import check_plain
+from unidist_torch.optimizer.mixin import bind, check_plain
 from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import follow_model, prepare_to_divide
 
@@ -75,13 +74,13 @@ def spread(
     deferred = prepare_deferred(model, plan)
     if divided:
         prepare_to_divide(model, optimizer, runtime)
-    model = prepared_model(model, plan, runtime)
+    model = plan.prepare(model, runtime)
     names = framework.parameters(model)
     places = placements_of(model)
     if divided:
         follow_model(optimizer, names, places)
     update = planned_update(runtime, plan, framework, in_backward=in_backward, places=places)
-    framework.bind_update(optimizer, update, names=names)
+    bind(optimizer, update, names=names)
     for item in plan.strategies:
         item.attach(model, update, framework)
     if not divided:
@@ -170,7 +169,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     update = planned_update(
         runtime, runtime.plan, framework, accumulation=accumulation, average=op is not Sum, options=options
     )
-    bound = framework.bind_update(optimizer, update, names=names)
+    bound = bind(optimizer, update, names=names)
     bound._unidist.warns = True
     return bound
 

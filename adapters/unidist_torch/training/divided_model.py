@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist.checkpoint.state import PlacesParameters
+from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.errors import UsageError
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of, memory_kind

@@ -9,8 +9,8 @@ import torch
 from unidist.elastic.batches import Deal
 from unidist.elastic.step_training import DealsAnew, Policy, StepTraining, passes_of_step, training_of
 from unidist.runtime import context
+from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.binding import step_strategy
 from unidist.training.mean_loss import MeanLoss
 from unidist_torch.elastic.state import shares_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
@@ -67,8 +67,8 @@ class TrainStep:
         plan = runtime.plan_for(strategy)
         if elastic:
             passes_of_step(plan)
-        runs = step_strategy(plan)
-        make: Any = WholeStepRunner if runs is None else runs.runner_for(TorchFramework())
+        runs = plan.find(RunsSteps)
+        make: Any = WholeStepRunner if runs is None else runs.step_runner(TorchFramework(), context.current())
         self.model = spread(model, optimizer, plan, in_backward=False)
         self.optimizer: Any = optimizer
         self._make_runner = lambda loss: make(self.model, loss, optimizer)

@@ -12,7 +12,7 @@ import click
 from unidist.checkpoint.format import directory
 from unidist.checkpoint.format.index import Index
 from unidist.errors import CheckpointError, ConfigurationError
-from unidist.registry import load_function
+from unidist.registry import load_object
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 
@@ -197,7 +197,7 @@ def _importer(folder: Path) -> Import | None:
 
 
 def _loaded(path: str, what: str) -> object:
-    return load_function(path, f"converter {what!r}")
+    return load_object(path, f"converter {what!r}")
 
 
 def _plugins() -> PluginManager:

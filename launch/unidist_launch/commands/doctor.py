@@ -15,9 +15,10 @@ from typing import Any
 import click
 
 from unidist._version import __version__
-from unidist.engine import Availability
+from unidist.engine import Availability, EngineSpec
 from unidist.errors import ConfigurationError, UnidistError
-from unidist.registry import EngineSpec, FrameworkSpec, LauncherSpec
+from unidist.framework import FrameworkSpec
+from unidist.launcher import LauncherSpec
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import HOROVOD_VARIABLES, Settings
 from unidist.settings.placement import read_placement
@@ -44,7 +45,7 @@ def doctor(
     for name, value in (("--measure-ranks", measure_ranks), ("--measure-engine", measure_engine)):
         if value is not None:
             raise ConfigurationError(f"{name} is about measuring: give --measure FILE too")
-    logging.getLogger("unidist.runtime.plugin_manager").setLevel(logging.ERROR)  # the table shows the problems
+    logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
     problems: list[str] = []
     try:
         disabled = Settings.read().disabled_plugins

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -19,14 +20,14 @@ _REGISTERS = "unidist_register_"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(as_json: bool) -> int:
     """List the plugins, what each registers, and problems. Exit code 1 when there is a problem."""
-    logging.getLogger("unidist.runtime.plugin_manager").setLevel(logging.ERROR)  # the table shows the problems
+    logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
     settings = Settings.read()
     manager = PluginManager(settings.disabled_plugins).load()
     found = [_describe(info, manager) for info in _all(manager)]
     if as_json:
         click.echo(json.dumps({"plugins": found, "disabled": sorted(manager.disabled)}, indent=2))
     else:
-        _print_table(found, sorted(manager.disabled))
+        _print_table(found, _registries(manager), sorted(manager.disabled))
     return 1 if any(item["problems"] for item in found) else 0
 
 
@@ -38,14 +39,8 @@ def _all(manager: PluginManager) -> list[PluginInfo]:
 
 
 def _registries(manager: PluginManager) -> dict[str, Registry[Any]]:
-    return {
-        "engines": manager.engines,
-        "frameworks": manager.frameworks,
-        "strategies": manager.strategies,
-        "compressors": manager.compressors,
-        "schedules": manager.schedules,
-        "launchers": manager.launchers,
-    }
+    """Return the registry of every kind of plugins, by the kind in the plural, as its hook names it."""
+    return {kind.hook.removeprefix(_REGISTERS): manager.registry(kind) for kind in manager.kinds}
 
 
 def _describe(info: PluginInfo, manager: PluginManager) -> dict[str, Any]:
@@ -64,7 +59,7 @@ def _describe(info: PluginInfo, manager: PluginManager) -> dict[str, Any]:
     }
 
 
-def _print_table(found: list[dict[str, Any]], disabled: list[str]) -> None:
+def _print_table(found: list[dict[str, Any]], kinds: Iterable[str], disabled: list[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -72,8 +67,7 @@ def _print_table(found: list[dict[str, Any]], disabled: list[str]) -> None:
     console = Console()
     table = Table("plugin", "distribution", "registers")
     for item in found:
-        kinds = ("engines", "frameworks", "strategies", "compressors", "schedules", "launchers", "hooks")
-        lines = [f"{kind}: {', '.join(item[kind])}" for kind in kinds if item[kind]]
+        lines = [f"{kind}: {', '.join(item[kind])}" for kind in (*kinds, "hooks") if item[kind]]
         lines += [f"[red]problem: {escape(problem)}[/red]" for problem in item["problems"]]
         table.add_row(escape(item["name"]), escape(f"{item['distribution']} {item['version']}"), "\n".join(lines))
     console.print(table)

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from unidist.durable_options import AUTO, DurableOptions, interval_of
 from unidist.errors import ConfigurationError
-from unidist.launcher import ElasticLimits, Host, StatusPage
+from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, StatusPage, interval_of
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
 

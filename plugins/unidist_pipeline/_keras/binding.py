@@ -1,27 +1,27 @@
-"""Pipeline parallelism for Keras 3: what `strategy.HALVES` asks of a framework."""
+"""The binding of pipelines to Keras 3: where it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import TYPE_CHECKING, Any
 
 from unidist_pipeline._keras.division import divide
 from unidist_pipeline._keras.runner import PipelineRunner
+from unidist_pipeline.binding import PipelineBinding
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.optim.interface import MakesStepRunner
+    from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.strategy import Pipeline
 
 
-def partition(strategy: Pipeline, model: Any, context: Context) -> Any:
-    """See `Strategy.partition`: a model of this rank's stages."""
-    return divide(strategy, model, context)
+class KerasPipeline(PipelineBinding):
+    """See `PipelineBinding`."""
 
+    def partition(self, strategy: Pipeline, model: Any, context: RuntimeAPI) -> Any:
+        """See `PipelineBinding.partition`."""
+        return divide(strategy, model, context)
 
-def runner(strategy: Pipeline) -> Callable[[Any, Any, Any], PipelineRunner]:
-    """See `RunsSteps.runner_for`."""
-
-    def make(model: Any, loss_fn: Any, optimizer: Any) -> PipelineRunner:
-        return PipelineRunner(strategy, model, loss_fn, optimizer)
-
-    return make
+    def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
+        """See `PipelineBinding.step_runner`."""
+        return functools.partial(PipelineRunner, strategy)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from unidist.checkpoint.state import CARRIED, placements_of
+from unidist.checkpoint.format.interface import CARRIED, placements_of
 from unidist.errors import ConfigurationError, UsageError
-from unidist.negotiation.objects import broadcast_object
 from unidist_pipeline._keras.model import PipelineModel
 from unidist_pipeline._keras.module import StageModule
 from unidist_pipeline._keras.places import StagePlaces
@@ -22,7 +21,7 @@ from unidist_pipeline._keras.tracing.split import Segment, balanced_starts, corr
 from unidist_tensorflow.checkpoint.names import stable_paths
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.strategy import Pipeline
 
 DIVISION = "_unidist_division"
@@ -52,7 +51,7 @@ class Division:
     compiled_with: Mapping[str, Any]
 
 
-def divide(strategy: Pipeline, model: Any, context: Context) -> PipelineModel:
+def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel:
     """See `Pipeline.partition`."""
     if not model.built:
         raise UsageError(
@@ -100,7 +99,9 @@ def divide(strategy: Pipeline, model: Any, context: Context) -> PipelineModel:
     return divided
 
 
-def _starts(strategy: Pipeline, programs: tuple[Program, Program], num_stages: int, context: Context) -> Sequence[int]:
+def _starts(
+    strategy: Pipeline, programs: tuple[Program, Program], num_stages: int, context: RuntimeAPI
+) -> Sequence[int]:
     names = strategy.split_points
     if names is not None:
         if len(names) != num_stages - 1:
@@ -114,7 +115,7 @@ def _starts(strategy: Pipeline, programs: tuple[Program, Program], num_stages: i
     costs = None
     if context.topology.rank == 0:
         costs = measured_costs(programs[1], strategy.example, strategy.balance)
-    costs = broadcast_object(context.operations(), costs, root=0, name="costs of a pipeline's layers")
+    costs = context.broadcast_object(costs, root=0, name="costs of a pipeline's layers")
     return corresponding(programs[1], balanced_starts(programs[1], num_stages, costs), programs[0])
 
 

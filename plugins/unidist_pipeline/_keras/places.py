@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unidist.buffer import DType
+from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
-from unidist.checkpoint.state import PlacesParameters
 from unidist.errors import UsageError
 from unidist_tensorflow.checkpoint.names import stable_paths
 

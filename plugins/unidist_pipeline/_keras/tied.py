@@ -9,14 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.communicator import Communicator
-from unidist.runtime.context import Context
+from unidist.runtime_api import RuntimeAPI
 from unidist_tensorflow.memory import NUMPY_DTYPES, array_of, buffer_of_array, dtype_of, empty_array, tensor_of_array
 
 
 class _Groups:
     """What `TiedVariables` have made, to be closed with the runtime."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RuntimeAPI) -> None:
         self.made: list[Communicator] = []
 
     def close(self) -> None:
@@ -34,7 +34,9 @@ class TiedVariables:
             variable, of which only these ranks have the value.
     """
 
-    def __init__(self, context: Context, communicator: Communicator, tied: Sequence[tuple[Sequence[int], Any]]) -> None:
+    def __init__(
+        self, context: RuntimeAPI, communicator: Communicator, tied: Sequence[tuple[Sequence[int], Any]]
+    ) -> None:
         self._groups: list[tuple[Communicator, list[Any]]] = []
         owned = context.owned(_Groups)
         holders: dict[tuple[int, ...], list[Any]] = {}

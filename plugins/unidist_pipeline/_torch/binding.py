@@ -1,8 +1,7 @@
-"""The half of the strategy for PyTorch: where it begins."""
+"""The binding of pipelines to PyTorch: where it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,34 +9,38 @@ import torch
 from unidist_pipeline._torch.following import Following
 from unidist_pipeline._torch.model import Division
 from unidist_pipeline._torch.runner import DividedModel, PipelineRunner
+from unidist_pipeline.binding import PipelineBinding
 from unidist_pipeline.strategy import AXIS
 from unidist_torch.models.step_runner import LossFunction, StepRunner
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.optim.interface import MakesStepRunner
+    from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.strategy import Pipeline
 
 _DIVIDED = "_unidist_pipeline"
 
 
-def partition(strategy: Pipeline, model: torch.nn.Module, context: Context) -> torch.nn.Module:
-    """Take out of the model what belongs to other ranks' stages; see `Strategy.partition`."""
-    placement = strategy.build(context.plugins, 1).placement
-    following = Following(model)
-    uses: list[set[str]] = [set()]
-    if len(placement) > 1:
-        uses = [stage.attributes() for stage in following.cut(model, strategy, len(placement), context).stages]
-    division = Division(model, uses, placement)
-    stages = [number for number, rank in enumerate(placement) if rank == context.axis_rank(AXIS)]
-    following.divided(division, division.apply(model, stages))
-    model.__dict__[_DIVIDED] = DividedModel(strategy, following, division, stages)
-    return model
+class TorchPipeline(PipelineBinding):
+    """See `PipelineBinding`."""
 
+    def partition(self, strategy: Pipeline, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
+        """See `PipelineBinding.partition`."""
+        placement = strategy.build(context.plugins, 1).placement
+        following = Following(model)
+        uses: list[set[str]] = [set()]
+        if len(placement) > 1:
+            uses = [stage.attributes() for stage in following.cut(model, strategy, len(placement), context).stages]
+        division = Division(model, uses, placement)
+        stages = [number for number, rank in enumerate(placement) if rank == context.axis_rank(AXIS)]
+        following.divided(division, division.apply(model, stages))
+        model.__dict__[_DIVIDED] = DividedModel(strategy, following, division, stages)
+        return model
 
-def runner(strategy: Pipeline) -> Callable[[torch.nn.Module, LossFunction, Any], StepRunner]:
-    """Return what makes the runner of a divided model; see `RunsSteps.runner_for`."""
+    def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
+        """See `PipelineBinding.step_runner`."""
 
-    def make(model: torch.nn.Module, loss_fn: LossFunction, optimizer: Any) -> StepRunner:
-        return PipelineRunner(model.__dict__[_DIVIDED], model, loss_fn, optimizer)
+        def make(model: torch.nn.Module, loss_fn: LossFunction, optimizer: Any) -> StepRunner:
+            return PipelineRunner(model.__dict__[_DIVIDED], model, loss_fn, optimizer)
 
-    return make
+        return make

@@ -29,7 +29,7 @@ from unidist_pipeline._torch.tracing.split import (
 from unidist_pipeline._torch.tracing.values import tensors_in
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.strategy import Pipeline
 
 MEASURES = {"time": seconds, "memory": held_bytes}
@@ -62,7 +62,7 @@ class Following:
         self._taken_out: TakenOut | None = None
         self._programs: OrderedDict[Any, Program] = OrderedDict()
 
-    def cut(self, model: torch.nn.Module, strategy: Pipeline, num_stages: int, context: Context) -> Program:
+    def cut(self, model: torch.nn.Module, strategy: Pipeline, num_stages: int, context: RuntimeAPI) -> Program:
         """Choose where the stages begin. Collective over all ranks where the model is measured.
 
         Args:

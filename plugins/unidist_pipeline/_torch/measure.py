@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from unidist.negotiation.objects import broadcast_object
 from unidist_pipeline._torch.backward import backward
 from unidist_pipeline._torch.gradient_sums import GradientSums
 from unidist_pipeline._torch.tracing.program import Program
@@ -18,7 +17,7 @@ from unidist_pipeline._torch.tracing.split import Costs, parameters_of_node
 from unidist_pipeline._torch.tracing.values import changed, tensors_in
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 _REPETITIONS = 3
 _COPIES = 4
@@ -28,7 +27,9 @@ Measure = Callable[[Callable[[], list[torch.Tensor]], list[torch.Tensor], list[t
 """Takes what runs a part forward and returns what it made, what it was made of, and the part's parameters."""
 
 
-def measured_costs(model: torch.nn.Module, arguments: Mapping[str, Any], measure: Measure, context: Context) -> Costs:
+def measured_costs(
+    model: torch.nn.Module, arguments: Mapping[str, Any], measure: Measure, context: RuntimeAPI
+) -> Costs:
     """Return the costs as rank 0 measures them; all ranks get the same. Collective whenever it is asked.
 
     Args:
@@ -43,9 +44,7 @@ def measured_costs(model: torch.nn.Module, arguments: Mapping[str, Any], measure
         if context.topology.rank == 0:
             with _left_as_it_was(model):
                 found = _measured(model, graph, starts, arguments, measure)
-        told: list[float] = broadcast_object(
-            context.operations(), found, root=0, name="costs of the parts of a model for a pipeline"
-        )
+        told: list[float] = context.broadcast_object(found, root=0, name="costs of the parts of a model for a pipeline")
         return told
 
     return costs

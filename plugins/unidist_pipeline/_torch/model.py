@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from unidist.buffer import DType
+from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
-from unidist.checkpoint.state import CARRIED, PlacesParameters, placements_of
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.tracing.program import Program
 from unidist_torch.models.step_runner import PartOfOutputs

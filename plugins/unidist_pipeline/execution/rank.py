@@ -15,7 +15,7 @@ from unidist_pipeline.execution.executor import Executor, Stage
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.schedules.model import Schedule
     from unidist_pipeline.strategy import Pipeline
 
@@ -34,7 +34,7 @@ class PipelineRank:
         size: ranks of the pipeline.
     """
 
-    def __init__(self, context: Context, strategy: Pipeline, framework: Framework, *, memory: str = HOST) -> None:
+    def __init__(self, context: RuntimeAPI, strategy: Pipeline, framework: Framework, *, memory: str = HOST) -> None:
         from unidist_pipeline.strategy import AXIS
 
         self.rank = context.axis_rank(AXIS)

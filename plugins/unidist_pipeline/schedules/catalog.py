@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from unidist.errors import PluginError
-from unidist.registry import Registry, ScheduleSpec
+from unidist.registry import Registry
 from unidist_pipeline.schedules.model import PipelineSize, Schedule, ScheduleError
+from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.schedules.validation import validate
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from unidist.cost_model.figures import Workload
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError, PluginError
-from unidist.registry import Registry, StrategyType
-from unidist.strategy.plan import build, make_plan, parse
+from unidist.options import parse
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
+from unidist.strategy.plan import build, make_plan
 from unidist_planner.memory.estimate import Estimate, estimate
 
 _log = logging.getLogger("unidist")
@@ -28,7 +30,7 @@ class Candidate:
         return set(_items(self.line)) == set(_items(other.line))
 
 
-def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategyType]) -> Candidate:
+def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]) -> Candidate:
     """Return the estimate for a strategy line.
 
     Raises:
@@ -37,7 +39,7 @@ def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Re
     return Candidate(line, estimate(workload, make_plan(build(line, registry), num_ranks, registry)))
 
 
-def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategyType]) -> list[Candidate]:
+def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]) -> list[Candidate]:
     """Return the workload under each combination of what strategies propose, in the order of registration.
 
     Args:

@@ -16,8 +16,8 @@ from typing import Any
 from unidist.cost_model.figures import ActivationModel, ModelFigures, ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.errors import ConfigurationError
-from unidist.framework import Framework
-from unidist.registry import FrameworkSpec, Registry
+from unidist.framework import Framework, FrameworkSpec
+from unidist.registry import Registry
 
 _log = logging.getLogger("unidist")
 

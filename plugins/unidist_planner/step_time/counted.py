@@ -15,43 +15,9 @@ from unidist.cost_model.figures import (
     Workload,
 )
 from unidist.cost_model.step_interface import CountsOperations
+from unidist.cost_model.work import CountedPass, Layer, PieceWork, Work
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.source import ScriptModel
-from unidist_planner.step_time.work import Layer, PieceWork, Work
-
-
-@dataclass(frozen=True)
-class CountedBlock:
-    """A block of a model: what is given to stages of a pipeline as a whole.
-
-    Args:
-        path: of it; the parameters below it are its own.
-        flops: floating-point operations of its matrix products and convolutions in one forward pass.
-        passed: elements that it gives to the next one.
-    """
-
-    path: str
-    flops: float
-    passed: float
-
-
-@dataclass(frozen=True)
-class CountedPass:
-    """One forward pass.
-
-    Args:
-        samples: in it.
-        blocks: in order; one or more.
-        outside: floating-point operations of what belongs to no block.
-        widths: dims of the blocks' matrices, each once: a size that cuts every block divides all of them.
-        heads: of attention, where the model tells.
-    """
-
-    samples: int
-    blocks: Sequence[CountedBlock]
-    outside: float
-    widths: Sequence[int]
-    heads: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unidist.cost_model.collectives import Link, cost
 from unidist.errors import ConfigurationError
-from unidist_planner.step_time.collectives import Link, cost
 
 FORMAT = "unidist measurements 1"
 

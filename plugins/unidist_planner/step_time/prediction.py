@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from unidist.cost_model.cluster import Group
 from unidist.cost_model.figures import Workload
 from unidist.cost_model.memory import RankMemory
 from unidist.cost_model.step import Exchange, Moment, RankStep
 from unidist.cost_model.step_interface import PredictsStepTime, Setting
+from unidist.cost_model.work import PieceWork
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import Plan
 from unidist_planner.memory.estimate import Estimate, in_bytes, rank_memory
-from unidist_planner.step_time.cluster import Group
-from unidist_planner.step_time.work import PieceWork
 
 BACKWARD_FORWARDS = 2
 """A backward pass takes as long as this many forward passes: one for the inputs, one for the weights."""

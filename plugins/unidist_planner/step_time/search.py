@@ -15,9 +15,11 @@ from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime, Room, Setting
 from unidist.errors import ConfigurationError, PluginError
 from unidist.mesh import DATA_AXIS
-from unidist.registry import Registry, StrategyType
+from unidist.options import parse
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
 from unidist.strategy.interface import Plan, Strategy
-from unidist.strategy.plan import build, make_plan, parse
+from unidist.strategy.plan import build, make_plan
 from unidist_planner.step_time.prediction import Outline, Prediction, outline, step_of
 
 _Division = tuple[tuple[str, int], ...]
@@ -61,7 +63,11 @@ def search(setting: Setting, fixed: str = "", *, num_best: int = 5, num_misses: 
     candidates = _Candidates(setting, fixed)
     outlines = list(candidates)
     if not outlines:
-        make_plan(build(fixed, setting.plugins.strategies), setting.world_size, setting.plugins.strategies)
+        make_plan(
+            build(fixed, setting.plugins.registry(StrategySpec)),
+            setting.world_size,
+            setting.plugins.registry(StrategySpec),
+        )
         raise ConfigurationError(
             f"no division of {setting.world_size} ranks goes together with a batch of {setting.work.batch} samples"
             + (f" and {fixed!r}" if fixed else "")
@@ -120,7 +126,7 @@ class _Candidates:
 
     def __init__(self, setting: Setting, fixed: str) -> None:
         self._setting = setting
-        self._registry: Registry[StrategyType] = setting.plugins.strategies
+        self._registry: Registry[StrategySpec] = setting.plugins.registry(StrategySpec)
         self._fixed = build(fixed, self._registry)
         self._fixed_line = fixed
         self._built: dict[str, Strategy] = {}

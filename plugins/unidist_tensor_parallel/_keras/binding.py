@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from unidist.buffer import DType
+from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
-from unidist.checkpoint.state import CARRIED, PlacesParameters, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._keras.axis import TensorAxis
 from unidist_tensor_parallel._keras.describe import candidates, described, heads_of, why_whole
@@ -31,13 +31,14 @@ from unidist_tensor_parallel._keras.layers import (
     cut_variable,
 )
 from unidist_tensor_parallel._keras.sequence import cut_blocks, find_blocks
+from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.layout import AXIS, Cut, Heads, even
 from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, report
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.memory import array_of, buffer_of_array
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
     from unidist_tensor_parallel.strategy import Tensor
 
 _SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between those of two layers
@@ -72,38 +73,43 @@ class TensorPlaces(PlacesParameters):
         return self._inner.copies(path) * (1 if path in self._cut else self._size)
 
 
-def partition(strategy: Tensor, model: Any, context: Context) -> Any:
-    """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
-    others = [name for name in context.plan.model_axes if name != AXIS]
-    if strategy.sequence and others:
-        raise ConfigurationError(
-            f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
-            "them. Leave sequence out, or the other strategy"
+class KerasTensor(TensorBinding):
+    """See `TensorBinding`."""
+
+    def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
+        """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
+        others = [name for name in context.mesh.model_axes if name != AXIS]
+        if strategy.sequence and others:
+            raise ConfigurationError(
+                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+                "them. Leave sequence out, or the other strategy"
+            )
+        layers = candidates(model)
+        flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
+        assignment = _assignment(strategy, layers, flow)
+        axis = TensorAxis(context.new_communicator(AXIS))
+        places = TensorPlaces(placements_of(model), axis.size)
+        rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
+        expected = [blocks.computed() for blocks in rows]
+        cutting = _Cutting(
+            model, axis, places, {identity: blocks.axis for blocks in rows for identity in blocks.inside}
         )
-    layers = candidates(model)
-    flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
-    assignment = _assignment(strategy, layers, flow)
-    axis = TensorAxis(context.new_communicator(AXIS))
-    places = TensorPlaces(placements_of(model), axis.size)
-    rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
-    expected = [blocks.computed() for blocks in rows]
-    cutting = _Cutting(model, axis, places, {identity: blocks.axis for blocks in rows for identity in blocks.inside})
-    total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    for path, role in assignment.roles.items():
-        cutting.cut(path, layers[path], role)
-    for blocks, outputs in zip(rows, expected, strict=True):
-        cut_blocks(blocks, cutting.variables)
-        blocks.check(outputs)
-        count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
-        assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
-    different = set().union(*(blocks.inside for blocks in rows))
-    _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
-    if context.topology.rank == 0:
-        figures = {"cut": cutting.elements, "total": total, "size": axis.size}
-        text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
-        print(text, file=sys.stderr, flush=True)
-    setattr(model, CARRIED, places)
-    return model
+        total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+        for path, role in assignment.roles.items():
+            cutting.cut(path, layers[path], role)
+        for blocks, outputs in zip(rows, expected, strict=True):
+            cut_blocks(blocks, cutting.variables)
+            blocks.check(outputs)
+            count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
+            assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
+        different = set().union(*(blocks.inside for blocks in rows))
+        _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
+        if context.topology.rank == 0:
+            figures = {"cut": cutting.elements, "total": total, "size": axis.size}
+            text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
+            print(text, file=sys.stderr, flush=True)
+        setattr(model, CARRIED, places)
+        return model
 
 
 def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assignment:
@@ -250,7 +256,7 @@ class _Cutting:
 
 
 def _separate_seeds(
-    model: Any, cut: Sequence[Any], flow: Flow, context: Context, axis: TensorAxis, different: Iterable[int]
+    model: Any, cut: Sequence[Any], flow: Flow, context: RuntimeAPI, axis: TensorAxis, different: Iterable[int]
 ) -> None:
     """Let random numbers be equal where all ranks compute the same, and different where each has a part.
 

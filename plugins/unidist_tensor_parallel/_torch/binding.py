@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist.checkpoint.state import CARRIED, placements_of
+from unidist.checkpoint.format.interface import CARRIED, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.cutting import Cutter
 from unidist_tensor_parallel._torch.describe import describe, parameter_count
@@ -19,58 +19,65 @@ from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.sequence import make_sequence_regions
 from unidist_tensor_parallel._torch.probe import attentions, check_outputs, tried
 from unidist_tensor_parallel._torch.tracing import feeds_of
+from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.layout import AXIS
 from unidist_tensor_parallel.layout.places import CutParameters
 from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, check_pairs, general, report
 from unidist_torch.memory import memory_kind
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
     from unidist_tensor_parallel.strategy import Tensor
 
 
-def partition(strategy: Tensor, model: torch.nn.Module, context: Context) -> torch.nn.Module:
-    """Cut a model in place; see `Strategy.partition`. Collective over the axis.
+class TorchTensor(TensorBinding):
+    """See `TensorBinding`."""
 
-    Raises:
-        ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
-    """
-    kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
-    axis = TensorAxis(context, kinds)
-    found = assignment(model, strategy.roles(), axis)
-    cutting = {path: role for path, role in found.roles.items() if role not in (Role.REPLICATE, Role.SEQUENCE)}
-    if not cutting:
-        whys = "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:8]) or "it has no linear layers"
-        raise ConfigurationError(
-            f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say which "
-            "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
-        )
-    random = CutRandom(axis)
-    others = [name for name in context.plan.model_axes if name != AXIS]
-    regions: dict[str, Region] = {"": Region(axis, random)}
-    if strategy.sequence or Role.SEQUENCE in found.roles.values():
-        if others:
-            raise ConfigurationError(
-                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
-                "them. Leave sequence out, or the other strategy"
+    def partition(self, strategy: Tensor, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
+        """Cut a model in place; see `Strategy.partition`. Collective over the axis.
+
+        Raises:
+            ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
+        """
+        kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
+        axis = TensorAxis(context, kinds)
+        found = assignment(model, strategy.roles(), axis)
+        cutting = {path: role for path, role in found.roles.items() if role not in (Role.REPLICATE, Role.SEQUENCE)}
+        if not cutting:
+            whys = (
+                "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:8])
+                or "it has no linear layers"
             )
-        regions |= make_sequence_regions(model, found.roles, axis, random)
-    total = parameter_count(model)
-    sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
-    cutter = Cutter(model, found.roles, regions)
-    cutter.cut()
-    cutter.check_shared()
-    random.agree()
-    keep_off_fused_paths(model)
-    if not others:  # a model that is divided along another axis too is never run as a whole
-        install_guards(model, regions[""], random)
-    carried: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
-    object.__setattr__(model, CARRIED, carried)
-    if context.topology.rank == 0:
-        cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
-        text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
-        print(text, file=sys.stderr, flush=True)
-    return model
+            raise ConfigurationError(
+                f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say which "
+                "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
+            )
+        random = CutRandom(axis)
+        others = [name for name in context.mesh.model_axes if name != AXIS]
+        regions: dict[str, Region] = {"": Region(axis, random)}
+        if strategy.sequence or Role.SEQUENCE in found.roles.values():
+            if others:
+                raise ConfigurationError(
+                    f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+                    "them. Leave sequence out, or the other strategy"
+                )
+            regions |= make_sequence_regions(model, found.roles, axis, random)
+        total = parameter_count(model)
+        sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
+        cutter = Cutter(model, found.roles, regions)
+        cutter.cut()
+        cutter.check_shared()
+        random.agree()
+        keep_off_fused_paths(model)
+        if not others:  # a model that is divided along another axis too is never run as a whole
+            install_guards(model, regions[""], random)
+        carried: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
+        object.__setattr__(model, CARRIED, carried)
+        if context.topology.rank == 0:
+            cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
+            text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
+            print(text, file=sys.stderr, flush=True)
+        return model
 
 
 def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unidist.buffer import DType
+from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
-from unidist.checkpoint.state import PlacesParameters
 from unidist_tensor_parallel.layout.layout import Cut
 
 

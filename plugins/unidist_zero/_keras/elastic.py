@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.errors import UsageError
-from unidist.gradients.allreduce import GradientExchange
+from unidist.gradients.interface import GradientExchange
 from unidist.runtime import context
 from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
 from unidist_tensorflow.gradients.tensors import Since, Taken, host_node

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from unidist.checkpoint.state import CARRIED, HasKeptState, KeepsState
+from unidist.checkpoint.format.interface import CARRIED, HasKeptState, KeepsState
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
@@ -24,7 +24,7 @@ from unidist_zero.sharding.gathering import GathersParameters
 from unidist_zero.sharding.partition import Partition, Piece, partition
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 _UNLIMITED = 1 << 62
 
@@ -66,7 +66,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         kinds = {info.dtype for info in infos}
         reduce_dtypes = {kind: kind if precision is None else precision.reduce_dtype(kind) for kind in kinds}
         for fragment in self.fragments:
-            if update.context.membership is not None:
+            if update.context.is_elastic:
                 fragment.open_window()
             fragment.install()
         self.units: list[Unit] = []
@@ -78,7 +78,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         self._unit_of = unit_of
         self._connect()
 
-    def _divide(self, context: Context) -> dict[int, Piece]:
+    def _divide(self, context: RuntimeAPI) -> dict[int, Piece]:
         """Divide over the ranks of a context; returns this rank's piece of each variable of which it has some."""
         self._context = context
         self.communicator: Communicator = context.new_communicator(DATA_AXIS)
@@ -91,7 +91,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         for unit in self.units:
             unit.movement.connect(self.partition, self.communicator, memories)
 
-    def divide_anew(self, context: Context) -> None:
+    def divide_anew(self, context: RuntimeAPI) -> None:
         """Divide over the ranks of this context, where that is another one; values are loaded next. Collective."""
         if context is self._context:
             return

@@ -7,12 +7,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from unidist.buffer import Buffer
-from unidist.checkpoint.state import CARRIED
+from unidist.checkpoint.format.interface import CARRIED
 from unidist.communicator import Communicator
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import UsageError
-from unidist.gradients.allreduce import AllReduceExchange, ReducedGradients
+from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.optim.update import Update
 from unidist_tensorflow.framework import TensorFlowFramework

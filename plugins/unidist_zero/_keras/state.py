@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
-from unidist.checkpoint.state import KeepsState, Plain, SavedSection
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.checkpoint.optimizer import OptimizerState, plain_class, slot_of
 from unidist_tensorflow.checkpoint.tensors import piece_of, read_into

@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import HOST, Buffer, DType
-from unidist.checkpoint.state import KeepsState
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import ConfigurationError, UsageError
+from unidist.optim.interface import MakesInnerStep
 from unidist.optim.update import Update
 from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
 from unidist_tensorflow.gradients.tensors import HostFunction, Since, Taken
@@ -30,36 +31,49 @@ from unidist_zero._keras.clipping import SharedClipping, exchanged
 from unidist_zero._keras.gather import VariableGather
 from unidist_zero._keras.offload import StateInFiles
 from unidist_zero._keras.shards import Shard, make_shards
+from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 from unidist_zero.sharding.state_files import StateFiles
 from unidist_zero.strategy import Zero
 
-UNSUPPORTED = ("shared", "units", "prefetch")
-"""Options of the strategy that are for models of another framework."""
 
+class KerasZero(ZeroBinding):
+    """See `ZeroBinding`."""
 
-def half(strategy: Zero) -> Callable[[Any, type[Any], Update], InnerStep]:
-    """Return what makes the half of one optimizer, see `ShardsUpdates.half_for`."""
-    if strategy.offload == "host":
-        raise ConfigurationError(
-            "zero:offload=host does not work with tensorflow; leave it out, or give a folder (one of this name: ./host)"
-        )
-    files = None if strategy.offload is None else StateFiles(strategy.offload)
+    unsupported = ("shared", "units", "prefetch")
 
-    def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        kind = plain if inner is optimizer else type(inner)
-        whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
-        update.options = replace(update.options, whole_tensors=whole)
-        step = _kind_of_step(strategy, update)(optimizer, plain, update)
-        step.files = files
-        return step
+    def inner_step(self, strategy: Zero) -> MakesInnerStep:
+        """See `ZeroBinding.inner_step`."""
+        if strategy.offload == "host":
+            raise ConfigurationError(
+                "zero:offload=host does not work with tensorflow; leave it out, or give a folder (one of this name: ./host)"
+            )
+        files = None if strategy.offload is None else StateFiles(strategy.offload)
 
-    return make
+        def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            kind = plain if inner is optimizer else type(inner)
+            whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
+            update.options = replace(update.options, whole_tensors=whole)
+            step = _kind_of_step(strategy, update)(optimizer, plain, update)
+            step.files = files
+            return step
+
+        return make
+
+    def attach(self, strategy: Zero, model: Any, update: Update) -> None:
+        """See `ZeroBinding.attach`: the model's variables are divided."""
+        if strategy.shard is not None:
+            raise ConfigurationError(
+                "zero=3:shard= is not there for Keras: all ranks share; leave it out, or use zero=2"
+            )
+        from unidist_zero._keras import stage3_step
+
+        stage3_step.attach(model, update)
 
 
 def _kind_of_step(strategy: Zero, update: Update) -> type[ShardedStep]:
-    if update.context.membership is not None:
+    if update.context.is_elastic:
         from unidist_zero._keras.elastic import ElasticFragmentStep, ElasticStep
 
         return ElasticFragmentStep if strategy.stage == 3 else ElasticStep
@@ -68,15 +82,6 @@ def _kind_of_step(strategy: Zero, update: Update) -> type[ShardedStep]:
 
         return FragmentStep
     return ShardedStep
-
-
-def attach(strategy: Zero, model: Any, update: Update) -> None:
-    """Divide a model at stage 3, see `Strategy.attach`."""
-    if strategy.shard is not None:
-        raise ConfigurationError("zero=3:shard= is not there for Keras: all ranks share; leave it out, or use zero=2")
-    from unidist_zero._keras import stage3_step as _tensorflow_stage3
-
-    _tensorflow_stage3.attach(model, update)
 
 
 class ShardedStep(InnerStep):
@@ -88,7 +93,7 @@ class ShardedStep(InnerStep):
         update: the framework-free side.
     """
 
-    takes_shares = True
+    sharded = True
     files: StateFiles | None = None
     """Where state is kept between two updates; None: in memory."""
     in_files: StateInFiles | None = None

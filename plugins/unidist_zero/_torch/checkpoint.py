@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from unidist.checkpoint.format.interface import Plain, SavedSection
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.pieces import Piece as SavedPiece
 from unidist.checkpoint.format.pieces import Placement, slot_name, split_slot
-from unidist.checkpoint.state import Plain, SavedSection
 from unidist.errors import UsageError
 from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState, is_slot, scalar_dtype
 from unidist_torch.checkpoint.tensors import piece_of, read_into

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
 from unidist_zero._torch.checkpoint import SharedOptimizerState
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
-from unidist_zero._torch.parameters import stage3 as _torch_stage3
+from unidist_zero._torch.parameters import stage3
 from unidist_zero._torch.parameters.memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
 from unidist_zero._torch.parameters.offload import make_state_memory, refuse_device_steps
 from unidist_zero._torch.parameters.shared_pages import PagedModel
@@ -25,48 +25,47 @@ from unidist_zero._torch.parameters.stage3 import SharedModel, shared_model_of
 from unidist_zero._torch.runs import RunTensor
 from unidist_zero._torch.shares import ParameterShare
 from unidist_zero._torch.state import adopt, keep_types, whole_state_dict
+from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 from unidist_zero.sharding.shared_pages import may_share
 
 if TYPE_CHECKING:
+    from unidist.checkpoint.format.interface import KeepsState
     from unidist.checkpoint.format.pieces import Placement
-    from unidist.checkpoint.state import KeepsState
-    from unidist.runtime.context import Context
+    from unidist.optim.interface import MakesInnerStep
+    from unidist.runtime_api import RuntimeAPI
     from unidist_zero.strategy import Zero
 
 
-UNSUPPORTED: tuple[str, ...] = ()
-"""Options of the strategy that are for models of another framework."""
+class TorchZero(ZeroBinding):
+    """See `ZeroBinding`."""
 
+    def inner_step(self, strategy: Zero) -> MakesInnerStep:
+        """See `ZeroBinding.inner_step`."""
 
-def half(strategy: Zero) -> Callable[[torch.optim.Optimizer, type[torch.optim.Optimizer], Update], InnerStep]:
-    """Return what makes the inner step of one optimizer; see `ShardsUpdates.half_for`."""
+        def make(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> InnerStep:
+            return ShardedStep(strategy, optimizer, plain, update)
 
-    def make(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> InnerStep:
-        return ShardedStep(strategy, optimizer, plain, update)
+        return make
 
-    return make
+    def partition(self, strategy: Zero, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
+        """See `ZeroBinding.partition`."""
+        kinds = {memory_kind(parameter) for parameter in model.parameters()}
+        if strategy.shares_pages(context, kinds):
+            return stage3.in_pages(model, context)
+        patterns = None if strategy.units is None else strategy.units.split("+")
+        return stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
 
-
-def partition(strategy: Zero, model: torch.nn.Module, context: Context) -> torch.nn.Module:
-    """Prepare a model for stage 3. Collective over the data axis when that is first asked for."""
-    kinds = {memory_kind(parameter) for parameter in model.parameters()}
-    if strategy.shares_pages(context, kinds):
-        return _torch_stage3.in_pages(model, context)
-    patterns = None if strategy.units is None else strategy.units.split("+")
-    return _torch_stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
-
-
-def attach(strategy: Zero, model: torch.nn.Module, update: Update) -> None:
-    """At stage 3, give a model that was built without memory its values; see `Strategy.attach`. Collective."""
-    parameters = list(model.parameters())
-    shared = shared_model_of(parameters)
-    if isinstance(shared, SharedModel):
-        shared.initialize()
-        return
-    exchange = update.exchanges[0]
-    assert isinstance(exchange, ReduceScatterExchange)
-    shared.add_frozen(parameters, exchange.lanes[HOST])
+    def attach(self, strategy: Zero, model: torch.nn.Module, update: Update) -> None:
+        """See `ZeroBinding.attach`: a model that was built without memory gets its values. Collective."""
+        parameters = list(model.parameters())
+        shared = shared_model_of(parameters)
+        if isinstance(shared, SharedModel):
+            shared.initialize()
+            return
+        exchange = update.exchanges[0]
+        assert isinstance(exchange, ReduceScatterExchange)
+        shared.add_frozen(parameters, exchange.lanes[HOST])
 
 
 class ShardedStep(InnerStep):
@@ -80,7 +79,7 @@ class ShardedStep(InnerStep):
         update: the framework-free side. Its options are changed, before its first exchange is made.
     """
 
-    shares = True
+    sharded = True
 
     def __init__(
         self, strategy: Zero, optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update

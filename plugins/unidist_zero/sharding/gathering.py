@@ -29,7 +29,7 @@ def gathered(model: ModelT) -> Iterator[ModelT]:
     Collective, at its beginning and its end; not within a graph. What the script assigns to parameters is kept, and
     must be equal on all ranks. A model that is not divided is left as it is.
     """
-    from unidist.checkpoint.state import CARRIED
+    from unidist.checkpoint.format.interface import CARRIED
 
     carried = getattr(model, CARRIED, None)  # a wrapper, as torch.compile makes one, has what it wraps
     if not isinstance(carried, GathersParameters):

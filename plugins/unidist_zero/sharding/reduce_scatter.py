@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
-from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS, GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS
 from unidist.gradients.buckets import ParameterInfo, Slot
-from unidist.optim.precision import is_narrow
+from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.precision import is_narrow
 from unidist.timeline import Recorder
 from unidist_zero.sharding.bucket_memory import BucketMemories
 from unidist_zero.sharding.lanes import Lane, allocate
@@ -26,7 +27,7 @@ from unidist_zero.sharding.partition import Partition, ShardedBucket
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
-    from unidist.optim.precision import Precision
+    from unidist.gradients.precision import Precision
 
 _PATIENCE_SEC = 1.0
 _POLL_SEC = 50e-6

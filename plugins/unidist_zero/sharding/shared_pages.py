@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, Work
+from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import ConfigurationError
 from unidist.gradients.buckets import ALIGNMENT_BYTES
 from unidist.negotiation.objects import gather_objects
-from unidist.shared_memory import SharesMemory
 from unidist_zero.sharding.lanes import Lane, groups_of
 from unidist_zero.sharding.partition import Partition
 

@@ -20,12 +20,13 @@ from unidist_pipeline.planning import (
     proposed,
 )
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.simulate import Simulation, simulate
 from unidist_planner.memory.transformer import Transformer
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 
-SCHEDULES = PluginManager().load().schedules
+SCHEDULES = PluginManager().load().registry(ScheduleSpec)
 THIRD = 1 / 3
 WORK = TransformerWork(Transformer(24, 512, 1000, 128, heads=8), batch=48)
 

@@ -7,7 +7,7 @@ import pytest
 from unidist.buffer import DType
 from unidist.cost_model.figures import ModelFigures, Workload
 from unidist.errors import ConfigurationError
-from unidist.optim.precision import LossScaling, Precision, precision_of
+from unidist.gradients.precision import LossScaling, Precision
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import build, make_plan
@@ -37,11 +37,11 @@ def plan_of(line: str, world_size: int = 4) -> Plan:
     ],
 )
 def test_the_types_follow_from_the_plan(line: str, expected: Precision) -> None:
-    assert precision_of(plan_of(line)) == expected
+    assert plan_of(line).precision == expected
 
 
 def test_without_the_strategy_there_is_no_precision() -> None:
-    assert precision_of(plan_of("clip_norm=1")) is None
+    assert plan_of("clip_norm=1").precision is None
 
 
 def test_only_narrow_parameters_have_masters_and_are_reduced_otherwise() -> None:

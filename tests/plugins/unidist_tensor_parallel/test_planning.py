@@ -10,7 +10,7 @@ from unidist.cost_model.step_interface import Room
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.estimate import plain_memory
 from unidist_planner.memory.transformer import Transformer
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 from unidist_tensor_parallel.planning import estimated, predicted, proposed
 
 WORK = TransformerWork(Transformer(4, 96, 1000, 32, heads=12), batch=8)

@@ -12,7 +12,8 @@ from unidist.cost_model.figures import ModelFigures, Workload
 from unidist.cost_model.memory import CATEGORIES, RankMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError
-from unidist.registry import Registry, StrategyType
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
 from unidist.strategy.interface import Plan, Strategy
 from unidist.strategy.plan import make_plan
 from unidist_planner.memory.comparison import Candidate, compare, estimate_line
@@ -75,15 +76,15 @@ class OneRankOnly(Strategy, EstimatesMemory):
 
 
 @pytest.fixture
-def registry() -> Registry[StrategyType]:
-    found: Registry[StrategyType] = Registry("strategy")
-    found.add(StrategyType("data", "unidist.builtin.data:DataParallel", ""))
-    found.add(StrategyType("identity", "unidist.builtin.identity:Identity", ""))
+def registry() -> Registry[StrategySpec]:
+    found: Registry[StrategySpec] = Registry("strategy")
+    found.add(StrategySpec("data", "unidist.builtin.data:DataParallel", ""))
+    found.add(StrategySpec("identity", "unidist.builtin.identity:Identity", ""))
     return found
 
 
 def estimated(*strategies: Strategy, workload: Workload = PAPER, ranks: int = 64) -> Estimate:
-    registry: Registry[StrategyType] = Registry("strategy")
+    registry: Registry[StrategySpec] = Registry("strategy")
     return estimate(workload, make_plan([*strategies, DataParallel()], ranks, registry))
 
 
@@ -172,15 +173,15 @@ def test_an_unknown_stage_is_an_error_that_lists_the_choices() -> None:
     ],
 )
 def test_every_combination_that_fits_is_compared(
-    registry: Registry[StrategyType], line: str, ranks: int, lines: list[str]
+    registry: Registry[StrategySpec], line: str, ranks: int, lines: list[str]
 ) -> None:
-    registry.add(StrategyType("shards", f"{__name__}:Shards", ""))
-    registry.add(StrategyType("alone", f"{__name__}:OneRankOnly", ""))
+    registry.add(StrategySpec("shards", f"{__name__}:Shards", ""))
+    registry.add(StrategySpec("alone", f"{__name__}:OneRankOnly", ""))
     assert [item.line for item in compare(PAPER, line, num_ranks=ranks, registry=registry)] == lines
 
 
-def test_what_changes_nothing_is_not_compared(registry: Registry[StrategyType]) -> None:
-    registry.add(StrategyType("shards", f"{__name__}:Shards", ""))
+def test_what_changes_nothing_is_not_compared(registry: Registry[StrategySpec]) -> None:
+    registry.add(StrategySpec("shards", f"{__name__}:Shards", ""))
     assert [item.line for item in compare(PAPER, "", num_ranks=1, registry=registry)] == [""]
 
 
@@ -191,22 +192,22 @@ def test_lines_of_the_same_items_are_the_same() -> None:
     assert not one.is_same_line(Candidate("b,a=2", estimates))
 
 
-def test_what_is_moved_away_does_not_count_for_the_device(registry: Registry[StrategyType]) -> None:
-    registry.add(StrategyType("alone", f"{__name__}:OneRankOnly", ""))
+def test_what_is_moved_away_does_not_count_for_the_device(registry: Registry[StrategySpec]) -> None:
+    registry.add(StrategySpec("alone", f"{__name__}:OneRankOnly", ""))
     found = compare(PAPER, "", num_ranks=1, registry=registry)
     assert [(item.line, item.estimate.total() / GIGA) for item in found] == [("", 120), ("alone", 60)]
     assert found[1].estimate.total("host") / GIGA == 60
 
 
 def test_a_strategy_that_cannot_be_loaded_is_left_out_with_a_warning(
-    registry: Registry[StrategyType], caplog: pytest.LogCaptureFixture
+    registry: Registry[StrategySpec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry.add(StrategyType("broken", "no_such_module:Broken", ""))
+    registry.add(StrategySpec("broken", "no_such_module:Broken", ""))
     assert [item.line for item in compare(PAPER, "", num_ranks=1, registry=registry)] == [""]
     assert "broken" in caplog.text
 
 
-def test_an_unknown_strategy_is_an_error(registry: Registry[StrategyType]) -> None:
+def test_an_unknown_strategy_is_an_error(registry: Registry[StrategySpec]) -> None:
     with pytest.raises(ConfigurationError, match="shards"):
         estimate_line(PAPER, "shards=2", num_ranks=2, registry=registry)
 

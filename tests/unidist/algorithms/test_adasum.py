@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unidist.algorithms.adasum import adasum
+from unidist.algorithms.adasum import adasum_allreduce
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
@@ -27,7 +27,7 @@ def test_it_is_the_adaptive_sum_of_pairs(size: int, dtype: str, tolerance: float
 
     def main(communicator: Communicator) -> np.ndarray:
         source, target = vectors[communicator.rank].copy(), np.empty(37, dtype)
-        adasum(communicator, Buffer.of(source), Buffer.of(target), scale=0.5)
+        adasum_allreduce(communicator, Buffer.of(source), Buffer.of(target), scale=0.5)
         np.testing.assert_array_equal(source, vectors[communicator.rank])
         return target
 
@@ -49,7 +49,7 @@ def test_equal_vectors_give_their_mean_orthogonal_ones_their_sum_and_zeros_chang
     def main(communicator: Communicator) -> None:
         for case in cases:
             data = np.array(case[communicator.rank])
-            adasum(communicator, Buffer.of(data), Buffer.of(data))
+            adasum_allreduce(communicator, Buffer.of(data), Buffer.of(data))
             np.testing.assert_allclose(data, case[2], atol=1e-15)
 
     with ThreadWorld(2) as world:
@@ -61,7 +61,7 @@ def test_bfloat16_is_combined_in_wider_numbers() -> None:
         values = np.full(3, 1.5 if communicator.rank else 3.0, np.float32)
         bits = (values.view(np.uint32) >> 16).astype(np.uint16)
         buffer = Buffer.of(bits).cast(DType.BFLOAT16)
-        adasum(communicator, buffer, buffer)
+        adasum_allreduce(communicator, buffer, buffer)
         return [int(each) for each in bits]
 
     with ThreadWorld(2) as world:
@@ -76,7 +76,7 @@ def test_three_ranks_and_whole_numbers_are_refused() -> None:
     def main(communicator: Communicator) -> None:
         buffer = Buffer.of(np.ones(2))
         with pytest.raises(UsageError, match="3 ranks are not a power of 2"):
-            adasum(communicator, buffer, buffer)
+            adasum_allreduce(communicator, buffer, buffer)
 
     with ThreadWorld(3) as world:
         world.run(main)
@@ -84,7 +84,7 @@ def test_three_ranks_and_whole_numbers_are_refused() -> None:
     def whole(communicator: Communicator) -> None:
         buffer = Buffer.of(np.ones(2, np.int32))
         with pytest.raises(UsageError, match="floating-point"):
-            adasum(communicator, buffer, buffer)
+            adasum_allreduce(communicator, buffer, buffer)
 
     with ThreadWorld(1) as world:
         world.run(whole)

@@ -27,12 +27,12 @@ from checkpoint_states import (
 from unidist.buffer import Buffer, DType
 from unidist.checkpoint.format import index
 from unidist.checkpoint.format.index import Index
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
 from unidist.checkpoint.snapshot import SnapshotMemory
-from unidist.checkpoint.state import MemoryState
 from unidist.communicator import Communicator
 from unidist.errors import CheckpointError, UsageError
 from unidist.testing.threads import ThreadWorld

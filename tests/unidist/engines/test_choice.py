@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 
 from unidist.communicator import Communicator
-from unidist.engine import Availability, Engine
+from unidist.engine import Availability, Engine, EngineSpec
 from unidist.engines.choice import check_same, choose, meeting_place
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import ConfigurationError
-from unidist.registry import EngineSpec, Registry
+from unidist.registry import Registry
 from unidist.rendezvous import Contribution, MeetingPlace, Rendezvous
 from unidist.settings.placement import Placement
 from unidist.topology import Topology

@@ -19,8 +19,8 @@ def test_shared_memory_is_given_back_when_all_have_let_go(rank_pool: RankPoolFac
         """Return how many megabytes rank 0's arena has at four moments."""
         import gc
 
+        from unidist.communicator_capabilities import SharesMemory
         from unidist.runtime import context
-        from unidist.shared_memory import SharesMemory
 
         runtime = context.init()
         try:

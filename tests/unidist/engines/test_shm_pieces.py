@@ -15,8 +15,8 @@ def test_memory_that_is_gone_ends_the_operation_on_every_rank(rank_pool: RankPoo
         import mmap
 
         from unidist.buffer import Buffer, DType
+        from unidist.communicator_capabilities import Piece, ReadsPieces
         from unidist.errors import PeerLostError
-        from unidist.pieces import Piece, ReadsPieces
         from unidist.runtime import context
 
         runtime = context.init()

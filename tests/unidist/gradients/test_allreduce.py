@@ -12,8 +12,9 @@ import pytest
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, Work
 from unidist.errors import UsageError
-from unidist.gradients.allreduce import AllReduceExchange, RoundResult
+from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import RoundResult
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist.timeline import Recorder
 

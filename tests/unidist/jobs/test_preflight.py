@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from unidist.builtin import plugin as builtin
-from unidist.engine import Availability
+from unidist.engine import Availability, EngineSpec
 from unidist.engines import single
 from unidist.errors import ConfigurationError
 from unidist.jobs import preflight
-from unidist.registry import EngineSpec, Registry
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager, hookimpl
 from unidist.settings.environment import Settings
 

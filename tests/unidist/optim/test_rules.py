@@ -12,9 +12,9 @@ import pytest
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
-from unidist.gradients.allreduce import ReducedGradients
+from unidist.gradients.interface import ReducedGradients
+from unidist.gradients.precision import LossScaling
 from unidist.optim.loss_scaling import MINIMUM, LossScaler
-from unidist.optim.precision import LossScaling
 from unidist.optim.rules import GradientRule, GradientRules, WholeGradient
 from unidist.testing import RecordingCommunicator, ThreadWorld
 

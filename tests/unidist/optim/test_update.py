@@ -11,14 +11,14 @@ from fake_exchange import FakeExchange
 from unidist.buffer import Buffer, DType
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import PeerLostError, UsageError
-from unidist.gradients.allreduce import ReducedGradients
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import ReducedGradients
 from unidist.gradients.options import ExchangeOptions
+from unidist.gradients.precision import LossScaling
 from unidist.optim.accumulation import Accumulation
 from unidist.optim.loss_scaling import LossScaler
-from unidist.optim.precision import LossScaling
 from unidist.optim.rules import GradientRules
-from unidist.optim.update import Update
+from unidist.optim.update import Update, UpdateParts
 
 
 class FakeContext:
@@ -58,7 +58,12 @@ def make(accumulation: Accumulation | None = None, **options: Any) -> tuple[Upda
         exchanges.append(FakeExchange(parameters))
         return exchanges[-1]
 
-    update = Update(context, make_exchange, accumulation=accumulation or Accumulation(), **options)
+    rules = options.pop("rules", None)
+
+    def make_parts(context: Any) -> UpdateParts:
+        return UpdateParts(context, make_exchange, rules)
+
+    update = Update(context, make_parts, accumulation=accumulation or Accumulation(), **options)
     update.add_parameters(PARAMETERS)
     return update, exchanges, context
 

@@ -16,6 +16,7 @@ from unidist.jobs.pool.pool import RankPool
 from unidist.mesh import Mesh
 from unidist.runtime import context
 from unidist.settings.environment import Settings
+from unidist.strategy import GradientOwner, UpdateGate
 from unidist.strategy.interface import Plan, Strategy
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -83,11 +84,11 @@ def test_the_plan_of_a_call_must_fit_the_mesh_of_the_launch() -> None:
 
 def test_the_default_owner_of_gradients_is_data_and_a_gate_is_found() -> None:
     runtime = context.init(Settings(strategy="accumulate=3"))
-    assert context.gradient_owner(runtime.plan).__class__.__name__ == "DataParallel"
-    gate = context.update_gate(runtime.plan)
+    assert runtime.plan.the(GradientOwner).__class__.__name__ == "DataParallel"
+    gate = runtime.plan.find(UpdateGate)
     assert gate is not None
     assert gate.passes_per_update == 3
-    assert context.update_gate(runtime.plan_for("identity")) is None
+    assert runtime.plan_for("identity").find(UpdateGate) is None
 
 
 def test_a_timeline_is_written_and_closed(tmp_path: Path) -> None:

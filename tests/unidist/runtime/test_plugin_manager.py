@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from unidist.engine import EngineSpec
 from unidist.errors import ConfigurationError, PluginError
-from unidist.registry import EngineSpec, Registry, StrategyType
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager, hookimpl
+from unidist.strategy import StrategySpec
 
 
 def plugin(**hooks: Callable[..., Any]) -> types.ModuleType:
@@ -134,7 +136,7 @@ def test_a_spec_that_cannot_be_loaded_names_itself_and_its_path() -> None:
     with pytest.raises(PluginError, match="engine 'x' cannot be loaded from 'nowhere:Engine'"):
         EngineSpec("x", "nowhere:Engine", "").load()
     with pytest.raises(PluginError, match="strategy 'y' cannot be loaded from 'json:Missing'"):
-        StrategyType("y", "json:Missing", "").load()
+        StrategySpec("y", "json:Missing", "").load()
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist.registry import Registry, StrategyType
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy import StrategySpec
 from unidist.strategy.composition import Option, Pair, described, pairs
 from unidist.strategy.interface import Plan, Strategy
 
@@ -59,12 +60,15 @@ class Plugins:
     """A registry with the strategies above."""
 
     def __init__(self) -> None:
-        self.strategies: Registry[StrategyType] = Registry("strategy")
+        self.strategies: Registry[StrategySpec] = Registry("strategy")
         self.strategies.origin = "tests"
         self.strategies.add(PluginManager().load().strategies.get("data"))
         for cls in (Needy, Sized):
-            self.strategies.add(StrategyType(cls.name, f"{__name__}:{cls.__name__}", "a sample"))
-        self.strategies.add(StrategyType("broken", "unidist_nowhere:Nothing", "cannot be imported"))
+            self.strategies.add(StrategySpec(cls.name, f"{__name__}:{cls.__name__}", "a sample"))
+        self.strategies.add(StrategySpec("broken", "unidist_nowhere:Nothing", "cannot be imported"))
+
+    def registry(self, kind: type[Any]) -> Registry[Any]:
+        return self.strategies
 
 
 @pytest.fixture

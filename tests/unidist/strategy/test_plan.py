@@ -9,9 +9,11 @@ import pytest
 
 from unidist.builtin.identity import Identity
 from unidist.errors import ConfigurationError
-from unidist.registry import Registry, StrategyType
+from unidist.options import Request, parse
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
 from unidist.strategy.interface import GradientOwner, Plan, Strategy, UpdateGate
-from unidist.strategy.plan import StrategyRequest, build, make_plan, parse
+from unidist.strategy.plan import build, make_plan
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,12 @@ class OtherShards(Shards):
 
 
 @pytest.fixture
-def registry() -> Registry[StrategyType]:
-    made: Registry[StrategyType] = Registry("strategy")
+def registry() -> Registry[StrategySpec]:
+    made: Registry[StrategySpec] = Registry("strategy")
     for cls in (Shards, Stages, Gate, OtherGate, OtherShards):
-        made.add(StrategyType(cls.name, f"{__name__}:{cls.__name__}", ""))
-    made.add(StrategyType("identity", "unidist.builtin.identity:Identity", ""))
-    made.add(StrategyType("data", f"{__name__}:Shards", "stands in for the default"))
+        made.add(StrategySpec(cls.name, f"{__name__}:{cls.__name__}", ""))
+    made.add(StrategySpec("identity", "unidist.builtin.identity:Identity", ""))
+    made.add(StrategySpec("data", f"{__name__}:Shards", "stands in for the default"))
     return made
 
 
@@ -99,12 +101,12 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_cut_into_names_values_and_options() -> None:
     assert parse("") == parse(" , ") == []
     assert parse("zero=2, accumulate=4,identity") == [
-        StrategyRequest("zero", "2"),
-        StrategyRequest("accumulate", "4"),
-        StrategyRequest("identity"),
+        Request("zero", "2"),
+        Request("accumulate", "4"),
+        Request("identity"),
     ]
     assert parse("pipeline=2:schedule=1f1b:micro-batches= 8") == [
-        StrategyRequest("pipeline", "2", {"schedule": "1f1b", "micro_batches": "8"})
+        Request("pipeline", "2", {"schedule": "1f1b", "micro_batches": "8"})
     ]
 
 
@@ -115,7 +117,7 @@ def test_what_cannot_be_read_shows_the_item_and_the_syntax(line: str) -> None:
     assert "identity" not in str(caught.value)
 
 
-def test_lines_objects_and_lists_build_the_same(registry: Registry[StrategyType]) -> None:
+def test_lines_objects_and_lists_build_the_same(registry: Registry[StrategySpec]) -> None:
     line = "stages=2:schedule=1f1b:microbatches=8:fraction=0.25:overlap=yes:label=x,identity"
     built = build(line, registry)
     assert built == (Stages(2, "1f1b", 8, 0.25, True, "x"), Identity())
@@ -141,17 +143,17 @@ def test_lines_objects_and_lists_build_the_same(registry: Registry[StrategyType]
         ("identity,identity", "strategy 'identity' is given 2 times"),
     ],
 )
-def test_wrong_names_and_values_are_told_apart(registry: Registry[StrategyType], line: str, message: str) -> None:
+def test_wrong_names_and_values_are_told_apart(registry: Registry[StrategySpec], line: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         build(line, registry)
 
 
-def test_something_else_than_a_strategy_is_refused(registry: Registry[StrategyType]) -> None:
+def test_something_else_than_a_strategy_is_refused(registry: Registry[StrategySpec]) -> None:
     with pytest.raises(ConfigurationError, match="not int"):
         build([3], registry)  # type: ignore[list-item]
 
 
-def test_a_plan_has_an_owner_of_the_gradients_and_the_axes_in_order(registry: Registry[StrategyType]) -> None:
+def test_a_plan_has_an_owner_of_the_gradients_and_the_axes_in_order(registry: Registry[StrategySpec]) -> None:
     plan = make_plan(build("stages=2", registry), 8, registry)
     assert [type(item) for item in plan.strategies] == [Stages, Shards]
     assert list(plan.mesh.axes.items()) == [("pipeline", 2), ("data", 4)]
@@ -172,13 +174,13 @@ def test_a_plan_has_an_owner_of_the_gradients_and_the_axes_in_order(registry: Re
     ],
 )
 def test_what_does_not_go_together_is_told_before_launch(
-    registry: Registry[StrategyType], line: str, message: str
+    registry: Registry[StrategySpec], line: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_plan(build(line, registry), 8, registry)
 
 
-def test_two_strategies_cannot_claim_one_axis(registry: Registry[StrategyType]) -> None:
+def test_two_strategies_cannot_claim_one_axis(registry: Registry[StrategySpec]) -> None:
     @dataclass(frozen=True)
     class MoreStages(Stages):
         name: ClassVar[str] = "morestages"

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from unidist.buffer import Buffer, copy
+from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Box, Part, runs
 from unidist.checkpoint.format.pieces import SLOT, TensorInfo, slot_name, split_slot
 from unidist.checkpoint.format.reader import Checkpoint, Convert, match, read_as
-from unidist.checkpoint.state import SavedSection
 from unidist.errors import CheckpointError, ConfigurationError
 
 

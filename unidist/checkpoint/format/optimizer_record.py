@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unidist.checkpoint.format.interface import Plain, SavedSection
 from unidist.checkpoint.format.pieces import Placement, TensorInfo, split_slot
 from unidist.checkpoint.format.slots import Speech
-from unidist.checkpoint.state import Plain, SavedSection
 from unidist.errors import CheckpointError
 
 STEP = "step"

@@ -11,10 +11,10 @@ from typing import Self
 
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.index import Index, StoredPiece, StoredTensor
+from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part, Run, runs
 from unidist.checkpoint.format.pieces import SLOT, TensorInfo
 from unidist.checkpoint.format.shard import Entry, Shard
-from unidist.checkpoint.state import SavedSection
 from unidist.errors import CheckpointError
 
 _log = logging.getLogger("unidist")

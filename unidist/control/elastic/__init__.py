@@ -1,1 +1,58 @@
-"""TODO."""
+"""The control plane of elastic jobs: who is in which generation, and a worker's side of it.
+
+`membership`, `coordinator` and `resumable_coordinator` are pure; `worker_link` and `member` belong to the workers.
+Imports `control`, `settings` and the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, Happened
+    from unidist.control.elastic.member import Member, join, present
+    from unidist.control.elastic.membership import NO_STATE, Membership, Phase
+    from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
+    from unidist.control.elastic.step_times import PaceReport
+    from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
+
+__all__ = [
+    "Assignment",
+    "Beat",
+    "DismissedError",
+    "ElasticCoordinator",
+    "Happened",
+    "Kept",
+    "Member",
+    "Membership",
+    "NO_STATE",
+    "PaceReport",
+    "Phase",
+    "ResumableCoordinator",
+    "WorkerLink",
+    "join",
+    "present",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Assignment": "worker_link",
+        "Beat": "coordinator",
+        "DismissedError": "worker_link",
+        "ElasticCoordinator": "coordinator",
+        "Happened": "coordinator",
+        "Kept": "resumable_coordinator",
+        "Member": "member",
+        "Membership": "membership",
+        "NO_STATE": "membership",
+        "PaceReport": "step_times",
+        "Phase": "membership",
+        "ResumableCoordinator": "resumable_coordinator",
+        "WorkerLink": "worker_link",
+        "join": "member",
+        "present": "member",
+    },
+)

@@ -19,7 +19,7 @@ from unidist.control.elastic.worker_link import Assignment, WorkerLink
 from unidist.settings.worker_place import WorkerPlace
 from unidist.topology import Topology
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 
 class Member:

@@ -28,7 +28,7 @@ from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.topology import Topology
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 _GOODBYE_SEC = 1.0
 _RETRY_SEC = 0.2

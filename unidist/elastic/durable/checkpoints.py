@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from unidist.checkpoint.agreement import agree
 from unidist.checkpoint.format import directory
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.job import make_saver
 from unidist.checkpoint.loading import LoadOptions, load
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import KeepsState
 from unidist.checkpoint.update_state import UpdateState
-from unidist.durable_options import DurableOptions
 from unidist.elastic.durable.commit_agreement import Wishes, agree_at_commit
 from unidist.elastic.durable.parts import DurableParts
 from unidist.elastic.durable.schedule import CheckpointSchedule
 from unidist.errors import CheckpointError, PeerLostError, StateLostError, UnidistError
+from unidist.launcher import DurableOptions
 from unidist.runtime import context
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 _NUM_LOOKS = 5
 _LOOK_SEC = 0.1

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.job import StatesOf, Subjects
 from unidist.checkpoint.plain_state import PlainState
 from unidist.checkpoint.rng import SECTION as RNG
-from unidist.checkpoint.state import KeepsState
 from unidist.framework import Framework
 from unidist.runtime import context
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from unidist.buffer import Buffer, DType, copy
 from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import TensorInfo
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.format.writing import Identity, merge_values
 from unidist.checkpoint.loading import check_parts
-from unidist.checkpoint.state import KeepsState
 from unidist.communicator import Communicator
 from unidist.elastic.peer.section import PeerSection
 from unidist.elastic.peer.transfers import Transfer, Wanted, missing, places, transfers

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer, DType, copy
 from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.saving import plain
-from unidist.checkpoint.state import KeepsState
 from unidist.communicator import Communicator
 from unidist.elastic.peer.loading import Holding, HoldingIndex, take_over
 from unidist.elastic.peer.transfers import guards, lost_origins, places

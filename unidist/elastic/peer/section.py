@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from unidist.buffer import Buffer, copy
+from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import TensorInfo
 from unidist.checkpoint.format.reader import Convert, match, read_as
-from unidist.checkpoint.state import SavedSection
 from unidist.elastic.peer.transfers import Wanted
 from unidist.errors import CheckpointError
 
-_log = logging.getLogger("unidist.elastic.state")
+_log = logging.getLogger("unidist.elastic")
 
 
 class PeerSection(SavedSection):

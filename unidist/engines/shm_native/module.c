@@ -340,47 +340,6 @@ static PyType_Slot group_slots[] = {{Py_tp_new, (void *)group_new},
                                     {0, NULL}};
 static PyType_Spec group_spec = {"unidist.engines._shm.Group", sizeof(GroupObject), 0, Py_TPFLAGS_DEFAULT, group_slots};
 
-static PyObject *module_reduce(PyObject *module, PyObject *args) {
-    (void)module;
-    unsigned long long target, count;
-    PyObject *sources;
-    int dtype, op;
-    double scale;
-    if (!PyArg_ParseTuple(args, "KOKiid", &target, &sources, &count, &dtype, &op, &scale)) return NULL;
-    Py_ssize_t n = PyTuple_Check(sources) ? PyTuple_Size(sources) : 0;
-    uint64_t *addresses;
-    if (n < 1 || n > 4096) {
-        PyErr_SetString(PyExc_ValueError, "sources is a tuple of 1 to 4096 addresses");
-        return NULL;
-    }
-    if (dtype < 0 || dtype >= UD_NUM_DTYPES || op < 0 || op >= UD_NUM_REDOPS) {
-        PyErr_SetString(PyExc_ValueError, "no such dtype or reduction");
-        return NULL;
-    }
-    if (read_numbers(sources, (int)n, &addresses)) return NULL;
-    char *out = (char *)(uintptr_t)target;
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ud_reduce(&out, 1, (const char *const *)addresses, (int)n, count, dtype, op, scale, 0);
-    Py_END_ALLOW_THREADS;
-    free(addresses);
-    if (status) {
-        PyErr_SetString(PyExc_ValueError, "complex numbers have no minimum or maximum");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *module_copy(PyObject *module, PyObject *args) {
-    (void)module;
-    unsigned long long target, source, nbytes;
-    if (!PyArg_ParseTuple(args, "KKK", &target, &source, &nbytes)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    ud_copy((char *)(uintptr_t)target, (const char *)(uintptr_t)source, nbytes);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
-
 /* The 8 bytes at an address of another process, or None where the system does not let us read them. */
 static PyObject *module_peek(PyObject *module, PyObject *args) {
     (void)module;
@@ -422,9 +381,6 @@ static PyObject *module_slot_bytes(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef module_methods[] = {
-    {"reduce", module_reduce, METH_VARARGS,
-     "reduce(target, sources, count, dtype, op, scale): combine arrays at addresses element by element."},
-    {"copy", module_copy, METH_VARARGS, "copy(target, source, nbytes): copy memory past the caches."},
     {"peek", module_peek, METH_VARARGS, "peek(pid, address): 8 bytes of another process as a number, or None."},
     {"map", module_map, METH_VARARGS, "map(fd, nbytes): map a file as shared memory; returns the address."},
     {"unmap", module_unmap, METH_VARARGS, "unmap(address, nbytes)"},

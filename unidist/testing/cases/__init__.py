@@ -1,1 +1,29 @@
-"""TODO."""
+"""The cases of the conformance suites, as functions that run on a rank. Imports `testing`'s public names of the root only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.testing.cases import collective, failure, group, message, stress
+
+__all__ = [
+    "collective",
+    "failure",
+    "group",
+    "message",
+    "stress",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "collective": "",
+        "failure": "",
+        "group": "",
+        "message": "",
+        "stress": "",
+    },
+)

@@ -10,9 +10,8 @@ import pytest
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator_capabilities import Piece, ReadsPieces, SharesMemory
 from unidist.errors import MismatchError, UsageError
-from unidist.pieces import Piece, ReadsPieces
-from unidist.shared_memory import SharesMemory
 from unidist.testing.cases._arrays import array_of, buffer_of, encode
 from unidist.testing.cases._placing import place
 

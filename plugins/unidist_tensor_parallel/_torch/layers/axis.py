@@ -20,7 +20,7 @@ from unidist_torch.operations.differentiable import apply, wanted
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 class TensorAxis:
@@ -36,7 +36,7 @@ class TensorAxis:
         context: the runtime.
     """
 
-    def __init__(self, context: Context, kinds: Iterable[str]) -> None:
+    def __init__(self, context: RuntimeAPI, kinds: Iterable[str]) -> None:
         self.context = context
         self._communicators: dict[str, Communicator] = {
             kind: context.new_communicator(AXIS, memory=kind) for kind in sorted({"host", *kinds})

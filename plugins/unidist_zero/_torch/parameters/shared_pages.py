@@ -16,7 +16,7 @@ from unidist_zero.sharding.partition import partition
 from unidist_zero.sharding.shared_pages import SharedShards
 
 if TYPE_CHECKING:
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 class PagedModel:
@@ -28,12 +28,12 @@ class PagedModel:
         context: that it was made in.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RuntimeAPI) -> None:
         self._context = weakref.ref(context)
         self._trained: set[int] = set()
         self._frozen: list[tuple[frozenset[int], SharedShards]] = []  # with the identities of the parameters
 
-    def is_of(self, context: Context | None) -> bool:
+    def is_of(self, context: RuntimeAPI | None) -> bool:
         """Say whether it was made in this context."""
         return context is not None and self._context() is context
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import HasKeptState, KeepsState, SavedSection
 from unidist.checkpoint.format.pieces import Piece as SavedPiece
-from unidist.checkpoint.state import HasKeptState, KeepsState, SavedSection
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist_torch.checkpoint.states import ModelState
@@ -34,7 +34,7 @@ from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 
 if TYPE_CHECKING:
     from unidist.optim.update import Update
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 UNIT = "_unidist_units"
 """The attribute by which a parameter knows the `SharedModel`, or `PagedModel`, that it is of."""
@@ -57,7 +57,7 @@ class SharedModel(HasKeptState, GathersParameters):
     def __init__(self, model: torch.nn.Module, patterns: Sequence[str] | None = None, *, num_ahead: int = 1) -> None:
         self._model = model
         self._quiet = False
-        self._context: Context | None = None
+        self._context: RuntimeAPI | None = None
         self._is_moving = False  # the parameters have lost their shards, and not all have a new place yet
         self._lanes: dict[str, Lane] = {}
         self._deferred = DeferredModel(model) if has_deferred(model) else None
@@ -80,7 +80,7 @@ class SharedModel(HasKeptState, GathersParameters):
                 "`with unidist_zero.gathered(model):`"
             )
 
-    def move_to(self, context: Context) -> None:
+    def move_to(self, context: RuntimeAPI) -> None:
         """Be divided in this context from now on.
 
         If it was in another one before, the shards are forgotten: `add` and `add_rest` give all parameters a place, and
@@ -355,7 +355,7 @@ def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahea
     return model
 
 
-def in_pages(model: torch.nn.Module, context: Context) -> torch.nn.Module:
+def in_pages(model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
     """Prepare a model whose parameters will be in memory that all ranks share, and need no units.
 
     Args:
@@ -369,7 +369,7 @@ def in_pages(model: torch.nn.Module, context: Context) -> torch.nn.Module:
     return model
 
 
-def _refuse_second(model: torch.nn.Module, context: Context | None) -> None:
+def _refuse_second(model: torch.nn.Module, context: RuntimeAPI | None) -> None:
     found = [getattr(parameter, UNIT, None) for parameter in model.parameters()]
     if any(isinstance(one, SharedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
         raise ConfigurationError(

@@ -17,7 +17,7 @@ from unidist.errors import ConfigurationError
 from unidist_planner.memory.source import ScriptModel
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.counted import work_from
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.framework.flop_count import count
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import unidist.torch as ud  # noqa: E402 - after the check for torch
 from unidist.checkpoint.format.index import Index  # noqa: E402
+from unidist.checkpoint.format.interface import PlacesParameters  # noqa: E402
 from unidist.checkpoint.format.pieces import Placement  # noqa: E402
-from unidist.checkpoint.state import PlacesParameters  # noqa: E402
 from unidist.errors import CheckpointError, UsageError  # noqa: E402
 
 

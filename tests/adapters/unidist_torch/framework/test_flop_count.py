@@ -14,7 +14,7 @@ from unidist.errors import ConfigurationError
 from unidist_planner.memory.source import ScriptModel
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.counted import work_from
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 from unidist_torch.framework import TorchFramework
 from unidist_torch.framework.flop_count import count
 

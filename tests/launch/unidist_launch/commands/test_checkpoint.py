@@ -15,7 +15,7 @@ from checkpoint_states import SHAPES, WAYS, numbers, piece, save_from, save_whol
 from click.testing import CliRunner, Result
 
 from unidist.checkpoint.format.index import NAME
-from unidist.checkpoint.state import MemoryState
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.errors import CheckpointError, ConfigurationError
 from unidist_launch.commands.checkpoint import checkpoint
 

@@ -21,7 +21,7 @@ def install(folder: Path, name: str, code: str) -> dict[str, str]:
 
 GOOD = """
 from unidist import hookimpl
-from unidist.registry import EngineSpec
+from unidist.engine import EngineSpec
 
 @hookimpl
 def unidist_register_engines(registry):

@@ -18,8 +18,8 @@ from unidist_pipeline.execution.agreed import Form, Message, StageFormError, Ten
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
 from unidist_pipeline.schedules.model import Schedule
-from unidist_pipeline.simulation import simulate
 from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import simulate
 from unidist_torch.framework import TorchFramework
 
 torch = pytest.importorskip("torch", reason="its tensors are the messages")

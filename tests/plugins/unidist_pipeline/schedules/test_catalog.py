@@ -9,16 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from unidist.errors import ConfigurationError, PluginError
-from unidist.registry import Registry, ScheduleSpec
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.classic import gpipe
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry[ScheduleSpec]:
-    return PluginManager().load().schedules
+    return PluginManager().load().registry(ScheduleSpec)
 
 
 def unfinished(size: PipelineSize) -> Schedule:
@@ -97,8 +98,9 @@ def test_modules_of_schedules_load_neither_a_framework_nor_numpy() -> None:
 import sys
 from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.schedules.catalog import build_schedule
-from unidist_pipeline.simulation import simulate
-registry = PluginManager().load().schedules
+from unidist_pipeline.schedules.registration import ScheduleSpec
+from unidist_pipeline.simulation.simulate import simulate
+registry = PluginManager().load().registry(ScheduleSpec)
 for spec in registry:
     simulate(build_schedule(spec.name, registry, num_ranks=2, num_microbatches=4))
 print(*sorted({"numpy", "torch", "tensorflow", "matplotlib", "yaml", "rich"} & set(sys.modules)))

@@ -8,8 +8,8 @@ from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.classic import one_forward_one_backward
 from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.schedules.zero_bubble import zb_h1, zb_h2
-from unidist_pipeline.simulation import simulate
 from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import simulate
 
 
 def costs(f: float, b: float, w: float) -> Costs:

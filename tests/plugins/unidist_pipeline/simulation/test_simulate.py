@@ -14,8 +14,8 @@ from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_o
 from unidist_pipeline.schedules.execution_model import Messages
 from unidist_pipeline.schedules.model import COMPUTE, Action, ActionKind, PipelineSize, Schedule, ScheduleError
 from unidist_pipeline.schedules.validation import validate
-from unidist_pipeline.simulation import simulate
 from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulate import simulate
 
 
 def longest_path(schedule: Schedule, costs: Costs) -> float:

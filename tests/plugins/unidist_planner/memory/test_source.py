@@ -13,7 +13,8 @@ import pytest
 from unidist.cost_model.figures import ActivationBytes, MeasuredActivations, ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.errors import ConfigurationError
-from unidist.registry import FrameworkSpec, Registry
+from unidist.framework import FrameworkSpec
+from unidist.registry import Registry
 from unidist_planner.memory.source import figures_from
 
 SCRIPT = """

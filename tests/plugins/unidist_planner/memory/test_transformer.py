@@ -12,7 +12,8 @@ from unidist.cost_model.figures import Workload
 from unidist.cost_model.memory import HeldActivations, RankMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError
-from unidist.registry import Registry, StrategyType
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import make_plan
 from unidist_planner.memory.estimate import estimate, plain_memory
@@ -70,7 +71,7 @@ def test_32_bit_doubles_all_but_masks_and_logits() -> None:
 @pytest.mark.parametrize("policy", ["keep", "recompute", "offload"])
 def test_activations_by_policy(policy: str) -> None:
     workload = Workload(GPT2.figures(), precision="bf16", activations=GPT2)
-    registry: Registry[StrategyType] = Registry("strategy")
+    registry: Registry[StrategySpec] = Registry("strategy")
     plan = make_plan([held(HeldActivations(policy=policy)), DataParallel()], 1, registry)  # type: ignore[arg-type]
     found = estimate(workload, plan)
     kept = GPT2.bytes(2)

@@ -9,9 +9,10 @@ import pytest
 
 from unidist.cost_model.figures import ActivationBytes, MeasuredActivations, ParameterFigures
 from unidist.cost_model.step_interface import CountsOperations
+from unidist.cost_model.work import CountedBlock, CountedPass
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.source import ScriptModel
-from unidist_planner.step_time.counted import CountedBlock, CountedPass, CountedWork, work_from
+from unidist_planner.step_time.counted import CountedWork, work_from
 
 COUNTED = CountedPass(
     4, (CountedBlock("layers.0", 600.0, 40.0), CountedBlock("layers.1", 200.0, 80.0)), 100.0, (12, 36)

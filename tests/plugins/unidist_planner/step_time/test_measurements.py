@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from unidist.cost_model.collectives import cost
 from unidist.errors import ConfigurationError
-from unidist_planner.step_time.collectives import cost
 from unidist_planner.step_time.measurements import Line, Measurements, fitted, read, write
 
 FOUND = Measurements("here", 4, "shm", "float32", 5e10, 8e9, 4e9, Line(20e-6, 2e-10), Line(60e-6, 3e-10))

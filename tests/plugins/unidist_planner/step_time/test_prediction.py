@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from planning_plugins import predicted, setting
 
+from unidist.cost_model.cluster import Cluster
+from unidist.cost_model.collectives import Link, fastest
 from unidist.cost_model.step_interface import Setting
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.transformer import Transformer
-from unidist_planner.step_time.cluster import Cluster
-from unidist_planner.step_time.collectives import Link, fastest
 from unidist_planner.step_time.prediction import Prediction
 from unidist_planner.step_time.reasons import bounds, holds, misses
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 
 MODEL = Transformer(layers=8, hidden=512, vocabulary=1000, sequence=128, heads=8)
 WORK = TransformerWork(MODEL, batch=64)

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from planning_plugins import A100, predicted, setting
 
+from unidist.cost_model.cluster import Cluster
+from unidist.cost_model.collectives import Link
 from unidist_planner.memory.transformer import Transformer
-from unidist_planner.step_time.cluster import Cluster
-from unidist_planner.step_time.collectives import Link
 from unidist_planner.step_time.prediction import Prediction
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 
 FREE = Cluster(flops=1e12, ranks_per_host=64, inside=Link(0, 1e18), between=Link(0, 1e18))
 """Messages take no time: only the bubble bounds a pipeline."""
@@ -75,7 +75,8 @@ def test_megatron_s_throughput_on_a_whole_host_for_each_layer_within_8_percent(w
 
 def test_megatron_s_utilisation_rises_with_the_size_of_the_model(weak_scaling: list[float]) -> None:
     """Table 1: from where a whole host divides each layer on, larger models use GPUs better, in spite of longer
-    pipelines."""
+    pipelines.
+    """
     whole_hosts = weak_scaling[3:]
     assert whole_hosts == sorted(whole_hosts)
     assert whole_hosts[-1] / whole_hosts[0] == pytest.approx(163 / 135, rel=0.15)
@@ -85,7 +86,8 @@ def test_megatron_s_utilisation_rises_with_the_size_of_the_model(weak_scaling: l
 
 def test_tensor_parallelism_belongs_inside_of_a_host() -> None:
     """Section 5.4.1, Figure 13: 162.2 billion parameters on 64 GPUs. Tensor 8 and pipeline 8, as many as a host has
-    GPUs, is best for both batches, and 32 far behind."""
+    GPUs, is best for both batches, and 32 far behind.
+    """
     for batch in (32, 128):
         work = gpt(128, 20480, 32, batch)
         times = {tensor: megatron(work, 64, tensor, 64 // tensor).seconds for tensor in (2, 4, 8, 16, 32)}
@@ -96,7 +98,8 @@ def test_tensor_parallelism_belongs_inside_of_a_host() -> None:
 @pytest.mark.parametrize("batch", [32, 128, 512])
 def test_data_before_pipeline_where_the_model_fits(batch: int) -> None:
     """Section 5.4.2, Figure 14: 5.9 billion parameters on 64 GPUs. The longer the pipeline, the slower; least so for
-    the largest batch."""
+    the largest batch.
+    """
     work = gpt(32, 3840, 32, batch)
     times = [megatron(work, 64, 1, pipeline).seconds for pipeline in (2, 4, 8, 16, 32)]
     assert times == sorted(times)
@@ -145,7 +148,8 @@ def test_gpipe_s_speed_up_is_bounded_by_its_bubble(partitions: int, microbatches
 
 def test_gpipe_s_measured_speed_ups_come_near_the_bound() -> None:
     """Same paper. Table 2, Transformer, M = 32: 1.8, 3.4 and 6.3 on 2, 4 and 8 accelerators. Table 3, GPUs without fast
-    links, relative to 2 of them: 1.8 and 3.3 on 4 and 8."""
+    links, relative to 2 of them: 1.8 and 3.3 on 4 and 8.
+    """
     bounds = {partitions: bubble_bound(partitions, 32) for partitions in (2, 4, 8)}
     for partitions, measured in ((2, 1.8), (4, 3.4), (8, 6.3)):
         assert 0.9 < measured / bounds[partitions] <= 1.0
@@ -162,7 +166,8 @@ def test_more_microbatches_than_four_times_the_stages_leave_little_idle() -> Non
 
 def test_zero_3_pays_for_small_batches_on_each_gpu() -> None:
     """Narayanan et al., section 5.2, Figure 10: with a fixed batch, twice the GPUs hurt ZeRO-3 more than pipelines and
-    tensors, because its traffic stays the same while there is less arithmetic to hide it behind."""
+    tensors, because its traffic stays the same while there is less arithmetic to hide it behind.
+    """
     work = gpt(96, 12288, 96, 1536)
     half = replace(A100, overlap=0.5)
     times = {}

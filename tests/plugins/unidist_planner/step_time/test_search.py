@@ -11,10 +11,11 @@ from planning_plugins import A100, predicted, setting
 
 from unidist.cost_model.step_interface import Room, Setting, divisors
 from unidist.errors import ConfigurationError
+from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.prediction import Prediction
 from unidist_planner.step_time.search import search
-from unidist_planner.step_time.work import TransformerWork
+from unidist_planner.step_time.transformer import TransformerWork
 
 SMALL = TransformerWork(Transformer(8, 1024, 8000, 512, heads=16), batch=32, precision="fp16")
 LARGE = TransformerWork(Transformer(96, 12288, 51200, 2048, heads=96), batch=1536, precision="fp16")
@@ -31,7 +32,7 @@ def everything(given: Setting) -> list[Prediction]:
         if pipeline > 1:
             orders = [
                 f"pipeline={pipeline}:schedule={spec.name}:microbatches={count}"
-                for spec in given.plugins.schedules
+                for spec in given.plugins.registry(ScheduleSpec)
                 for count in divisors(batch)
                 if 8 % (pipeline * spec.stages_per_rank) == 0
             ]

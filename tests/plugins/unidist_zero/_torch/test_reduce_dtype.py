@@ -11,7 +11,7 @@ from unidist.algorithms._reduce import reduce_into
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
-from unidist.optim.precision import Precision
+from unidist.gradients.precision import Precision
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist_zero.sharding.lanes import make_lane
 from unidist_zero.sharding.partition import partition

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import ConfigurationError
-from unidist.gradients.allreduce import AllReduceExchange, GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import GradientOwner, Strategy
 

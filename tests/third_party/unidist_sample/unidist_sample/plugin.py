@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from unidist import hookimpl
-from unidist.registry import CompressorSpec, EngineSpec, Registry, ScheduleSpec, StrategyType
+from unidist.engine import EngineSpec
+from unidist.gradients import CompressorSpec
+from unidist.registry import Registry
+from unidist.strategy import StrategySpec
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 
 @hookimpl
@@ -20,10 +24,10 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 
 
 @hookimpl
-def unidist_register_strategies(registry: Registry[StrategyType]) -> None:
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     """Register `sample-compress`."""
     registry.add(
-        StrategyType(
+        StrategySpec(
             "sample-compress",
             "unidist_sample.compress:CompressedData",
             "a sample: data parallelism with gradients that travel as bfloat16 or float16",

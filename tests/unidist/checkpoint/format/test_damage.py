@@ -18,10 +18,10 @@ from unidist.buffer import Buffer
 from unidist.checkpoint import saving
 from unidist.checkpoint.agreement import DiskError
 from unidist.checkpoint.format import directory, index
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.reader import Checkpoint
 from unidist.checkpoint.save_request import SaveOptions
 from unidist.checkpoint.saving import Saver
-from unidist.checkpoint.state import MemoryState
 from unidist.communicator import Communicator
 from unidist.errors import CheckpointError, UsageError
 from unidist.testing.threads import ThreadWorld

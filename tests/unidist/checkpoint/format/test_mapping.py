@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.reader import Checkpoint
-from unidist.checkpoint.state import MemoryState
 from unidist.errors import CheckpointError, ConfigurationError
 
 SHAPE = (3, 4, 5)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from unidist.checkpoint.format import directory
-from unidist.durable_options import DurableOptions
 from unidist.elastic.state import ObjectState, State, run
 from unidist.errors import CheckpointError, ConfigurationError, UsageError
+from unidist.launcher import DurableOptions
 from unidist.runtime import context
 from unidist.settings.environment import Settings
 

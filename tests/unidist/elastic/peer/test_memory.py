@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import KeepsState, MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.state import KeepsState, MemoryState
 from unidist.elastic.peer.memory import PeerMemory, Peers
 from unidist.errors import CheckpointError, PeerLostError, StateLostError, UsageError
 from unidist.testing import ThreadWorld

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from unidist.cost_model.cluster import Cluster, Group
+from unidist.cost_model.collectives import Link, fastest
 from unidist.cost_model.step import Operation
 from unidist.errors import ConfigurationError
 from unidist.mesh import Mesh
-from unidist_planner.step_time.cluster import Cluster, Group
-from unidist_planner.step_time.collectives import Link, fastest
 
 CLUSTER = Cluster(flops=1e12, ranks_per_host=8, inside=Link(1e-6, 100e9), between=Link(10e-6, 10e9))
 SHARE = Link(10e-6, 10e9 / 8)

@@ -2,11 +2,11 @@
 
 Plain data; read from the `Plan` alone, so the launcher, the ranks and the estimator come to the same answer:
 
-    precision = precision_of(plan)
+    precision = plan.precision
     kept_as = info.dtype if precision is None else precision.master_dtype(info.dtype)
 
 Who does what. The strategy with the power `ChoosesPrecision` prepares the model before any strategy partitions it
-(`prepared_model`); what it decides is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
+(`Plan.prepare`); what it decides is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
 `update.options.precision`, for the half of a strategy that shards updates.
 
 - Without a strategy that shards updates the parameters stay float32 and forward computes in `compute`
@@ -25,15 +25,9 @@ scale among it, is `GradientExchange.pending_factor`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import DType
 from unidist.errors import ConfigurationError
-from unidist.strategy.interface import ChoosesPrecision
-
-if TYPE_CHECKING:
-    from unidist.runtime.context import Context
-    from unidist.strategy.interface import Plan
 
 
 @dataclass(frozen=True)
@@ -90,19 +84,3 @@ class Precision:
 def is_narrow(dtype: DType) -> bool:
     """Say whether this is a floating-point type of 16 bits."""
     return dtype in (DType.FLOAT16, DType.BFLOAT16)
-
-
-def precision_of(plan: Plan) -> Precision | None:
-    """Return what the plan's strategy of precision decides; None where there is none: everything in its own type."""
-    found = next((item for item in plan.strategies if isinstance(item, ChoosesPrecision)), None)
-    return None if found is None else found.precision(plan)
-
-
-def prepared_model(model: Any, plan: Plan, context: Context) -> Any:
-    """Return the model as this rank shall hold it: its types first, then what each strategy makes of it."""
-    for item in plan.strategies:
-        if isinstance(item, ChoosesPrecision):
-            model = item.prepare(model, plan, context)
-    for item in plan.innermost_first:
-        model = item.partition(model, context)
-    return model

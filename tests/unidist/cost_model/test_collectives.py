@@ -10,11 +10,11 @@ import pytest
 from unidist.algorithms import ALGORITHMS as IMPLEMENTED
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
+from unidist.cost_model.collectives import ALGORITHMS, Cost, Link, cost, crossover, fastest
 from unidist.cost_model.step import Operation
 from unidist.errors import ConfigurationError
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadWorld
-from unidist_planner.step_time.collectives import ALGORITHMS, Cost, Link, cost, crossover, fastest
 
 LINK = Link(latency=10e-6, bandwidth=1e9)
 

@@ -1,4 +1,4 @@
-"""What the strategy asks of a framework: the parts of a model, and to run some of them differently."""
+"""What the strategy `activations` asks of its binding to a framework: `BindingSpec("activations", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from unidist_activations._blocks import Member, Path
 
 
 class ModelBinding(ABC):
-    """One framework's half. Created once per call of `distribute`.
+    """Recomputation and offload for one framework. Made without arguments, once per call of `distribute`.
 
     Attributes:
         separator: between the names of a path, as the framework writes it.
     """
 
     separator: ClassVar[str]
-
-    @abstractmethod
-    def is_model(self, value: object) -> bool:
-        """Say whether `value` is a model of this framework."""
 
     @abstractmethod
     def members(self, model: Any) -> Sequence[Member]:

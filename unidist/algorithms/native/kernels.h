@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The order is that of unidist.buffer.DType; shm.py builds its table from the names below. */
+/* The order is that of unidist.buffer.DType; Python builds its tables from the names below. */
 enum ud_dtype {
     UD_BOOL, UD_UINT8, UD_INT8, UD_UINT16, UD_INT16, UD_UINT32, UD_INT32, UD_UINT64, UD_INT64,
     UD_FLOAT16, UD_BFLOAT16, UD_FLOAT32, UD_FLOAT64, UD_COMPLEX64, UD_COMPLEX128, UD_NUM_DTYPES

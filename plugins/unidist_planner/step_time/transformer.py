@@ -1,77 +1,13 @@
-"""What one update of a model computes: floating-point operations, memory traffic, and what its blocks pass on."""
+"""Transformers by their sizes: the work of one update."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unidist.cost_model.figures import Precision, Workload
+from unidist.cost_model.work import PieceWork, Work
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.transformer import Transformer
-
-
-@dataclass(frozen=True)
-class PieceWork:
-    """What one forward pass computes for some samples, by the whole model.
-
-    Args:
-        blocks: floating-point operations of all blocks.
-        outside: of what belongs to no block (the head).
-        traffic: bytes that the operations of the blocks which are no matrix products read and write.
-        border: elements that one block gives to the next.
-    """
-
-    blocks: float
-    outside: float
-    traffic: float
-    border: float
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A part of a model, for people.
-
-    Args:
-        path: of it in the model.
-        parameters: number of its own.
-        flops: floating-point operations of its forward pass for one sample.
-    """
-
-    path: str
-    parameters: int
-    flops: float
-
-
-class Work(ABC):
-    """A model, and the batch of one update.
-
-    Attributes:
-        batch: samples of one update, on all ranks together.
-        num_blocks: blocks of the model; stages of a pipeline are made of whole ones.
-        divides: what must be a multiple of the number of ranks that cut each block, by its name for messages.
-    """
-
-    batch: int
-    num_blocks: int
-    divides: dict[str, int]
-
-    @abstractmethod
-    def workload(self, samples: int) -> Workload:
-        """Return the same for the estimator of memory, with `samples` in one forward pass of one rank."""
-
-    @abstractmethod
-    def forward(self, samples: int, itemsize: int) -> PieceWork:
-        """Return what a forward pass of the whole model computes; a backward pass computes twice as much.
-
-        Args:
-            samples: in this pass.
-            itemsize: bytes of an element of the activations.
-        """
-
-    def layers(self) -> Sequence[Layer]:
-        """Return the blocks one by one where they are known by their paths; the default is none."""
-        return ()
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unidist.cost_model.collectives import Link, fastest
 from unidist.cost_model.step import Operation
 from unidist.errors import ConfigurationError
 from unidist.mesh import Mesh
-from unidist_planner.step_time.collectives import Link, fastest
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,29 @@
+"""What the strategy `pipeline` asks of its binding to a framework: `BindingSpec("pipeline", FRAMEWORK, path)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidist.optim.interface import MakesStepRunner
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_pipeline.strategy import Pipeline
+
+
+class PipelineBinding(ABC):
+    """Pipelines for one framework. Made without arguments."""
+
+    @abstractmethod
+    def partition(self, strategy: Pipeline, model: Any, context: RuntimeAPI) -> Any:
+        """Return the model without the stages of other ranks; see `Strategy.partition`.
+
+        Collective over all ranks where the model is measured.
+
+        Raises:
+            ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
+        """
+
+    @abstractmethod
+    def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
+        """Return what makes the runner of a divided model; see `RunsSteps.step_runner`."""

@@ -1,0 +1,27 @@
+"""What the strategy `precision` asks of its binding to a framework: `BindingSpec("precision", FRAMEWORK, path)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidist.buffer import DType
+    from unidist.gradients.precision import Precision
+    from unidist.optim.loss_scaling import LossScaler
+
+
+class PrecisionBinding(ABC):
+    """Mixed precision for one framework. Made without arguments."""
+
+    @abstractmethod
+    def prepare(self, model: Any, precision: Precision) -> Any:
+        """Return the model with its parameters and layers in the types of `precision`.
+
+        Raises:
+            UsageError: nothing in the model is float32.
+        """
+
+    @abstractmethod
+    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
+        """Let the model compute in `compute`, and its loss be scaled."""

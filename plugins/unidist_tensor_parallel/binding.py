@@ -1,0 +1,22 @@
+"""What the strategy `tensor` asks of its binding to a framework: `BindingSpec("tensor", FRAMEWORK, path)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_tensor_parallel.strategy import Tensor
+
+
+class TensorBinding(ABC):
+    """Tensor parallelism for one framework. Made without arguments."""
+
+    @abstractmethod
+    def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
+        """Cut the layers of a model in place, and return it; see `Strategy.partition`. Collective over the axis.
+
+        Raises:
+            ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
+        """

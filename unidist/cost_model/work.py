@@ -1,0 +1,106 @@
+"""The work of one update: floating-point operations, memory traffic, and the activations that blocks pass on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unidist.cost_model.figures import Workload
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """What one forward pass computes for some samples, by the whole model.
+
+    Args:
+        blocks: floating-point operations of all blocks.
+        outside: of what belongs to no block (the head).
+        traffic: bytes that the operations of the blocks which are no matrix products read and write.
+        border: elements that one block gives to the next.
+    """
+
+    blocks: float
+    outside: float
+    traffic: float
+    border: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a model, for people.
+
+    Args:
+        path: of it in the model.
+        parameters: number of its own.
+        flops: floating-point operations of its forward pass for one sample.
+    """
+
+    path: str
+    parameters: int
+    flops: float
+
+
+class Work(ABC):
+    """A model, and the batch of one update.
+
+    Attributes:
+        batch: samples of one update, on all ranks together.
+        num_blocks: blocks of the model; stages of a pipeline are made of whole ones.
+        divides: what must be a multiple of the number of ranks that cut each block, by its name for messages.
+    """
+
+    batch: int
+    num_blocks: int
+    divides: dict[str, int]
+
+    @abstractmethod
+    def workload(self, samples: int) -> Workload:
+        """Return the same for the estimator of memory, with `samples` in one forward pass of one rank."""
+
+    @abstractmethod
+    def forward(self, samples: int, itemsize: int) -> PieceWork:
+        """Return what a forward pass of the whole model computes; a backward pass computes twice as much.
+
+        Args:
+            samples: in this pass.
+            itemsize: bytes of an element of the activations.
+        """
+
+    def layers(self) -> Sequence[Layer]:
+        """Return the blocks one by one where they are known by their paths; the default is none."""
+        return ()
+
+
+@dataclass(frozen=True)
+class CountedBlock:
+    """A block of a model: what is given to stages of a pipeline as a whole.
+
+    Args:
+        path: of it; the parameters below it are its own.
+        flops: floating-point operations of its matrix products and convolutions in one forward pass.
+        passed: elements that it gives to the next one.
+    """
+
+    path: str
+    flops: float
+    passed: float
+
+
+@dataclass(frozen=True)
+class CountedPass:
+    """One forward pass.
+
+    Args:
+        samples: in it.
+        blocks: in order; one or more.
+        outside: floating-point operations of what belongs to no block.
+        widths: dims of the blocks' matrices, each once: a size that cuts every block divides all of them.
+        heads: of attention, where the model tells.
+    """
+
+    samples: int
+    blocks: Sequence[CountedBlock]
+    outside: float
+    widths: Sequence[int]
+    heads: int | None = None

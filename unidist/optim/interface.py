@@ -1,0 +1,123 @@
+"""Contracts between an update, the strategies that follow it, and the adapters that bind it to optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unidist.framework import Tensor
+
+if TYPE_CHECKING:
+    from unidist.framework import Framework
+    from unidist.optim.update import Update
+    from unidist.runtime_api import RuntimeAPI
+
+
+class FollowsUpdates(Protocol):
+    """An observer of one optimizer's updates; every `Strategy` is one."""
+
+    @property
+    def name(self) -> str:
+        """The name under which a checkpoint keeps its state."""
+
+    def on_step(self, step: int) -> None:
+        """Called on every rank after update number `step` (from 1) was applied."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must keep; plain values only."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned, possibly at another world size."""
+
+
+class InnerStep(Protocol):
+    """The step between reduced gradients and new parameters, of one bound optimizer.
+
+    This is the part that holds for every framework. Each adapter extends it by what its kind of optimizer needs, as an
+    ABC: `unidist_torch.optimizer.InnerStep`, `unidist_tensorflow.optimizer.InnerStep`.
+    """
+
+    @property
+    def sharded(self) -> bool:
+        """True: this rank updates its shard of the parameters only, so there are no whole gradients."""
+
+
+class MakesInnerStep(Protocol):
+    """Makes the inner step of one optimizer when it is bound."""
+
+    def __call__(self, optimizer: Any, plain: type[Any], update: Update, /) -> InnerStep:
+        """Return the inner step.
+
+        Args:
+            optimizer: the framework's optimizer, already of its new class.
+            plain: its class before it was bound.
+            update: the framework-free side.
+        """
+
+
+class ShardsInnerSteps(Protocol):
+    """What an update knows of a strategy by which each rank updates a shard: `unidist.strategy.ShardsUpdates`."""
+
+    def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
+        """Return what makes the inner step of one optimizer of this framework.
+
+        Raises:
+            ConfigurationError: there is no binding to this framework; lists those that there are.
+        """
+
+
+class StepRunner(Protocol):
+    """Runs the forward and backward passes of a training step. Every rank calls its methods in the same order.
+
+    Each adapter has an ABC with more about its types, from which implementations derive:
+    `unidist_torch.models.StepRunner`, `unidist_tensorflow.training.StepRunner`.
+    """
+
+    def run(self, inputs: Any, targets: Any) -> Tensor:
+        """Compute the loss and every gradient of this rank's parameters, and hand the gradients to the optimizer.
+
+        Args:
+            inputs: for the model, as its forward pass takes them.
+            targets: for the loss function.
+
+        Returns:
+            The loss of this rank's batch, a scalar; equal on all ranks along the axes of the model.
+        """
+
+    def evaluate(self, inputs: Any, targets: Any) -> Tensor:
+        """Return the loss of this rank's batch in evaluation mode, without gradients; equal as that of `run`."""
+
+    def predict(self, inputs: Any) -> Any:
+        """Return the model's outputs in evaluation mode, on every rank along the axes of the model."""
+
+
+class MakesStepRunner(Protocol):
+    """Makes the runner of a model's steps."""
+
+    def __call__(self, model: Any, loss_fn: Any, optimizer: Any, /) -> StepRunner:
+        """Return the runner.
+
+        Args:
+            model: as `Strategy.partition` has returned it.
+            loss_fn: the script's loss function; None where the framework compiles it into the model later.
+            optimizer: the bound optimizer.
+        """
+
+
+class BindsOptimizers(Protocol):
+    """Binds updates to a framework's optimizers; each adapter has such a function, `bind` in its folder `optimizer`.
+
+    A framework needs one to train; the arithmetic that strategies ask for is `unidist.framework.Framework`.
+    """
+
+    def __call__(self, optimizer: Any, update: Update, *, names: Mapping[str, Tensor] | None = None) -> Any:
+        """Make the optimizer's step go through `update`, and return it (the same class for isinstance). Collective.
+
+        From then on the binding tells `update` of every gradient as it becomes ready, and calls `update.finish()`
+        before the inner step; `unidist.optim.update` has the order of calls.
+
+        Args:
+            optimizer: the framework's own optimizer.
+            update: the framework-free side.
+            names: paths of the optimizer's parameters, where known; used in messages.
+        """

@@ -1,0 +1,115 @@
+"""Options on the command line: `zero=2,accumulate=4`, `pipeline=2:schedule=1f1b:microbatches=8`.
+
+Text -> `parse` -> names with values and options -> `construct` -> an object of a dataclass whose fields are the options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from unidist.errors import ConfigurationError, unknown_choice
+
+__all__ = ["Request", "construct", "parse"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One item of the line: `name=value:option=value`; value None means the strategy's default."""
+
+    name: str
+    value: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse(line: str) -> list[Request]:
+    """Return the items of a strategy line; an empty line has none.
+
+    Raises:
+        ConfigurationError: the line cannot be read; shows the item and the syntax.
+    """
+    requests = []
+    for item in filter(None, (part.strip() for part in line.split(","))):
+        head, *rest = item.split(":")
+        name, has_value, value = head.partition("=")
+        options: dict[str, str] = {}
+        for option in rest:
+            key, equals, text = option.partition("=")
+            if not (key.strip() and equals and text.strip()):
+                raise ConfigurationError(
+                    f"option {option!r} in {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE"
+                )
+            options[key.strip().replace("-", "_")] = text.strip()
+        if not name.strip() or (has_value and not value.strip()):
+            raise ConfigurationError(f"strategy {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE")
+        requests.append(Request(name.strip(), value.strip() if has_value else None, options))
+    return requests
+
+
+def construct(request: Request, cls: type[T], *, kind: str = "strategy", has_value: bool = True) -> T:
+    """Return an object of a dataclass whose first field is the request's value and the others are its options.
+
+    Args:
+        request: what the user wrote.
+        cls: a dataclass of `int`, `float`, `bool`, `str` and `Literal` fields.
+        kind: what it is, for messages.
+        has_value: False: all fields are options.
+
+    Raises:
+        ConfigurationError: an unknown option, a missing one, or a value of the wrong type.
+    """
+    options_type: Any = cls
+    fields = [item for item in dataclasses.fields(options_type) if item.init]
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    if request.value is not None:
+        if not fields:
+            raise ConfigurationError(f"{kind} {request.name!r} takes no value, but was given {request.value!r}")
+        arguments[fields[0].name] = _convert(request.value, hints[fields[0].name], request.name)
+    options = {item.name: hints[item.name] for item in (fields[1:] if has_value else fields)}
+    for key, text in request.options.items():
+        if key not in options:
+            raise unknown_choice(f"option of {kind} {request.name!r}:", key, options)
+        arguments[key] = _convert(text, options[key], f"{request.name}:{key}")
+    missing = [
+        item.name
+        for item in fields
+        if item.name not in arguments
+        and item.default is dataclasses.MISSING
+        and item.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigurationError(f"{kind} {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})")
+    return cls(**arguments)
+
+
+def _convert(text: str, annotation: Any, where: str) -> Any:
+    """Turn the text of an option into the type of its dataclass field."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        choices = typing.get_args(annotation)
+        for choice in choices:
+            if str(choice) == text:
+                return choice
+        raise unknown_choice(f"value for {where}:", text, map(str, choices))
+    if origin in (typing.Union, types.UnionType):
+        inner = [item for item in typing.get_args(annotation) if item is not type(None)]
+        return _convert(text, inner[0], where)
+    if annotation is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise ConfigurationError(f"{where}={text!r} is not true or false")
+        return text.lower() in ("true", "1", "yes")
+    if annotation in (int, float):
+        try:
+            return annotation(text)
+        except ValueError:
+            raise ConfigurationError(
+                f"{where}={text!r} is not a{'n integer' if annotation is int else ' number'}"
+            ) from None
+    return text
