@@ -44,7 +44,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-without-torch check bench soak format clean
+.PHONY: help demo test test-without-torch check coverage docs bench soak format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -76,6 +76,12 @@ check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, depe
 	$(PY) -m mypy $(TYPED_EXTRAS)
 	$(PY) -m tools.layout
 
+coverage: $(VENV)/.sample $(VENV)/.horovod $(VENV)/.coverage ## run the tests and show which lines they reach; writes out/coverage
+	COVERAGE_ROOT=$(CURDIR) $(PY) -m pytest --cov --cov-report=term --cov-report=html:out/coverage/html $(TEST_FLAGS)
+
+docs: $(VENV)/.docs ## build the documentation into out/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
+
 bench: $(VENV)/.horovod ## measure side by side with the peers; prints a table, writes a plot
 	$(PY) -m benchmarks
 
@@ -104,6 +110,16 @@ $(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 $(VENV)/.dev: $(VENV)/.demo-torch
 	$(INSTALL) --editable '.[torch,tensorflow,horovod,mpi,examples,test,dev]'
 	$(INSTALL) --no-deps tf_keras  # which asks for the package tensorflow; tensorflow-cpu is the same, but smaller
+	@touch $@
+
+$(VENV)/.coverage: $(VENV)/.dev
+	$(INSTALL) --editable '.[coverage]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made $(METADATA) $(NATIVE)
+	@echo "installing what builds the documentation into $(VENV)"
+	@rm -f unidist/engines/_shm.*.so  # as above
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 # The first time this takes about 9 minutes on 2 cores; the wheel is kept outside of .venv, and `make clean` leaves it.

@@ -20,6 +20,9 @@ PAGES = sorted(
     for path in folder.glob("*.md" if folder == ROOT else "**/*.md")
 )
 
+MAX_LINE = 100
+MAX_CELL = 120
+
 
 def words(page: str) -> set[str]:
     """Return every name that a page shows as code, alone or in a longer piece of code."""
@@ -77,6 +80,15 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_wrap_and_no_table_cell_holds_a_paragraph(page: Path) -> None:
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        cells = re.split(r"(?<!\\)\|", line.strip()) if line.lstrip().startswith("|") else []
+        longest = max((len(cell.strip()) for cell in cells), default=0)
+        assert longest <= MAX_CELL, f"{page.name}:{number}: a cell of {longest} characters"
+        assert cells or len(line) <= MAX_LINE, f"{page.name}:{number}: {len(line)} characters"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

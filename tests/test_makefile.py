@@ -59,3 +59,19 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
         "none-yet/bin/python -m pytest --numprocesses 0 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
     )
     assert "none-yet-tensorflow" not in chosen
+
+
+def test_the_documentation_is_built_strictly_and_needs_no_framework() -> None:
+    done = make("docs")
+    assert done.returncode == 0, done.stderr
+    assert "--editable '.[docs]'" in done.stdout
+    assert "torch" not in done.stdout
+    assert done.stdout.endswith(" none-yet/bin/python -m mkdocs --quiet build --strict\n")
+
+
+def test_coverage_is_measured_in_every_process_of_the_tests_that_are_chosen() -> None:
+    done = make("coverage", "TEST_FLAGS=-k mailbox")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"COVERAGE_ROOT={ROOT} none-yet/bin/python -m pytest --cov ")
+    assert last.endswith(" -k mailbox")

@@ -13,12 +13,6 @@ from unidist.registry import load_object
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
-__all__ = [
-    "Availability",
-    "Engine",
-    "EngineSpec",
-]
-
 
 @dataclass(frozen=True)
 class Availability:

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
 
-__all__ = [
-    "Topology",
-]
-
 
 @dataclass(frozen=True)
 class Topology:
