@@ -9,6 +9,14 @@ from typing import Any
 
 from unidist.errors import UsageError
 
+__all__ = [
+    "Buffer",
+    "DType",
+    "HOST",
+    "ITEM_BYTES",
+    "copy",
+]
+
 
 class DType(StrEnum):
     """The element types that every engine names alike (the names are numpy's, plus bfloat16)."""

@@ -19,6 +19,18 @@ from enum import StrEnum
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
 
+__all__ = [
+    "COMPLETED",
+    "Capabilities",
+    "Communicator",
+    "CompletedWork",
+    "ReduceOp",
+    "ReportsArrivals",
+    "Work",
+    "equal_counts",
+    "format_ranks",
+]
+
 
 class ReduceOp(StrEnum):
     """How an element of all ranks becomes one. On bool, SUM and MAX are "or", PRODUCT and MIN are "and"."""

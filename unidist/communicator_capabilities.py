@@ -1,6 +1,6 @@
 """Capabilities that a communicator may have beyond its contract. Callers ask for them by isinstance.
 
-`ReadsPieces`: it reduces ordinary memory in place, where it lies in pieces; without it, memory is copied together first.
+`ReadsPieces`: it reduces ordinary memory in pieces, in place; without it, memory is copied together first.
 `SharesMemory`: its ranks, all on one host, can map the same memory; without it, copies have to be sent.
 """
 

@@ -13,6 +13,12 @@ from unidist.registry import load_object
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
+__all__ = [
+    "Availability",
+    "Engine",
+    "EngineSpec",
+]
+
 
 @dataclass(frozen=True)
 class Availability:

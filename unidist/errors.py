@@ -11,6 +11,22 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "DuplicateNameError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "PluginError",
+    "RemoteError",
+    "StalledError",
+    "StateLostError",
+    "UnidistError",
+    "UsageError",
+    "unknown_choice",
+]
+
 
 class UnidistError(Exception):
     """Base class of everything that unidist raises on purpose."""

@@ -14,6 +14,12 @@ from typing import Any, ClassVar
 from unidist.buffer import Buffer, DType
 from unidist.registry import load_object
 
+__all__ = [
+    "Framework",
+    "FrameworkSpec",
+    "Tensor",
+]
+
 Tensor = Any
 """A tensor of the framework. The core passes tensors through and never looks into one."""
 

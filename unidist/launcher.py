@@ -13,6 +13,21 @@ from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.registry import load_object
 
+__all__ = [
+    "AUTO",
+    "DurableOptions",
+    "ElasticLimits",
+    "Host",
+    "Job",
+    "KnowsHosts",
+    "Launcher",
+    "LauncherSpec",
+    "RemoteShell",
+    "RunsElasticJobs",
+    "StatusPage",
+    "interval_of",
+]
+
 
 @dataclass(frozen=True)
 class Host:

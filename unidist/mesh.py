@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 from unidist.errors import ConfigurationError, UsageError
 
+__all__ = [
+    "DATA_AXIS",
+    "Mesh",
+]
+
 DATA_AXIS = "data"
 
 

@@ -1,6 +1,6 @@
 """Options on the command line: `zero=2,accumulate=4`, `pipeline=2:schedule=1f1b:microbatches=8`.
 
-Text -> `parse` -> names with values and options -> `construct` -> an object of a dataclass whose fields are the options.
+Text -> `parse` -> names with values and options -> `construct` -> an object whose fields are the options.
 """
 
 from __future__ import annotations

@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+__all__ = [
+    "Contribution",
+    "MeetingPlace",
+    "Rendezvous",
+    "SingleRendezvous",
+]
+
 
 @dataclass(frozen=True)
 class Contribution:

@@ -1,7 +1,7 @@
 """The runtime as strategies, updates and plugins see it; `unidist.runtime.Context` implements it.
 
-Everything that lives from `init()` to `shutdown()` is reached from here, so code that takes a `RuntimeAPI` can be tested
-with a small fake.
+Everything that lives from `init()` to `shutdown()` is reached from here, so code that takes a `RuntimeAPI` can be
+tested with a small fake.
 """
 
 from __future__ import annotations

@@ -17,6 +17,12 @@ from unidist.errors import ConfigurationError, UsageError
 if TYPE_CHECKING:
     from unidist.communicator import Work
 
+__all__ = [
+    "Event",
+    "Recorder",
+    "Timeline",
+]
+
 _FLUSH_SECONDS = 0.5
 
 Event = tuple[str, str, int, int]

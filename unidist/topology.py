@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
 
+__all__ = [
+    "Topology",
+]
+
 
 @dataclass(frozen=True)
 class Topology:

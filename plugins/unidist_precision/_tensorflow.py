@@ -41,7 +41,7 @@ class TensorFlowPrecision(PrecisionBinding):
         return model
 
     def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
-        """See `PrecisionBinding.attach`. The scaler is the bound optimizer's; Keras' own shall not come on top of it."""
+        """See `PrecisionBinding.attach`. The scaler is the bound optimizer's, in place of Keras' own."""
         del compute
         if scaler is not None:
             model.compile = functools.partial(model.compile, auto_scale_loss=False)

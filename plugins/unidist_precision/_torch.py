@@ -37,8 +37,8 @@ class TorchPrecision(PrecisionBinding):
         if torch.float32 not in dtypes:
             found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
             raise UsageError(
-                f"strategy 'precision' computes in 16 bits what is float32, but the model's parameters are: {found}. Leave "
-                "the strategy out, or make the model float32"
+                f"strategy 'precision' computes in 16 bits what is float32, but the model's parameters are: {found}. "
+                "Leave the strategy out, or make the model float32"
             )
         if "forward" in vars(model):
             raise UsageError(

@@ -30,7 +30,7 @@ class ZeroBinding(ABC):
         """
 
     def partition(self, strategy: Zero, model: Any, context: RuntimeAPI) -> Any:
-        """Prepare a model for stage 3, before its optimizer is bound; see `Strategy.partition`. The default does nothing.
+        """Prepare a model for stage 3 before its optimizer is bound; see `Strategy.partition`. The default does nothing.
 
         Collective over the data axis where that is first asked for.
         """

@@ -1,4 +1,4 @@
-"""Everything that the core registers of itself, as any plugin does: engines, the strategies `data` and `identity`, 16 bits.
+"""The core's own plugin: its engines, the strategies `data` and `identity`, and compression to 16 bits.
 
 `plugin` is named by an entry point. Imports all folders below.
 """

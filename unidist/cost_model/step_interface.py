@@ -55,7 +55,7 @@ class Room:
 
 
 class PredictsStepTime(ABC):
-    """Power of a `Strategy`: it changes how long a step takes. Without it a strategy is taken to change nothing.
+    """Capability of a `Strategy`: it changes how long a step takes. Without it, a strategy changes nothing.
 
     A trivial implementation returns `step` as it is. That of `data` is one line, see `unidist.cost_model.exchange_cost`.
     """

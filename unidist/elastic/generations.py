@@ -36,7 +36,8 @@ def run_through_generations(
         membership: of this process.
         func: the script's training function.
         state: what it needs to go on.
-        args: further arguments of the function, as are `kwargs`.
+        args: further positional arguments of the function.
+        kwargs: further keyword arguments.
 
     Raises:
         SystemExit: this process was let go: with 0, after the state was committed on every rank.

@@ -117,7 +117,7 @@ def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientC
 
 @dataclass(frozen=True)
 class CompressorSpec:
-    """A gradient compressor, not yet imported: `path` is "module:Class" of an `unidist.gradients.compression.GradientCompressor`.
+    """A gradient compressor, not yet imported: `path` is "module:Class" of a `GradientCompressor`.
 
     Its module is loaded by the launcher too, to check options, so it imports neither a framework nor numpy at the top.
     """

@@ -147,9 +147,7 @@ class WholeGradient:
         return all(math.isfinite(norm) for part in self._parts for norm in part.norms(2.0))
 
     def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
-        """Return a measure of all parts: of those that ranks hold different pieces of by one exchange, of the others
-        as they are, and then along each axis of the model.
-        """
+        """Return a measure of all parts, over all ranks that hold pieces of the gradient, then along the model's axes."""
         join = _maximum if op is ReduceOp.MAX else operator.add
         total = 0.0
         divided: dict[tuple[int, ...], tuple[Communicator, float]] = {}

@@ -1,4 +1,4 @@
-"""The beginning of every adapter's binding: the `Update` of a plan, agreement on parameters, the mean loss, data shards.
+"""The start of every adapter's binding: the `Update` of a plan, agreement on parameters, mean loss, data shards.
 
 Imports `runtime`, `checkpoint.format`, `strategy` and the folders below.
 """

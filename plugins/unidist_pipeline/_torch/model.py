@@ -24,7 +24,10 @@ Slot = tuple[torch.nn.Module, str, bool]
 
 
 class StageCall:
-    """What the model is called with: run this stage. (No dataclass, so that nobody looks for tensors inside.)"""
+    """What the model is called with: run this stage.
+
+    No dataclass, so that nobody looks for tensors inside.
+    """
 
     def __init__(
         self, program: Program | None, stage: int, arguments: Mapping[str, Any], received: Sequence[Any]

@@ -116,7 +116,10 @@ def work_from(
 
     Args:
         found: with inputs.
-        batch: see `CountedWork`, as the others.
+        batch: samples of one update, on all ranks together.
+        optimizer: see `Workload`.
+        precision: likewise.
+        heads: of attention; default: as counted.
 
     Raises:
         ConfigurationError: there are no inputs, its framework cannot count, or the model cannot run on its inputs.

@@ -49,8 +49,8 @@ class TorchTensor(TensorBinding):
                 or "it has no linear layers"
             )
             raise ConfigurationError(
-                f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say which "
-                "to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
+                f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). "
+                "Say which to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
             )
         random = CutRandom(axis)
         others = [name for name in context.mesh.model_axes if name != AXIS]
@@ -58,8 +58,8 @@ class TorchTensor(TensorBinding):
         if strategy.sequence or Role.SEQUENCE in found.roles.values():
             if others:
                 raise ConfigurationError(
-                    f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
-                    "them. Leave sequence out, or the other strategy"
+                    f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} "
+                    "divides them. Leave sequence out, or the other strategy"
                 )
             regions |= make_sequence_regions(model, found.roles, axis, random)
         total = parameter_count(model)

@@ -46,7 +46,8 @@ class KerasZero(ZeroBinding):
         """See `ZeroBinding.inner_step`."""
         if strategy.offload == "host":
             raise ConfigurationError(
-                "zero:offload=host does not work with tensorflow; leave it out, or give a folder (one of this name: ./host)"
+                "zero:offload=host does not work with tensorflow; leave it out, or give a folder "
+                "(one of this name: ./host)"
             )
         files = None if strategy.offload is None else StateFiles(strategy.offload)
 

@@ -1,7 +1,7 @@
 """Which element of which parameter belongs to which rank. Pure arithmetic, the same on every rank.
 
-A bucket of gradients (`unidist.gradients.buckets`) is cut into one *shard* for each rank, side by side in rank order, so that a
-reduce-scatter of the bucket leaves each rank its shard, and an all-gather of the shards is the bucket. There are two
+A bucket of gradients (`unidist.gradients.buckets`) is cut into one *shard* for each rank, side by side in rank order,
+so that a reduce-scatter of the bucket leaves each rank its shard, and an all-gather of the shards is the bucket. There are two
 ways to cut. *Element-wise*: shards of equal size, wherever they cut through parameters; the bucket is padded at its
 end. *Whole*: every parameter belongs to one rank as a whole, for optimizers that look at a parameter's tensor (Muon,
 Adafactor); the bucket is put in order of owners, and the shards differ in size.

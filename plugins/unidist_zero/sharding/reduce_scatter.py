@@ -55,7 +55,7 @@ class _Bucket:
 class ReduceScatterExchange(GradientExchange):
     """Leaves each rank its shard of the sums, bucket by bucket.
 
-    As in `unidist.gradients.allreduce.AllReduceExchange`, buckets are posted in one and the same order as they become ready, the
+    As in `unidist.gradients.AllReduceExchange`, buckets are posted in one and the same order as they become ready, the
     last one in `finish`, together with one byte per parameter that says who has a gradient at all.
 
     Args:

@@ -1,4 +1,4 @@
-"""The cases of the conformance suites, as functions that run on a rank. Imports `testing`'s public names of the root only."""
+"""The cases of the conformance suites, as functions that run on a rank. Imports the root only."""
 
 from __future__ import annotations
 
