@@ -1,4 +1,4 @@
-"""Which parts of a model are its blocks: by patterns, or the parts that the model repeats. Framework-free.
+"""Finds the blocks of a model: by patterns, or as the parts that the model repeats. Framework-free.
 
 A path is a tuple of names from the model inwards: `blocks.3.mlp` is `("blocks", "3", "mlp")`.
 """
@@ -36,11 +36,11 @@ class Member:
 
 
 def find_blocks(members: Sequence[Member], patterns: Sequence[str], *, separator: str) -> list[Path]:
-    """Return the paths of the blocks, in the order of `members`; no block lies inside of another.
+    """Return the paths of the blocks, in the order of `members`; no block is inside of another.
 
-    Without patterns: parts of one class beside each other, at least two, that consist of other parts. Where a
-    repetition lies inside of another, the one with more members is taken (the layers of an encoder and a decoder,
-    not these two; blocks, not the two attentions in each). A `Sequential` is a block where nothing else repeats.
+    Without patterns: parts of one class beside each other, at least two, that consist of other parts. If a repetition
+    is inside of another, the one with more members is chosen (the layers of an encoder and a decoder, not these two;
+    blocks, not the two attentions in each). A `Sequential` is a block if nothing else repeats.
 
     Args:
         members: all parts of the model.
@@ -48,7 +48,7 @@ def find_blocks(members: Sequence[Member], patterns: Sequence[str], *, separator
         separator: between names, in patterns and messages.
 
     Raises:
-        ConfigurationError: a pattern matches nothing, or two parts of which one lies inside of the other; without
+        ConfigurationError: a pattern matches nothing, or two parts of which one is inside of the other; without
             patterns, nothing repeats. Lists paths.
     """
     if patterns:

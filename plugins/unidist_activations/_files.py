@@ -1,4 +1,4 @@
-"""Memory in files: a piece of memory whose pages the system may write to a disk and take away. Framework-free."""
+"""Memory mapped to files, whose pages the system may write to disk. Framework-free."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _IN_MEMORY = frozenset(("tmpfs", "ramfs"))
 
 
 class FileMemory:
-    """Gives memory that is mapped to files without names, in one folder: nothing is left behind, however a rank ends.
+    """Allocates memory mapped to nameless files in one folder: nothing is left behind, however a rank ends.
 
     Args:
-        folder: on a file system that is on a disk.
+        folder: in a file system on a disk.
         rank: for messages.
 
     Raises:
-        ConfigurationError: there is no such folder, or files cannot be made in it.
+        ConfigurationError: there is no such folder, or files cannot be created in it.
     """
 
     def __init__(self, folder: str, *, rank: int) -> None:
@@ -35,7 +35,7 @@ class FileMemory:
             _log.warning("activations=offload:path=%s: that is memory (%s), so nothing is saved", folder, kind)
 
     def allocate(self, num_bytes: int) -> mmap.mmap:
-        """Return zeroed memory; it goes when nothing refers to it any more.
+        """Return zeroed memory; it is freed when nothing refers to it any more.
 
         Raises:
             ConfigurationError: the file cannot be made as large; a full disk is found here, not while it is written to.
@@ -51,7 +51,7 @@ class FileMemory:
 
     @staticmethod
     def let_go(memory: mmap.mmap) -> None:
-        """Take the pages out of this process; their content stays, and comes back when it is read."""
+        """Drop the pages from this process; their content stays, and is read back on access."""
         memory.madvise(mmap.MADV_DONTNEED)
 
 

@@ -1,4 +1,4 @@
-"""Blocks of Keras on TensorFlow: what `call` of a layer does. Names, weights and what is saved stay as they are."""
+"""Blocks of Keras on TensorFlow: replaces the `call` of layers. Names, weights and saved files stay as they are."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _run_by(run: Callable[..., Any], layer: Any) -> None:
 
 
 class _Scope(keras.layers.Layer):  # type: ignore[misc]  # keras has no annotations
-    """Runs a function as a layer runs its `call`: in the same mode of training, with the same types of computation."""
+    """Runs a function as a layer runs its `call`: in the same training mode, with the same compute types."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(name="recompute", dtype=layer.dtype_policy, autocast=layer.autocast, trainable=False)
@@ -117,8 +117,9 @@ class _Scope(keras.layers.Layer):  # type: ignore[misc]  # keras has no annotati
 class Recompute:
     """Runs a block so that the tape keeps its inputs only, and its backward pass computes the rest again.
 
-    Random numbers are the same the second time, and nothing that the first time has changed (seeds, statistics of batch
-    norms) is changed again: the second time starts from a copy of what was there before the first, and ends nowhere.
+    Random numbers are the same the second time, and whatever the first time has changed (seeds, statistics of batch
+    norms) is not changed again: the second time starts from a copy of the state before the first, and drops its own
+    changes.
 
     Args:
         layer: the block.
@@ -165,7 +166,7 @@ class _Pass:
         return keras.tree.pack_sequence_as(self._outputs, leaves)
 
     def _compute(self, *tensors: Any) -> Any:
-        """Run the block on tensors in the place of its own; returns those outputs that have gradients."""
+        """Run the block on other tensors in place of its floating-point inputs; returns outputs with gradients."""
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = _with_mask_of(leaves[place], tensor)

@@ -1,4 +1,4 @@
-"""Blocks of PyTorch: what `forward` of a block does. Paths, hooks and state dictionaries stay as they are."""
+"""Blocks of PyTorch: replaces the `forward` of modules. Paths, hooks and state dictionaries stay as they are."""
 
 from __future__ import annotations
 

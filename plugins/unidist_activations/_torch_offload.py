@@ -1,4 +1,4 @@
-"""Where the tensors of a block wait for the backward pass: in pinned host memory, or in mapped files."""
+"""Stores for a block's tensors until the backward pass: pinned host memory, or mapped files."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class FileStore(Store):
 
 
 class Offload:
-    """Moves what blocks keep to a store. One for each block."""
+    """Moves the tensors that a block keeps to a store. One for each block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @contextmanager
     def of(self, module: torch.nn.Module) -> Iterator[None]:
-        """What is kept while this context is open goes to the store, except parameters, buffers and small tensors."""
+        """Context in which kept tensors go to the store, except parameters, buffers and small tensors."""
         own = {_storage(tensor) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
         put: dict[tuple[Any, ...], tuple[torch.Tensor, Load]] = {}
 

@@ -1,4 +1,4 @@
-"""What the strategy `activations` asks of its binding to a framework: `BindingSpec("activations", FRAMEWORK, path)`."""
+"""Interface of `activations` to a framework, registered as `BindingSpec("activations", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ModelBinding(ABC):
 
     @abstractmethod
     def recompute(self, model: Any, blocks: Sequence[Path]) -> None:
-        """Have the parts at these paths keep their inputs only; called again, it replaces what it did before."""
+        """Make the parts at these paths keep their inputs only; calling it again replaces the earlier change."""
 
     @abstractmethod
     def offload(self, model: Any, blocks: Sequence[Path], *, path: str | None, rank: int) -> None:
-        """Have what the parts at these paths keep be kept elsewhere.
+        """Keep the saved tensors of the parts at these paths elsewhere.
 
         Args:
             model: the model.

@@ -1,1 +1,4 @@
-"""Elastic training: survivors of a failure keep their process, and the job goes on with another number of ranks."""
+"""Additions of elastic training to a rank: stack dumps on the launcher's signal, and step times for the coordinator.
+
+`plugin` is all there is; elastic training itself is `unidist.elastic`. Nothing here is public.
+"""

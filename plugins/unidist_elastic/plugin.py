@@ -1,4 +1,4 @@
-"""Registers what elastic training adds to a rank: it shows its stacks when asked to, and tells of its steps."""
+"""Registers the hooks of an elastic job: stack dumps on request, and progress reports after each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 @hookimpl
 def unidist_initialized(context: Context) -> None:
-    """Write the stacks of all threads to standard error on a signal, also while something holds Python's lock.
+    """Dump the stacks of all threads to standard error on a signal, even while something holds Python's lock.
 
     A script that uses this signal itself keeps its handler.
     """
@@ -27,7 +27,7 @@ def unidist_initialized(context: Context) -> None:
 
 @hookimpl
 def unidist_step_applied(context: Context, step: int) -> None:
-    """Let the coordinator see that this rank gets on, between its commits too."""
+    """Tell the coordinator that this rank makes progress, even between its commits."""
     if context.membership is not None:
         context.membership.link.step()
         context.membership.link.pace.update()

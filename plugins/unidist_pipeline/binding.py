@@ -1,4 +1,4 @@
-"""What the strategy `pipeline` asks of its binding to a framework: `BindingSpec("pipeline", FRAMEWORK, path)`."""
+"""Interface of the strategy `pipeline` to a framework, registered as `BindingSpec("pipeline", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PipelineBinding(ABC):
     def partition(self, strategy: Pipeline, model: Any, context: RuntimeAPI) -> Any:
         """Return the model without the stages of other ranks; see `Strategy.partition`.
 
-        Collective over all ranks where the model is measured.
+        Collective over all ranks if the model is measured.
 
         Raises:
             ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
@@ -26,4 +26,4 @@ class PipelineBinding(ABC):
 
     @abstractmethod
     def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
-        """Return what makes the runner of a divided model; see `RunsSteps.step_runner`."""
+        """Return a factory of runners for a divided model; see `RunsSteps.step_runner`."""

@@ -118,7 +118,7 @@ def show(
     from unidist_pipeline.schedules.files import write_schedule
     from unidist_pipeline.simulation.costs import Costs
     from unidist_pipeline.simulation.drawing import Chart, figures, headline
-    from unidist_pipeline.simulation.simulate import simulate
+    from unidist_pipeline.simulation.simulator import simulate
 
     schedule = _schedule(name, source, num_ranks, num_microbatches, stages_per_rank)
     simulation = simulate(schedule, Costs(**costs), messages=Messages(waits))

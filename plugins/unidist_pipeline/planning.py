@@ -1,4 +1,4 @@
-"""The pipeline's half of planning: what a rank holds and does, by simulating its schedule.
+"""Memory and time estimates of a pipeline for the planner, by simulating its schedule.
 
 Large pipelines are not played through as they are. With p ranks and m micro-batches, the idle time and what is held of
 micro-batches grow with p where m/p stays the same, and with m where p stays the same, both evenly: so they are
@@ -21,7 +21,7 @@ from unidist.settings.environment import Settings
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, simulate
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import ModelFigures, Workload
@@ -44,7 +44,7 @@ class Pipe:
     Args:
         schedule: name of a registered schedule.
         num_ranks: ranks of the pipeline.
-        num_microbatches: pieces of what the script passes at once.
+        num_microbatches: pieces of the batch that the script passes.
         stages_per_rank: None: the schedule's own.
     """
 
@@ -60,7 +60,7 @@ class Pipe:
 
 
 def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
-    """Return the step with its blocks given to the ranks of a pipeline; see `PredictsStepTime.predict`.
+    """Return the step with its blocks divided over the ranks of a pipeline; see `PredictsStepTime.predict`.
 
     Raises:
         ConfigurationError: the model has fewer blocks than stages, or the schedule does not exist for these sizes.
@@ -84,9 +84,9 @@ def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
 
 
 def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
-    """Return what a rank holds of its stages, and of the micro-batches that wait; see `EstimatesMemory.estimate`.
+    """Return what a rank holds of its stages, and of waiting micro-batches; see `EstimatesMemory.estimate`.
 
-    Blocks are divided evenly; the stage that has the embedding as well holds that in addition.
+    Blocks are divided evenly; the stage with the embedding holds that in addition.
     """
     held = held_microbatches(pipe, schedules())
     share = held / (pipe.num_microbatches * pipe.num_ranks)
@@ -97,9 +97,9 @@ def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
 
 
 def proposed(room: Room) -> Sequence[str]:
-    """Return the pipelines that fit the room: blocks divide over the stages, micro-batches the batch.
+    """Return the pipelines that fit the room: the stages divide the blocks, and the micro-batches the batch.
 
-    With fewer micro-batches than ranks most of a pipeline waits, so these are tried only if there are no others.
+    With fewer micro-batches than ranks most of a pipeline is idle, so these are tried only if there are no others.
     """
     blocks, found = room.setting.work.num_blocks, []
     for num_ranks in divisors(room.ranks)[1:]:
@@ -113,14 +113,14 @@ def proposed(room: Room) -> Sequence[str]:
 
 
 def _most_parameters(model: ModelFigures, num_ranks: int) -> float:
-    """Return the share of all parameters that the rank with the embedding has, or an equal one if it is not known."""
+    """Return the fraction of all parameters on the rank with the embedding, or an equal share if that is unknown."""
     outside = (model.outside or 0) / model.parameters if num_ranks > 1 else 0.0
     return (1 - outside) / num_ranks + outside
 
 
 @lru_cache(maxsize=1024)
 def _unevenness(work: Work, num_ranks: int, stages_per_rank: int) -> float:
-    """Return the arithmetic of the rank that has most by the average, if whole blocks are divided as well as possible.
+    """Return the work of the busiest rank relative to the average, if whole blocks are divided as well as possible.
 
     The last stage computes the head too, so it may get fewer blocks than the others.
     """
@@ -142,7 +142,7 @@ class Played(Order):
 
     Args:
         pipe: which.
-        registry: where its schedule is found.
+        registry: has its schedule.
     """
 
     pipe: Pipe
@@ -166,13 +166,13 @@ class Played(Order):
 
 
 def idle_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec], forward: float, message: float) -> float:
-    """Return how long the ranks of a pipeline wait in all, in times of one micro-batch's forward and backward pass.
+    """Return the total idle time of a pipeline's ranks, in units of one micro-batch's forward and backward pass.
 
     Args:
         pipe: which.
-        registry: where its schedule is found.
-        forward: the part of a micro-batch's time that its forward pass takes.
-        message: time of a message, in times of a micro-batch.
+        registry: has its schedule.
+        forward: the fraction of a micro-batch's time that its forward pass takes.
+        message: time of a message, in units of a micro-batch.
     """
 
     def idle(num_ranks: int, num_microbatches: int) -> float:
@@ -183,7 +183,7 @@ def idle_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec], forward: flo
 
 
 def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
-    """Return the most micro-batches that a rank holds at one time, counted in activations of all of its stages."""
+    """Return the most micro-batches that a rank holds at a time, counted in activations of all its stages."""
 
     def held(num_ranks: int, num_microbatches: int) -> float:
         return max(_simulated(_source(pipe, registry), num_ranks, num_microbatches, 1 / 3, 0.0).peak_activations)
@@ -192,7 +192,7 @@ def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
 
 
 def _continued(pipe: Pipe, measured: Callable[[int, int], float]) -> float:
-    """Return what `measured`, of ranks and micro-batches, gives for the pipeline, or would give for a large one."""
+    """Return `measured`, a function of ranks and micro-batches, for the pipeline; extrapolated if it is large."""
     if pipe.num_ranks <= LARGEST:
         return _with_microbatches(pipe.num_ranks, pipe.num_microbatches, measured)
     half = LARGEST // 2
@@ -212,7 +212,7 @@ def _with_microbatches(num_ranks: int, num_microbatches: float, measured: Callab
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a schedule comes from; equal for equal specs, so that what was simulated is found again."""
+    """The source of a schedule; equal for equal specs, so that earlier simulations are found again."""
 
     spec: ScheduleSpec
     stages_per_rank: int
@@ -252,5 +252,5 @@ def _built(source: _Source, num_ranks: int, num_microbatches: int) -> Schedule:
 
 @cache
 def schedules() -> Registry[ScheduleSpec]:
-    """Return the schedules of this installation, for what is asked without a plugin manager at hand."""
+    """Return the schedules of this installation, for callers without a plugin manager."""
     return PluginManager(Settings.read().disabled_plugins).load().registry(ScheduleSpec)

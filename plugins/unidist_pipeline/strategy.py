@@ -87,7 +87,7 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         return tuple(part.strip() for part in self.split.split(SPLIT_SEPARATOR))
 
     def validate(self, plan: Plan) -> None:
-        """Sizes that there can be, and no strategy that needs the whole model at once."""
+        """Check the sizes, and that no strategy needs the whole model at once."""
         for option, value in (
             ("stages", self.stages),
             ("microbatches", self.num_microbatches),

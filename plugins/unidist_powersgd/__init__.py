@@ -1,5 +1,21 @@
-"""Low-rank compression of gradients with feedback of errors (PowerSGD).
+"""The compressor `powersgd`: low-rank approximations of gradients, with error feedback.
 
-A first-party plugin like any other: `plugin.py` registers it, `compressor.py` is what the launcher loads,
-`_bucket.py` does the work, in numpy.
+`compressor` is loaded by the launcher and imports the core only; `_bucket` does the work, in numpy.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unidist_powersgd.compressor import PowerSGD
+
+__all__ = ["PowerSGD"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "PowerSGD":
+        from unidist_powersgd.compressor import PowerSGD
+
+        return PowerSGD
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One bucket's state: matrices with their factors and what was left out, and the memory that travels.
+"""The state of one bucket: matrices with their factors and residuals, and the buffers that are exchanged.
 
 Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical low-rank gradient compression for distributed optimization",
 https://arxiv.org/abs/1905.13727, algorithm 1 with the feedback of algorithm 2. In a round, for each matrix, which is
@@ -95,7 +95,7 @@ class PowerSGDBucket(BucketCompressor):
         return _SecondHalf(self, communicator.allreduce(self._first, self._first, scale=scale), scale)
 
     def complete(self, scale: float) -> None:
-        """The first all-reduce is done: do the second, and put the result into the bucket."""
+        """Run the second all-reduce after the first, and write the result to the bucket."""
         for part, wire in self._plain:
             part[:] = wire
         with np.errstate(invalid="ignore", over="ignore"):

@@ -14,10 +14,10 @@ from unidist.gradients.compression import Bucket, BucketCompressor, GradientComp
 class PowerSGD(GradientCompressor):
     """Approximates the sum of the ranks' gradients of each matrix by one of low rank (Vogels et al. 2019).
 
-    Of an n x m matrix travel `rank * (n + m)` numbers. What the approximation leaves out is kept on each rank and added
-    to its next gradient, so that nothing is lost, only late. For float32 and float64 gradients in host memory; vectors,
-    small matrices and other types travel as they are. A tensor of more dims is a matrix of its first dim by all
-    others. Needs numpy.
+    For an n x m matrix `rank * (n + m)` numbers are sent. The residual of the approximation is kept on each rank and
+    added to its next gradient, so that nothing is lost, only delayed. For float32 and float64 gradients in host memory;
+    vectors, small matrices and other types are sent uncompressed. A tensor of more dims is a matrix of its first dim by
+    all others. Needs numpy.
 
     Args:
         rank: of the approximation; 1 to 4 are usual. More is closer, and more bytes.

@@ -1,5 +1,25 @@
-"""Mixed precision: 16 bits where they do, 32 where they must.
+"""The strategy `precision`: 16-bit arithmetic where it is accurate enough, 32 bits elsewhere.
 
-`strategy.py` decides, free of any framework; `_torch.py` and `_tensorflow.py` prepare a model. What the decision means
-for others is in `unidist.gradients.precision`, the loss scaler in `unidist.optim.loss_scaling`.
+`strategy` decides, without a framework; `_torch` and `_tensorflow` prepare a model, behind the interface of `binding`.
+Other strategies learn the decision from `unidist.gradients.precision`; the loss scaler is in
+`unidist.optim.loss_scaling`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist_precision.binding import PrecisionBinding
+
+if TYPE_CHECKING:
+    from unidist_precision.strategy import MixedPrecision
+
+__all__ = ["MixedPrecision", "PrecisionBinding"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "MixedPrecision":
+        from unidist_precision.strategy import MixedPrecision
+
+        return MixedPrecision
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Tensors inside of what a model takes and returns: tuples, dicts, dataclasses and whatever is made of them."""
+"""Tensors inside of arguments and results of a model: tuples, dicts, dataclasses and combinations of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Models of PyTorch: autocast around forward, and the loss scaled behind the script's back.
+"""Models of PyTorch: autocast around forward, and loss scaling without changes to the script.
 
-The script computes its loss from what the model returns, and calls `backward` on it. What flows back into the model is
-multiplied by the loss scale where it enters, at the outputs, while it is still float32; so the script's loop stays as
-it is. What flows on, out of the model's inputs, is divided by it again. A term of the loss that does not come from the
+The script computes its loss from the model's outputs, and calls `backward` on it. The gradient is multiplied by the
+loss scale where it enters the model, at the outputs, while it is still float32; so the script's loop stays as it is.
+Gradients that leave the model at its inputs are divided by it again. A term of the loss that does not come from the
 model's outputs (a penalty computed from parameters) is not scaled.
 """
 
@@ -59,7 +59,7 @@ class TorchPrecision(PrecisionBinding):
 
 
 class PrecisionMixin:
-    """What a model can do beyond its own class. Never instantiated; see `attach`."""
+    """Methods added to the model's class. Never instantiated; see `attach`."""
 
     _unidist_precision: _Around
 
@@ -76,10 +76,10 @@ class PrecisionMixin:
 
 
 class _Around:
-    """What is done around forward.
+    """Runs forward with autocast and loss scaling.
 
     Args:
-        compute: operations that may compute in it do.
+        compute: the type of operations that may use 16 bits.
         scaler: of the loss, or None.
     """
 

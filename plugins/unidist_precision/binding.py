@@ -1,4 +1,4 @@
-"""What the strategy `precision` asks of its binding to a framework: `BindingSpec("precision", FRAMEWORK, path)`."""
+"""Interface of the strategy `precision` to a framework, registered as `BindingSpec("precision", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class PrecisionBinding(ABC):
 
     @abstractmethod
     def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
-        """Let the model compute in `compute`, and its loss be scaled."""
+        """Let the model compute in `compute`, and scale its loss."""

@@ -1,4 +1,4 @@
-"""What the strategy `tensor` asks of its binding to a framework: `BindingSpec("tensor", FRAMEWORK, path)`."""
+"""Interface between the strategy `tensor` and a framework, registered as `BindingSpec("tensor", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Losses for models of Keras whose output layer is cut."""
 
-from unidist_tensor_parallel._keras.vocabulary import VocabularyCrossEntropy
+from unidist_tensor_parallel._keras.layers.vocabulary import VocabularyCrossEntropy
 
 __all__ = ["VocabularyCrossEntropy"]

@@ -1,4 +1,4 @@
-"""Tensor parallelism's half of planning: each block is cut, and its parts are added up in every pass.
+"""Memory and time estimates of tensor parallelism for the planner: each block is cut, and its parts are summed.
 
 Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053), section 3: a block costs two all-reduces of its output in the
 forward pass and two in the backward pass. What is between the cut layers (norms, dropout, the residual) every rank
@@ -54,7 +54,7 @@ def estimated(memory: RankMemory, num_ranks: int, *, cuts_sequence: bool = False
 
 
 def proposed(room: Room) -> Sequence[str]:
-    """Return the sizes that stay inside of a host and divide heads and width of the model."""
+    """Return the sizes that fit in one host and divide heads and width of the model."""
     setting = room.setting
     largest = math.gcd(room.ranks, setting.cluster.ranks_per_host, *setting.work.divides.values())
     return [f"tensor={size}" for size in divisors(largest)[1:]]

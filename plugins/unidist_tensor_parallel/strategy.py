@@ -12,8 +12,8 @@ from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import Plan, Strategy
 from unidist_tensor_parallel import planning
-from unidist_tensor_parallel.layout.layout import AXIS
-from unidist_tensor_parallel.layout.plan import Role, checked, read_plan
+from unidist_tensor_parallel.layout.cuts import AXIS
+from unidist_tensor_parallel.layout.roles import Role, check_roles, read_roles
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
@@ -51,7 +51,7 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         """Accept a mapping as the plan."""
         given: Any = self.plan
         if isinstance(given, Mapping):
-            text = "+".join(f"{pattern}={role}" for pattern, role in checked(given).items())
+            text = "+".join(f"{pattern}={role}" for pattern, role in check_roles(given).items())
             object.__setattr__(self, "plan", text)
 
     @property
@@ -60,7 +60,7 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         return self.size
 
     def validate(self, plan: Plan) -> None:
-        """A size that there can be, and a plan that can be read."""
+        """Check the size, and that the roles can be read."""
         if self.size < 1:
             raise ConfigurationError(f"tensor={self.size}: give a number of ranks, at least 1")
         self.roles()
@@ -72,12 +72,12 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
                 )
 
     def roles(self) -> dict[str, Role] | None:
-        """Return the user's plan; None where layers are to be found automatically.
+        """Return the user's roles; None if layers are to be found automatically.
 
         Raises:
-            ConfigurationError: it cannot be read.
+            ConfigurationError: they cannot be read.
         """
-        return None if self.plan is None else read_plan(self.plan)
+        return None if self.plan is None else read_roles(self.plan)
 
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: layers are cut in place.

@@ -1,13 +1,27 @@
-"""ZeRO: each rank keeps a share of the optimizer state, of the gradients, of the parameters.
+"""The strategy `zero`: each rank keeps a shard of the optimizer state, and of the gradients and parameters if asked to.
 
-`plugin.py` registers the strategy of `strategy.py`. What lies where is in `_partition.py`, how gradients come there in
-`exchange.py`, how new parameters get to all in `gather.py`: none of them knows a framework. `_torch*.py` and
-`_tensorflow*.py` bind them.
+At the root are the strategy, its interface to frameworks (`binding`) and functions for scripts: none of these modules
+imports a framework until a function is called. `sharding` knows buckets and communicators only; `_torch` and `_keras`
+bind it to a framework, and neither knows the other.
 """
 
 from __future__ import annotations
 
-from unidist_zero.deferring import deferred, init_with
-from unidist_zero.sharding.gathering import gathered
+from typing import TYPE_CHECKING
 
-__all__ = ["deferred", "gathered", "init_with"]
+from unidist_zero.binding import ZeroBinding
+from unidist_zero.lazy_init import deferred, init_with
+from unidist_zero.sharding import gathered
+
+if TYPE_CHECKING:
+    from unidist_zero.strategy import Zero
+
+__all__ = ["Zero", "ZeroBinding", "deferred", "gathered", "init_with", "memory_figures"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Zero":
+        from unidist_zero.strategy import Zero
+
+        return Zero
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the strategy `zero` asks of its binding to a framework, registered as `BindingSpec("zero", FRAMEWORK, path)`."""
+"""Interface between the strategy `zero` and a framework, registered as `BindingSpec("zero", FRAMEWORK, path)`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class ZeroBinding(ABC):
 
     @abstractmethod
     def inner_step(self, strategy: Zero) -> MakesInnerStep:
-        """Return what makes the inner step of one optimizer, see `ShardsUpdates.inner_step`.
+        """Return a factory of inner steps, one for each optimizer; see `ShardsUpdates.inner_step`.
 
         Raises:
             ConfigurationError: an option does not work with this framework.
         """
 
     def partition(self, strategy: Zero, model: Any, context: RuntimeAPI) -> Any:
-        """Prepare a model for stage 3 before its optimizer is bound; see `Strategy.partition`. The default does nothing.
+        """Prepare a model for stage 3, before its optimizer is bound; see `Strategy.partition`.
 
-        Collective over the data axis where that is first asked for.
+        By default does nothing. Collective over the data axis when first called.
         """
         return model
 
     @abstractmethod
     def attach(self, strategy: Zero, model: Any, update: Update) -> None:
-        """Divide a model at stage 3, or give it its values, when the optimizer is bound; see `Strategy.attach`.
+        """Shard a model at stage 3, or initialize it, when the optimizer is bound; see `Strategy.attach`.
 
         Raises:
-            ConfigurationError: models of this framework cannot be divided so.
+            ConfigurationError: models of this framework cannot be sharded in this way.
         """

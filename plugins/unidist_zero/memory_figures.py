@@ -15,7 +15,7 @@ STAGES: dict[int, tuple[Category, ...]] = {
     2: ("optimizer", "master", "gradients"),
     3: ("optimizer", "master", "gradients", "parameters"),
 }
-"""What each stage shares out."""
+"""The categories that each stage shards."""
 
 
 def sharded(
@@ -28,17 +28,17 @@ def sharded(
     bucket_elements: int = 0,
     shared_by: int = 1,
 ) -> RankMemory:
-    """Return what a rank holds when a stage of ZeRO shares it with others.
+    """Return what a rank holds when a stage of ZeRO shards it.
 
     Args:
-        memory: without it.
+        memory: without ZeRO.
         stage: 1, 2 or 3.
-        num_ranks: ranks that share.
-        model: says how large a gathered unit is; where that is not known, stage 3 is shown without it.
-        gathered_units: units that stage 3 has whole at one time: 1, and 1 more for each that it fetches ahead.
-        bucket_elements: gradients that stages 2 and 3 have whole at one time.
-        shared_by: ranks of one host that keep one copy of the parameters together, at any stage; an equal part of it
-            counts for each of them, as `Pss` does. Nothing is gathered then.
+        num_ranks: ranks of a shard group.
+        model: tells the size of a gathered unit; if that is unknown, stage 3 is shown without one.
+        gathered_units: units that stage 3 holds whole at one time: 1, plus 1 for each that it prefetches.
+        bucket_elements: gradients that stages 2 and 3 hold whole at one time.
+        shared_by: ranks of one host that map a single copy of the parameters, at any stage; an equal part of it counts
+            for each of them, as in `Pss`. Nothing is gathered then.
 
     Raises:
         ConfigurationError: another stage.
@@ -61,8 +61,8 @@ def offloaded(memory: RankMemory, *, to_host: bool, stage: int) -> RankMemory:
     """Return what a rank holds when its optimizer steps in host memory beside an accelerator, or in mapped files.
 
     See ZeRO-Offload (Ren et al. 2021, https://arxiv.org/abs/2101.06840). At stages 1 and 2 the host steps on a copy of
-    the shard, as wide as the weights where there is no master copy. Stage 3 keeps its shards there themselves; in files
-    not where a host's ranks share parameters, so they are counted as not.
+    the shard, as wide as the weights if there is no master copy. Stage 3 keeps the shards themselves there. With files
+    it does so too, unless the ranks of a host share the parameters; the figures do not count that.
 
     Args:
         memory: what `sharded` returns.

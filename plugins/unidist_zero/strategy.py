@@ -75,7 +75,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
     prefetch: int | None = None
 
     def validate(self, plan: Plan) -> None:
-        """A stage that there is, sizes that fit."""
+        """Check the stage, and that sizes fit the mesh."""
         if self.stage not in (1, 2, 3):
             raise ConfigurationError(f"zero={self.stage}: there are the stages 1, 2 and 3")
         if self.bucket_mb is not None and self.bucket_mb <= 0:
@@ -136,24 +136,24 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
-        from unidist_zero.sharding.lanes import make_lane
         from unidist_zero.sharding.partition import partition
         from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+        from unidist_zero.sharding.shard_groups import make_shard_group
 
         options.check_supported_by(self.name)
         everyone = options.communicator(context)
         num_shards = self.shard or everyone.size
-        lanes = {HOST: make_lane(everyone, num_shards)}
+        shard_groups = {HOST: make_shard_group(everyone, num_shards)}
         for kind in sorted({parameter.memory for parameter in parameters} - {HOST}):
-            lanes[kind] = make_lane(options.communicator(context, memory=kind), num_shards)
-        lead = lanes[parameters[0].memory if parameters else HOST].shard
+            shard_groups[kind] = make_shard_group(options.communicator(context, memory=kind), num_shards)
+        lead = shard_groups[parameters[0].memory if parameters else HOST].communicator
         bucket_bytes = options.bucket_bytes or (int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None)
         layouts = plan_buckets(parameters, bucket_bytes=bucket_bytes or lead.capabilities.bucket_bytes)
         return ReduceScatterExchange(
             parameters,
             partition(layouts, num_shards, whole=options.whole_tensors),
             framework=framework,
-            lanes=lanes,
+            shard_groups=shard_groups,
             everyone=everyone,
             keeps_buckets=self.stage == 1,
             recorder=context.recorder,
@@ -188,7 +188,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return "false" if context.is_elastic else self.shared
 
     def shares_pages(self, context: RuntimeAPI, memory_kinds: set[str]) -> bool:
-        """Say whether a model's parameters are to be in memory that the ranks share. Collective, and alike on all.
+        """Say whether a model's parameters go to memory that the ranks share. Collective; the same on all ranks.
 
         Args:
             context: of the run.

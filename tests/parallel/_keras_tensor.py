@@ -15,8 +15,8 @@ import unidist.keras as ud
 from unidist.runtime import context
 from unidist.testing import RecordingCommunicator
 from unidist.testing.recording import Record
-from unidist_tensor_parallel._keras import binding as _tensorflow
-from unidist_tensor_parallel._keras.axis import TensorAxis
+from unidist_tensor_parallel._keras import binding
+from unidist_tensor_parallel._keras.layers.axis import TensorAxis
 from unidist_tensorflow.training.distribute import distribute
 
 STEPS, BATCH, LENGTH, TOKENS, WIDTH = 4, 8, 5, 11, 8
@@ -214,12 +214,12 @@ def recording() -> Iterator[list[Record]]:
         def __init__(self, communicator: Any) -> None:
             super().__init__(RecordingCommunicator(communicator, records))
 
-    kept = _tensorflow.TensorAxis
-    _tensorflow.TensorAxis = Recorded  # type: ignore[misc]  # in this block only
+    kept = binding.TensorAxis
+    binding.TensorAxis = Recorded  # type: ignore[misc]  # in this block only
     try:
         yield records
     finally:
-        _tensorflow.TensorAxis = kept  # type: ignore[misc]
+        binding.TensorAxis = kept  # type: ignore[misc]
 
 
 def vocabulary(ignored: int | None, fit: bool) -> tuple[float, list[tuple[str, int]]]:
@@ -251,9 +251,9 @@ def vocabulary(ignored: int | None, fit: bool) -> tuple[float, list[tuple[str, i
                 model.reset_metrics()
                 reference.reset_metrics()
         made = [(record.operation, record.nbytes) for record in records]
-        logits, counts = np.asarray(model(x, training=False)), head._share.counts
+        logits, counts = np.asarray(model(x, training=False)), head._cut_spec.counts
         begin = sum(counts[: current.topology.rank])
-        wanted = np.asarray(reference(x, training=False))[..., begin : begin + head._share.own]
+        wanted = np.asarray(reference(x, training=False))[..., begin : begin + head._cut_spec.own]
         errors.append(np.abs(logits - wanted).max())
         outside = chosen(np.full((1, LENGTH), TOKENS), model(x[:1]))
         assert np.isnan(float(outside)), "a target that is no class"

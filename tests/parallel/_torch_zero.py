@@ -203,7 +203,7 @@ def record_step(case: TorchCase) -> Traffic:
             optimizer.zero_grad()
             model.loss(inputs, targets).backward()
             optimizer.step()
-    partition = optimizer._unidist._inner._shares[0].exchange.partition
+    partition = optimizer._unidist._inner._shards[0].exchange.partition
     own = sum(cut.counts[ud.rank()] * cut.dtype.itemsize for cut in partition.buckets)
     whole = sum(cut.count * cut.dtype.itemsize for cut in partition.buckets)
     return Traffic(by_operation(records), own, whole, nbytes)
@@ -264,7 +264,7 @@ def _footprint(stage: int) -> Footprint:
         hidden.square().mean().backward()
         optimizer.step()
     step = optimizer._unidist._inner
-    exchange = step._shares[0].exchange
+    exchange = step._shards[0].exchange
     units = model._unidist.units.units if stage == 3 else []
     moved = by_operation(records)
     return Footprint(

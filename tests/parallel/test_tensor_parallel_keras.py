@@ -36,7 +36,7 @@ from _keras_tensor import (
 
 import unidist.keras as ud
 from unidist.errors import ConfigurationError, UsageError
-from unidist_tensor_parallel._keras.axis import SequenceAxis, TensorAxis
+from unidist_tensor_parallel._keras.layers.axis import SequenceAxis, TensorAxis
 from unidist_tensorflow.training.distribute import distribute
 
 pytestmark = pytest.mark.parallel

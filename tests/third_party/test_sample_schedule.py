@@ -12,7 +12,7 @@ from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,1 +1,4 @@
-"""TODO."""
+"""Pipelines of Keras models on TensorFlow: dividing the model, computing its stages, `fit`, tied variables.
+
+Imports `tracing` below, `execution`, the TensorFlow adapter and the core. Private.
+"""

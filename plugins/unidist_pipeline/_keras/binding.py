@@ -1,4 +1,4 @@
-"""The binding of pipelines to Keras 3: where it begins."""
+"""Pipeline parallelism for Keras 3: divides a model, and makes the runner of a divided one."""
 
 from __future__ import annotations
 

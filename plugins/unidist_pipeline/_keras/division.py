@@ -1,4 +1,4 @@
-"""Divides a Keras model over the ranks of a pipeline: this rank's stages as layers, everything else given back."""
+"""Divides a Keras model over the ranks of a pipeline: this rank's stages become layers, all other memory is freed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unidist.checkpoint.format.interface import CARRIED, placements_of
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._keras.model import PipelineModel
 from unidist_pipeline._keras.module import StageModule
-from unidist_pipeline._keras.places import StagePlaces
-from unidist_pipeline._keras.released import release
-from unidist_pipeline._keras.tracing.follow import programs_of
-from unidist_pipeline._keras.tracing.measured import measured_costs
+from unidist_pipeline._keras.placements import StagePlacements
+from unidist_pipeline._keras.released_variables import release
+from unidist_pipeline._keras.tracing.costs import measured_costs
 from unidist_pipeline._keras.tracing.program import Program
 from unidist_pipeline._keras.tracing.split import Segment, balanced_starts, corresponding, segments_of, starts_at
+from unidist_pipeline._keras.tracing.tracer import programs_of
 from unidist_tensorflow.checkpoint.names import stable_paths
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ _OVERRIDABLE = ("train_step", "test_step", "predict_step", "compute_loss", "comp
 
 @dataclass(frozen=True)
 class Division:
-    """How a model is divided, as its runner needs it.
+    """The division of a model, for its runner.
 
     Args:
         modules: this rank's stages, by number.
         programs: of the whole model, in training and in inference.
         tied: variables that several ranks hold, with the ranks of the pipeline that do.
-        overridden: methods that the script's model has of its own, which a pipeline cannot run.
+        overridden: methods that the script's model overrides, which a pipeline cannot run.
         takes_training: `fit` tells the model's call that it is training.
-        compiled_with: what the model was compiled with, without the optimizer; empty if it was not.
+        compiled_with: arguments of the model's `compile`, without the optimizer; empty if it was not compiled.
     """
 
     modules: Mapping[int, StageModule]
@@ -78,11 +78,11 @@ def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel
         if placement[number] == rank
     }
     for number, module in modules.items():
-        module.hold([each for each in model.weights if users[id(each)] == {number}])
+        module.add_variables([each for each in model.weights if users[id(each)] == {number}])
     divided = PipelineModel(model, list(modules.values()))
     holders = {key: sorted({placement[number] for number in numbers}) for key, numbers in users.items()}
     weights = list({id(each): each for each in model.weights}.values())
-    divided.__dict__[CARRIED] = StagePlaces(
+    divided.__dict__[CARRIED] = StagePlacements(
         divided.weights,
         {id(variable): path for path, variable in stable_paths(weights).items()},
         {key: len(ranks) for key, ranks in holders.items()},
@@ -127,7 +127,7 @@ def _compiled_with(model: Any) -> dict[str, Any]:
 
 
 def _users(model: Any, segments: Sequence[tuple[Segment, Segment]]) -> dict[int, set[int]]:
-    """Return the stages that use each variable, by id; what nobody uses is the first stage's."""
+    """Return the stages that use each variable, by id; unused variables belong to the first stage."""
     users: dict[int, set[int]] = {}
     for number, pair in enumerate(segments):
         for segment in pair:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class PipelineFit:
-    """The steps of Keras' loops. Every rank calls its methods alike.
+    """The steps of Keras' loops. Every rank makes the same calls.
 
-    Metrics are updated where the last stage is, on whole batches; the others are told the results.
+    Metrics are updated on the rank of the last stage, on whole batches; it sends the results to the others.
 
     Args:
         runner: of the model.

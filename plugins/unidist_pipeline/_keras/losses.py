@@ -12,7 +12,7 @@ from unidist_pipeline._keras.stage import Loss
 
 
 def mean_loss(loss_fn: Any) -> Loss:
-    """Return the mean of what a script's loss function returns, compiled."""
+    """Return the mean of what a script's loss function returns, as a compiled function."""
 
     def mean(targets: Any, outputs: Any, sample_weight: Any) -> Any:
         return tf.reduce_mean(loss_fn(targets, outputs))

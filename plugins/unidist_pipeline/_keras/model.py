@@ -1,8 +1,8 @@
-"""The model that a rank of a pipeline holds: its own stages, with the interface of the whole.
+"""The model of one rank of a pipeline: its stages only, with the interface of the whole model.
 
-`fit`, `evaluate`, `predict` and `train_on_batch` run the pipeline: every rank calls them alike, with the same data
-along the pipeline, and gets the same results. They run eagerly between the stages, whatever `compile` was told; the
-stages themselves are compiled.
+`fit`, `evaluate`, `predict` and `train_on_batch` run the pipeline: every rank calls them with the same arguments, and
+the same data along the pipeline, and gets the same results. They run eagerly between the stages, whatever `compile` was
+told; the stages themselves are compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
     """This rank's stages of a model.
 
-    Its weights are those of the stages, of the same objects and paths as in the whole model.
+    Its weights are those of the stages: the same objects with the same paths as in the whole model.
 
     Args:
         whole: the model.
@@ -43,16 +43,16 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     @property
     def input_shape(self) -> Any:
-        """The whole model's, None where it has none."""
+        """The whole model's; None if it has none."""
         return self._shapes[0]
 
     @property
     def output_shape(self) -> Any:
-        """The whole model's, None where it has none."""
+        """The whole model's; None if it has none."""
         return self._shapes[1]
 
     def fit_by(self, fit: PipelineFit) -> None:
-        """Let `fit` and the like be run by this."""
+        """Let `fit` and the other loops use this."""
         self.__dict__["_pipeline_fit"] = fit  # past Keras, which would look for layers in it
 
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **options: Any) -> None:
@@ -94,7 +94,7 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
         return {} if self._pipeline_fit is None else dict(self._pipeline_fit.results)
 
     def own_metrics_result(self) -> dict[str, Any]:
-        """Return the metrics of this rank's objects, as Keras orders them; they are right where the last stage is."""
+        """Return the metrics of this rank's objects, in Keras' order; they are valid on the rank of the last stage."""
         found: dict[str, Any] = super().get_metrics_result()
         ordered = super()._flatten_metrics_in_order({name: name for name in found})
         return {name: found[name] for name in ([ordered] if isinstance(ordered, str) else ordered)}
@@ -110,23 +110,23 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
     # What Keras does with a whole model only
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: everything is built, and metrics are where the outputs are."""
+        """Do nothing: everything is built, and metrics are on the rank that has the outputs."""
 
     def _flatten_metrics_in_order(self, logs: dict[str, Any]) -> Any:
-        """Return the results in the order of the metrics, which Keras knows where the last stage is only."""
+        """Return the results in the order of the metrics, which Keras knows only on the rank of the last stage."""
         values = [logs[name] for name in self.get_metrics_result() if name in logs]
         return values[0] if len(values) == 1 else values
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this rank has some of the layers only."""
+        """Refuse: this rank has only some of the layers."""
         self._refuse("save")
 
     def save_weights(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this rank has some of the weights only."""
+        """Refuse: this rank has only some of the weights."""
         self._refuse("save_weights")
 
     def load_weights(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this rank has some of the weights only."""
+        """Refuse: this rank has only some of the weights."""
         self._refuse("load_weights")
 
     def _refuse(self, method: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What one stage of a Keras model computes, as a layer; and the model that a rank holds, made of its stages."""
+"""The computation of one stage of a Keras model, as a layer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unidist_pipeline._keras.tracing.split import Segment
 
 
 class StageModule(keras.layers.Layer):  # type: ignore[misc]  # keras has no types
-    """The layers of one stage, and how they are called.
+    """Calls the layers of one stage.
 
     Args:
         number: of the stage.
         segments: of the programs in training and in inference.
         programs: the two.
-        penalised: variables whose regularisation is added here, by their regularizers: those of several stages have
-            none of their own any more, so that it is added once.
+        penalised: variables whose regularization is added here, by their regularizers: variables of several stages have
+            no regularizer any more, so that it is added once.
         policy: of the whole model.
     """
 
@@ -41,9 +41,9 @@ class StageModule(keras.layers.Layer):  # type: ignore[misc]  # keras has no typ
         variables = {id(each): each for segment in segments for each in segment.variables}
         self._stage_layers = list(layers.values())
         self._loose_variables = [each for key, each in variables.items() if key not in covered]
-        self._run_by = _Runs(segments, programs, penalised)
+        self._run_by = _Segments(segments, programs, penalised)
 
-    def hold(self, variables: Sequence[Any]) -> None:
+    def add_variables(self, variables: Sequence[Any]) -> None:
         """Add variables of the model that no stage uses, so that they are saved; nothing can be added later."""
         known = {id(each) for each in self.variables}
         self._unused_variables = [each for each in variables if id(each) not in known]
@@ -67,8 +67,8 @@ class StageModule(keras.layers.Layer):  # type: ignore[misc]  # keras has no typ
         raise UsageError("a stage of a pipeline is run by its schedule; it has no symbolic form")
 
 
-class _Runs:
-    """The segments of a stage; apart from the layer, which would wrap its lists."""
+class _Segments:
+    """The segments of a stage; not part of the layer, which would wrap its lists."""
 
     def __init__(
         self,
@@ -91,5 +91,5 @@ class _Runs:
 
 
 def losses_of(module: StageModule) -> list[Any]:
-    """Return the scalars that a call of a stage has added to the loss, regularisation among them."""
+    """Return the scalars that a call of a stage has added to the loss, regularization among them."""
     return [tf.reduce_sum(tf.convert_to_tensor(loss)) for loss in module.losses]

@@ -1,4 +1,4 @@
-"""Runs steps of a Keras model that is a pipeline: batches into micro-batches, through the stages, to the optimizer."""
+"""Runs steps of a Keras model that is a pipeline: cuts batches, runs the stages, gives gradients to the optimizer."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ class PipelineRunner(StepRunner):
         self._model.fit_by(PipelineFit(self, self._model, takes_training=self._division.takes_training))
 
     def train(self, inputs: Any, targets: Any, sample_weight: Any, loss: Loss, *, training: bool) -> tf.Tensor:
-        """Run one step, and give the optimizer the gradients. Collective over all ranks.
+        """Run one step, and give the gradients to the optimizer. Collective over all ranks.
 
         Args:
             inputs: see `StepRunner.run`.
             targets: the same.
             sample_weight: for the loss; or None.
-            loss: what is to be made small.
+            loss: to be minimized.
             training: as for layers.
 
         Returns:
@@ -151,7 +151,7 @@ class PipelineRunner(StepRunner):
             return self._total()
 
     def outputs(self) -> Any:
-        """Return the model's outputs of the last run, where the last stage is."""
+        """Return the model's outputs of the last run, on the rank of the last stage."""
         made = self._stages[max(self._stages)].outputs
         parts = [made[number] for number in sorted(made)]
         return keras.tree.map_structure(lambda *each: tf.concat(each, 0) if len(each) > 1 else each[0], *parts)
@@ -167,7 +167,7 @@ class PipelineRunner(StepRunner):
         training: bool,
         scale: float | None = None,
     ) -> None:
-        """Run forwards, and backwards if there is a scale, of all micro-batches."""
+        """Run the forward passes of all micro-batches, and the backward passes if there is a scale."""
         program = self._division.programs[0 if training else 1]
         flat = program.standardize(inputs)
         leaves = [*flat, *(each for each in keras.tree.flatten((targets, sample_weight)) if each is not None)]
@@ -194,13 +194,13 @@ class PipelineRunner(StepRunner):
 
         def begin() -> None:
             for stage in self._stages.values():
-                stage.begin(run)
+                stage.begin_run(run)
 
         description = f"{what} on {', '.join(_described(leaf) for leaf in leaves)}"
         self._rank.run(self._stages, description=description, keys=keys, forward_only=scale is None, before=begin)
 
     def _structure(self) -> Any:
-        """Return the structure of the model's outputs, of their places among what the last stage returns."""
+        """Return the structure of the model's outputs, in terms of positions in what the last stage returns."""
         program = self._division.programs[0]
         places = {number: place for place, number in enumerate(program.returned)}
 
@@ -245,7 +245,7 @@ def _num_samples(leaves: Sequence[Any]) -> int:
 
 
 def _described(leaf: Any) -> str:
-    """Return shape, type and a digest of (some of) the values: ranks with other data would compute nonsense."""
+    """Return shape, type and a digest of (some of) the values: ranks with different data would compute nonsense."""
     if leaf.dtype == tf.string:
         raise UsageError("strings cannot go through a pipeline; turn them into numbers before, in the data set")
     flat = array_of(leaf).reshape(-1).view(np.uint8)

@@ -1,8 +1,8 @@
-"""One stage of a Keras model on one micro-batch after another: forward and backward, see `_executor.Stage`.
+"""One stage of a Keras model, micro-batch by micro-batch: forward and backward, see `execution.executor.Stage`.
 
-The forward is a compiled function, called under a tape; the backward that TensorFlow makes of it is compiled too.
-It computes the gradients of inputs and weights at once, whoever asks for a part: `backward_input` does all of the work,
-and `backward_weight` adds up what it has found. So schedules that put off weight gradients are right, but gain nothing.
+The forward is a compiled function, called under a tape; its backward is compiled too. It computes the gradients of
+inputs and weights at once, even if only some are asked for: `backward_input` does all of the work, and
+`backward_weight` adds up the results. So schedules that delay weight gradients are correct, but gain nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 
 from unidist_pipeline._keras.module import StageModule, losses_of
-from unidist_pipeline.execution.agreed import Form, Message, TensorForm
 from unidist_pipeline.execution.executor import Stage
+from unidist_pipeline.execution.messages import Form, Message, TensorForm
 from unidist_tensorflow.memory import dtype_of
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -31,20 +31,20 @@ class MicroBatch:
 
     Args:
         inputs: of the model, flat.
-        targets: of the loss; None where there is none.
+        targets: of the loss; None if there is none.
         sample_weight: weights of the samples, or None.
-        share: its samples, of those of the whole batch: what its mean loss counts in the batch's.
+        fraction: of the batch's samples that are in it: the weight of its mean loss.
     """
 
     inputs: Sequence[Any]
     targets: Any
     sample_weight: Any
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True)
 class Run:
-    """What stages are to do with a batch.
+    """One pass over a batch.
 
     Args:
         microbatches: of the batch.
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What backward needs of a forward."""
+    """State of a forward pass that its backward pass needs."""
 
     tape: tf.GradientTape
     sources: Sequence[Any]
@@ -74,12 +74,12 @@ class KerasStage(Stage):
 
     Args:
         module: its layers.
-        structure: of the model's outputs, of their places in what the module returns; None but in the last stage.
+        structure: of the model's outputs, in terms of positions in what the module returns; only in the last stage.
 
     Attributes:
         gradients: of variables, by their ids, added up over the micro-batches so far.
         outputs: of the model, by micro-batch; of the last stage.
-        loss: what this stage has added to the loss, weighted by the micro-batches' shares.
+        loss: what this stage has added to the loss, weighted by the micro-batches' fractions.
     """
 
     def __init__(self, module: StageModule, structure: Any = None) -> None:
@@ -93,8 +93,8 @@ class KerasStage(Stage):
         self._run: Run | None = None
         self._call = tf.function(self._traced, autograph=False)
 
-    def begin(self, run: Run) -> None:
-        """Forget the last run, and begin this one."""
+    def begin_run(self, run: Run) -> None:
+        """Drop the last run, and begin this one."""
         self._run = run
         for kept in (self.gradients, self.outputs, self._recorded, self._weights):
             kept.clear()
@@ -103,7 +103,7 @@ class KerasStage(Stage):
     @property
     def loss(self) -> float:
         """See the class."""
-        return sum(share * float(tf.cast(loss, tf.float64)) for share, loss in self._losses)
+        return sum(fraction * float(tf.cast(loss, tf.float64)) for fraction, loss in self._losses)
 
     def forward(self, microbatch: int, received: Message | None) -> Message | None:
         """See `Stage.forward`."""
@@ -121,7 +121,7 @@ class KerasStage(Stage):
                 outputs, loss = self._compute(run, part, taken)
             self._recorded[microbatch] = _Recorded(tape, sources, outputs, loss)
         if loss is not None:
-            self._losses.append((part.share, loss))
+            self._losses.append((part.fraction, loss))
         if self._structure is not None:
             self.outputs[microbatch] = self._packed(outputs)
             return None
@@ -152,7 +152,7 @@ class KerasStage(Stage):
                     seeds.append(next(found))
         if recorded.loss is not None:
             targets.append(recorded.loss)
-            seeds.append(tf.constant(run.scale * run.microbatches[microbatch].share, recorded.loss.dtype))
+            seeds.append(tf.constant(run.scale * run.microbatches[microbatch].fraction, recorded.loss.dtype))
         variables = self.module.trainable_variables
         sources = [*recorded.sources, *variables]
         results = recorded.tape.gradient(targets, sources, output_gradients=seeds) if targets else [None] * len(sources)
@@ -172,7 +172,7 @@ class KerasStage(Stage):
                 self.gradients[key] = added(self.gradients[key], gradient) if key in self.gradients else gradient
 
     def _compute(self, run: Run, part: MicroBatch, taken: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        """Return what the stage passes on, and what it adds to the loss, or None."""
+        """Return the values that the stage passes on, and what it adds to the loss, or None."""
         outputs, extra = self._call(list(taken), list(part.inputs), run.training)
         losses = list(extra) if run.loss is not None else []
         if self._structure is not None and run.loss is not None:
@@ -192,7 +192,7 @@ class KerasStage(Stage):
 
 @contextmanager
 def _telling_first_what_happened() -> Iterator[None]:
-    """Put what happened before all that TensorFlow says of an error in a graph: other ranks are told a line only."""
+    """Put the cause before the rest of TensorFlow's error from a graph: other ranks see one line only."""
     try:
         yield
     except tf.errors.OpError as error:

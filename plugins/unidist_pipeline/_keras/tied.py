@@ -14,7 +14,7 @@ from unidist_tensorflow.memory import NUMPY_DTYPES, array_of, buffer_of_array, d
 
 
 class _Groups:
-    """What `TiedVariables` have made, to be closed with the runtime."""
+    """Communicators made by `TiedVariables`, to be closed with the runtime."""
 
     def __init__(self, context: RuntimeAPI) -> None:
         self.made: list[Communicator] = []
@@ -25,12 +25,12 @@ class _Groups:
 
 
 class TiedVariables:
-    """The tied variables of this rank. Collective over the pipeline when it is made.
+    """The tied variables of this rank. Creation is collective over the pipeline.
 
     Args:
-        context: the runtime, which closes what is made here.
+        context: the runtime, which closes the communicators made here.
         communicator: along the pipeline.
-        tied: for each tied variable of the model, in an order that all ranks have: the ranks that hold it, and the
+        tied: for each tied variable of the model, in the same order on all ranks: the ranks that hold it, and the
             variable, of which only these ranks have the value.
     """
 
@@ -50,7 +50,7 @@ class TiedVariables:
                 self._groups.append((group, variables))
 
     def add_up(self, gradients: dict[int, Any]) -> None:
-        """Replace the gradients of tied variables, by id, by their sums over the holders. Collective over these."""
+        """Replace the gradients of tied variables, by id, by their sums. Collective over the ranks that hold them."""
         for group, variables in self._groups:
             for variable in variables:
                 own = gradients.get(id(variable))

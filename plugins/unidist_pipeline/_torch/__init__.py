@@ -1,1 +1,4 @@
-"""TODO."""
+"""Pipelines of PyTorch models: dividing the model, computing its stages, split backward passes, tied parameters.
+
+Imports `tracing` below, `execution`, the PyTorch adapter and the core. Private.
+"""

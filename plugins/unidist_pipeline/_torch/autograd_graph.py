@@ -1,4 +1,4 @@
-"""Ways through the graph that autograd has recorded: from results down to weights, and back up."""
+"""Paths through the graph that autograd has recorded: from results down to weights, and back up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Users = Mapping[Node, Sequence[Node]]
 
 
 def users_of(roots: Sequence[Node]) -> dict[Node, list[Node]]:
-    """Return for each operation from which the roots are made those that used its result."""
+    """Return for each operation that the roots depend on those that used its result."""
     users: dict[Node, list[Node]] = {root: [] for root in roots}
     waiting = list(users)
     while waiting:
@@ -39,7 +39,7 @@ def above(nodes: Sequence[Node], users: Users, known: Collection[Node] = ()) -> 
 
 
 def ends(node: Node, users: Users, on_way: set[Node], roots: set[Node]) -> set[Node]:
-    """Return where the ways from a weight end: at operations on the way to the inputs, or at roots beside it."""
+    """Return the ends of the paths from a weight: operations on the way to the inputs, or roots beside it."""
     found: set[Node] = set()
     seen: set[Node] = set()
     waiting = [node] if node in users else []

@@ -1,8 +1,8 @@
-"""Backward passes of a stage: whole, or in two parts, of which the second is done when there is time.
+"""Backward passes of a stage: whole, or split in two, of which the second part can be delayed.
 
-The graph that autograd has recorded is cut where the way to the weights leaves the way to the inputs (Qi et al. 2023,
-https://arxiv.org/abs/2401.10241, section 2). The part for the input runs that way only, and keeps the gradients that
-come to the operations at which the other way leaves. The part for the weights goes on from there.
+The graph that autograd has recorded is cut where the path to the weights leaves the path to the inputs (Qi et al. 2023,
+https://arxiv.org/abs/2401.10241, section 2). The part for the input runs the latter path only, and keeps the gradients
+that arrive at the operations where the former leaves. The part for the weights continues from there.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def backward(
     weights: Sequence[torch.Tensor],
     sums: GradientSums,
 ) -> Gradients:
-    """Compute everything at once.
+    """Compute all gradients at once.
 
     Args:
-        roots: what the stage has made, recorded by autograd.
-        gradients: that come to them; None for a scalar is 1.
-        inputs: what it was made of.
+        roots: outputs of the stage, recorded by autograd.
+        gradients: of the roots; None for a scalar is 1.
+        inputs: of the stage.
         weights: those that are trained.
         sums: gets the gradients of the weights.
 
     Returns:
-        The gradients of the inputs; None where the roots do not depend on one.
+        The gradients of the inputs; None if the roots do not depend on one.
     """
     if not (roots and (inputs or weights)):
         return [None] * len(inputs)
@@ -93,7 +93,7 @@ class SplitBackward:
         return list(found[: len(self._inputs)])
 
     def weight(self, sums: GradientSums) -> None:
-        """Compute the other gradients, and let go of the graph."""
+        """Compute the other gradients, and release the graph."""
         for node in {**self._left, **self._products}:
             arrived = self._arrived.pop(node, ())
             if node in self._products:
@@ -116,7 +116,7 @@ class SplitBackward:
         self._rest.clear()
 
     def _cut(self) -> list[torch.Tensor]:
-        """Find for each weight the operation at which its way leaves; returns those that have several."""
+        """Find for each weight the operation at which its path leaves; returns the weights that have several."""
         roots = _nodes(self._roots)
         users = users_of(roots)
         on_way = above(_nodes(self._inputs), users)
@@ -143,7 +143,7 @@ class SplitBackward:
 def _products_on_way(
     roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
 ) -> dict[Node, Product]:
-    """Return the products whose operations autograd runs anyway, because something else lies below them."""
+    """Return the products whose operations autograd runs anyway, because something else depends on them."""
     if not any(may_be_product(each) for each in weights):
         return {}
     begin = _nodes(roots)
@@ -163,7 +163,7 @@ def _products_on_way(
 
 @contextmanager
 def _watched(nodes: Mapping[Node, Any], see: Callable[[Node, _Arrived], None]) -> Iterator[None]:
-    """Inside of the block a function gets what comes to these operations in a backward pass, before they run."""
+    """Within the block, call a function with the gradients that arrive at these operations, before they run."""
 
     def seeing(node: Node) -> Callable[[_Arrived], None]:
         return lambda arrived: see(node, arrived)

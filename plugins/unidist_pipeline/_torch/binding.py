@@ -1,4 +1,4 @@
-"""The binding of pipelines to PyTorch: where it begins."""
+"""Pipeline parallelism for PyTorch: divides a model, and makes the runner of a divided one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist_pipeline._torch.following import Following
 from unidist_pipeline._torch.model import Division
+from unidist_pipeline._torch.model_programs import ModelPrograms
 from unidist_pipeline._torch.runner import DividedModel, PipelineRunner
 from unidist_pipeline.binding import PipelineBinding
 from unidist_pipeline.strategy import AXIS
@@ -25,16 +25,16 @@ class TorchPipeline(PipelineBinding):
     """See `PipelineBinding`."""
 
     def partition(self, strategy: Pipeline, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
-        """See `PipelineBinding.partition`."""
+        """Remove the parameters of other ranks' stages from the model; see `Strategy.partition`."""
         placement = strategy.build(context.plugins, 1).placement
-        following = Following(model)
+        programs = ModelPrograms(model)
         uses: list[set[str]] = [set()]
         if len(placement) > 1:
-            uses = [stage.attributes() for stage in following.cut(model, strategy, len(placement), context).stages]
+            uses = [stage.attributes() for stage in programs.cut(model, strategy, len(placement), context).stages]
         division = Division(model, uses, placement)
         stages = [number for number, rank in enumerate(placement) if rank == context.axis_rank(AXIS)]
-        following.divided(division, division.apply(model, stages))
-        model.__dict__[_DIVIDED] = DividedModel(strategy, following, division, stages)
+        programs.set_division(division, division.apply(model, stages))
+        model.__dict__[_DIVIDED] = DividedModel(strategy, programs, division, stages)
         return model
 
     def step_runner(self, strategy: Pipeline) -> MakesStepRunner:

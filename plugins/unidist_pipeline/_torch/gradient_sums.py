@@ -8,10 +8,10 @@ import torch
 
 
 class GradientSums:
-    """Adds up the gradients of the micro-batches, in the order in which they come.
+    """Adds up the gradients of the micro-batches, in the order in which they arrive.
 
     Args:
-        memory: returns for a parameter where the sum may be made, None: in new memory. Default: new memory.
+        memory: returns for a parameter memory for the sum; None: use new memory. Default: new memory.
     """
 
     def __init__(self, memory: Callable[[torch.Tensor], torch.Tensor | None] = lambda parameter: None) -> None:
@@ -47,12 +47,12 @@ class GradientSums:
         else:
             self.add(parameter, left @ right)
 
-    def take(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def pop(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return the sum, and forget it; None if there is none."""
         self._owned.discard(parameter)
         return self._sums.pop(parameter, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all sums."""
         self._sums.clear()
         self._owned.clear()

@@ -1,7 +1,7 @@
-"""A model of PyTorch of which a rank of a pipeline holds its stages only.
+"""A PyTorch model on one rank of a pipeline, which holds its stages only.
 
-The model stays the object it is, of a subclass of its class. What belongs to other stages is taken out of it: there a
-module has None as parameter or buffer. Paths stay those of the whole model.
+The model stays the same object, of a subclass of its class. Parameters and buffers of other stages are removed: their
+modules have None instead. Paths stay those of the whole model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ Slot = tuple[torch.nn.Module, str, bool]
 
 
 class StageCall:
-    """What the model is called with: run this stage.
-
-    No dataclass, so that nobody looks for tensors inside.
-    """
+    """Argument of a call of the model: run this stage. No dataclass, so that nothing looks for tensors inside."""
 
     def __init__(
         self, program: Program | None, stage: int, arguments: Mapping[str, Any], received: Sequence[Any]
@@ -39,7 +36,7 @@ class StageCall:
 
 
 class PipelineMixin:
-    """What a model can do beyond its own class. Never instantiated; see `divide`."""
+    """Methods added to the model's class. Never instantiated; see `divide`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a stage; see `StageCall`."""
@@ -57,12 +54,12 @@ class PipelineMixin:
         return values
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse: a copy would be of a part."""
+        """Refuse: a copy would have some of the stages only."""
         raise UsageError("a model that is divided over a pipeline cannot be copied or pickled; save it with unidist")
 
 
-class PipelinePlaces(PlacesParameters):
-    """Where a rank's parameters belong in the whole model.
+class PipelinePlacements(PlacesParameters):
+    """Names and holders of a rank's parameters in the whole model.
 
     Args:
         inner: of the model that was divided.
@@ -85,7 +82,7 @@ class PipelinePlaces(PlacesParameters):
 
 
 class Division:
-    """Which stage has which parameters and buffers of a model.
+    """Assigns parameters and buffers of a model to stages.
 
     Args:
         model: whole.
@@ -122,15 +119,15 @@ class Division:
         self._holders = {path: len(ranks[name]) for path, name in self.names.items()}
         self._check_statistics(model, uses)
 
-    def apply(self, model: torch.nn.Module, stages: Sequence[int]) -> TakenOut:
-        """Take out of the model what other ranks' stages use; returns what was there.
+    def apply(self, model: torch.nn.Module, stages: Sequence[int]) -> RemovedTensors:
+        """Remove the parameters and buffers of other ranks' stages from the model; returns them.
 
         Args:
-            model: the same; afterwards it carries `PipelinePlaces`.
+            model: the same; afterwards it carries `PipelinePlacements`.
             stages: of this rank.
         """
         own = set(stages)
-        places = PipelinePlaces(placements_of(model), self.names, self._holders)
+        places = PipelinePlacements(placements_of(model), self.names, self._holders)
         gone: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
         for path, (module, name, is_parameter) in self._slots.items():
             if not own & set(self.stage_of_paths[path]):
@@ -146,7 +143,7 @@ class Division:
         plain = type(model)
         model.__class__ = type(plain.__name__, (PipelineMixin, plain), {"__doc__": plain.__doc__})
         model.__dict__[CARRIED] = places
-        return TakenOut([item for items in gone.values() for item in items if _is_gone(item[0])])
+        return RemovedTensors([item for items in gone.values() for item in items if _is_gone(item[0])])
 
     def _held_by_other_name(self, module: torch.nn.Module, name: str, own: set[int]) -> bool:
         """Say whether the same module has another path, which this rank uses."""
@@ -167,8 +164,8 @@ class Division:
                     )
 
 
-class TakenOut:
-    """What was taken out of a model, without its values: shapes and types.
+class RemovedTensors:
+    """Shapes and types of the tensors that were removed from a model.
 
     Args:
         slots: with tensors on the meta device.
@@ -178,8 +175,8 @@ class TakenOut:
         self._slots = slots
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """Inside of the block the model has all of its parameters and buffers, those of other ranks without values."""
+    def with_placeholders(self) -> Iterator[None]:
+        """Within the block the model has all of its parameters and buffers, those of other ranks without values."""
         for (module, name, is_parameter), tensor in self._slots:
             _registered(module, is_parameter)[name] = tensor
         try:

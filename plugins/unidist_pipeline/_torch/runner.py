@@ -1,4 +1,4 @@
-"""Runs the steps of a model that is divided over a pipeline, in PyTorch."""
+"""Runs the steps of a PyTorch model that is divided over a pipeline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.runtime import context
-from unidist_pipeline._torch.following import Following
 from unidist_pipeline._torch.gradient_sums import GradientSums
 from unidist_pipeline._torch.model import Division
+from unidist_pipeline._torch.model_programs import ModelPrograms
 from unidist_pipeline._torch.stage import Batch, Outcome, StageRandom, TorchStage
 from unidist_pipeline._torch.tied import TiedGradients
 from unidist_pipeline._torch.tracing.fx import bound_arguments
@@ -29,17 +29,17 @@ _DTYPES = tuple(DTYPES)
 
 @dataclass(frozen=True)
 class DividedModel:
-    """What `partition` knows and the runner needs.
+    """Result of `partition`, for the runner.
 
     Args:
         strategy: the user's choices.
-        following: of the model.
+        programs: of the model, for arguments of any kind.
         division: of its parameters.
         stages: of this rank.
     """
 
     strategy: Pipeline
-    following: Following
+    programs: ModelPrograms
     division: Division
     stages: Sequence[int]
 
@@ -95,12 +95,12 @@ class PipelineRunner(StepRunner):
     def _run(self, inputs: Any, targets: Any, num_microbatches: int, *, trains: bool) -> Outcome:
         divided, model = self._divided, self._model
         wants_loss = targets is not None
-        arguments = bound_arguments(divided.following.forward, inputs)
+        arguments = bound_arguments(divided.programs.forward, inputs)
         total = _num_samples(arguments, targets)
         pieces = bounds(sizes(total, num_microbatches))
         cut = [_cut(arguments, total, piece) for piece in pieces]
         batch = Batch(
-            divided.following.programs(model, cut),
+            divided.programs.for_arguments(model, cut),
             cut,
             [_cut(targets, total, piece) for piece in pieces] if wants_loss else (),
             [(stop - start) / total for start, stop in pieces],
@@ -178,15 +178,15 @@ class PipelineRunner(StepRunner):
         }
 
     def _hand_over(self, stage: int) -> None:
-        """Give the optimizer the gradients of a stage, while other stages still compute."""
+        """Give the gradients of a stage to the optimizer, while other stages still compute."""
         for parameter in self._early[stage]:
-            self._give(parameter, self._sums.take(parameter))
+            self._give(parameter, self._sums.pop(parameter))
 
     def _hand_over_shared(self) -> None:
-        """Give the optimizer the gradients of what several stages have."""
+        """Give the gradients of parameters that several stages have to the optimizer."""
         for parameter in self._late:
-            self._give(parameter, self._sums.take(parameter))
-        own = {name: self._sums.take(parameter) for name, parameter in self._shared.items()}
+            self._give(parameter, self._sums.pop(parameter))
+        own = {name: self._sums.pop(parameter) for name, parameter in self._shared.items()}
         for name, total in self._tied.add_up(self._shared, own).items():
             self._give(self._shared[name], total)
 
@@ -207,7 +207,7 @@ def _num_samples(arguments: Any, targets: Any) -> int:
 
 
 def _cut(value: Any, total: int, piece: tuple[int, int]) -> Any:
-    """Return the micro-batch of a structure: of every tensor whose first dim has the batch's size."""
+    """Return the micro-batch of a structure: a slice of every tensor whose first dim has the batch's size."""
     if piece == (0, total):
         return value
     start, stop = piece
@@ -220,7 +220,7 @@ def _cut(value: Any, total: int, piece: tuple[int, int]) -> Any:
 
 
 def _described(value: Any) -> str:
-    """Return shapes and types of tensors, and other values, as text: equal for what is of the same form."""
+    """Return shapes and types of tensors, and other values, as text: equal for structures of the same form."""
 
     def describe(item: Any) -> Any:
         if isinstance(item, torch.Tensor):

@@ -1,4 +1,4 @@
-"""One stage of a PyTorch model, and what the stages of a rank share: the batch, gradients, random numbers."""
+"""One stage of a PyTorch model, and objects that the stages of a rank share: the batch, gradients, random numbers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from unidist_pipeline._torch.gradient_sums import GradientSums
 from unidist_pipeline._torch.model import StageCall
 from unidist_pipeline._torch.tracing.program import Program
 from unidist_pipeline._torch.tracing.values import gradient_message, gradients_of, message_of, value_of
-from unidist_pipeline.execution.agreed import Message
 from unidist_pipeline.execution.executor import Stage
+from unidist_pipeline.execution.messages import Message
 from unidist_torch.models.step_runner import LossFunction, PartOfOutputs
 
 
 @dataclass
 class Batch:
-    """What a run is about, the same on every rank.
+    """The input of one run, the same on every rank.
 
     Args:
         programs: the stages, for each micro-batch; None: there is one, which is the model.
         arguments: of the model, for each micro-batch.
-        targets: likewise; empty where no loss is wanted.
-        weights: what each micro-batch's loss counts.
+        targets: likewise; empty if no loss is wanted.
+        weights: of each micro-batch's loss.
         trains: gradients are wanted.
     """
 
@@ -46,7 +46,7 @@ class Batch:
 
 
 class StageRandom:
-    """Random numbers of this rank's stages: a sequence of their own, so that the script's is the same on every rank.
+    """A separate sequence of random numbers for this rank's stages, so that the script's is the same on every rank.
 
     Args:
         rank: of this process in the pipeline; each has another sequence.
@@ -62,7 +62,7 @@ class StageRandom:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside of the block random numbers come from this sequence."""
+        """Within the block, random numbers come from this sequence."""
         script = torch.get_rng_state()
         torch.set_rng_state(self._state)
         if self._device is not None:
@@ -79,8 +79,8 @@ class StageRandom:
 
 
 @dataclass
-class _Held:
-    """What a stage keeps of a micro-batch until its backward pass."""
+class _SavedForward:
+    """State of a micro-batch's forward pass, kept until its backward pass."""
 
     inputs: list[torch.Tensor]
     num_received: int
@@ -91,7 +91,7 @@ class _Held:
 
 @dataclass
 class Outcome:
-    """What the last stage found out."""
+    """Results of the last stage."""
 
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -107,9 +107,9 @@ class TorchStage(Stage):
         batch: of this run.
         sums: gets the gradients.
         random: of this rank.
-        outcome: gets what the last stage makes.
+        outcome: gets the results of the last stage.
         loss_fn: of outputs and targets.
-        reduced: called with the number of the stage when its last gradient is there.
+        reduced: called with the number of the stage when its last gradient has been computed.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TorchStage(Stage):
         self._outcome = outcome
         self._loss_fn = loss_fn
         self._reduced = reduced
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _SavedForward] = {}
 
     def forward(self, microbatch: int, received: Message | None) -> Message | None:
         """See `Stage.forward`."""
@@ -161,7 +161,7 @@ class TorchStage(Stage):
                 assert isinstance(made, PartOfOutputs)
                 message, roots = message_of(made.values, f"what stage {self._number} of the pipeline passes on")
         if batch.trains:
-            self._held[microbatch] = _Held(inputs, len(inputs), positions, roots)
+            self._held[microbatch] = _SavedForward(inputs, len(inputs), positions, roots)
         return message
 
     def backward(self, microbatch: int, gradients: Message | None) -> Message | None:
@@ -189,7 +189,7 @@ class TorchStage(Stage):
         self._reduced(self._number)
 
     def _finish(self, microbatch: int, outputs: Any) -> list[torch.Tensor]:
-        """Compute the loss of a micro-batch, or keep the outputs where none is wanted."""
+        """Compute the loss of a micro-batch, or keep the outputs if no loss is wanted."""
         batch = self._batch
         if not batch.targets:
             self._outcome.outputs[microbatch] = outputs
@@ -216,7 +216,7 @@ class TorchStage(Stage):
 
 
 class _Received(torch.autograd.Function):
-    """The value of a leaf, of which the stage may think that it was computed: it may be changed in place."""
+    """Identity of a leaf that looks computed to the stage, which may then change it in place."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ class _Received(torch.autograd.Function):
 
 
 def _paired(roots: list[torch.Tensor], gradients: Message | None) -> tuple[list[torch.Tensor], Gradients]:
-    """Return the roots to which a gradient comes, and the gradients."""
+    """Return the roots that get a gradient, and the gradients."""
     if gradients is None:
         return roots, [None] * len(roots)
     pairs = [

@@ -13,7 +13,7 @@ from unidist_torch.memory import buffer_of, memory_kind
 
 
 class TiedGradients:
-    """Adds up, on all ranks that hold a parameter, the gradients of each: in one order, so that all get the same.
+    """Adds up the gradients of a parameter on all ranks that hold it: in one order, so that all get the same.
 
     Args:
         channels: of the pipeline.
@@ -29,11 +29,11 @@ class TiedGradients:
     def add_up(
         self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor | None]
     ) -> dict[str, torch.Tensor | None]:
-        """Return the sums; None where no rank has a gradient. Every rank that shares something calls it.
+        """Return the sums; None if no rank has a gradient. Every rank that holds a tied parameter calls it.
 
         Args:
-            parameters: that this rank shares, by name.
-            gradients: of this rank; None where there is none.
+            parameters: that this rank shares with others, by name.
+            gradients: of this rank; None if there is none.
         """
         works: list[Work] = []
         pieces: dict[str, dict[int, tuple[Buffer, torch.Tensor]]] = {}

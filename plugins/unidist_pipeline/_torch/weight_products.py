@@ -1,4 +1,4 @@
-"""Weights whose gradient is the product of two matrices, which can add to the sum over the micro-batches by itself.
+"""Weights whose gradient is a product of two matrices, which can be added to the sum over micro-batches directly.
 
 Most weights are those of linear layers, used once, as `addmm(bias, x, weight.t())`. Autograd writes the gradient of
 each micro-batch into new memory, from where it is read again to be added to the sum: with micro-batches of 64 rows

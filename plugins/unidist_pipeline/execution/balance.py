@@ -12,15 +12,15 @@ _Division = tuple[float, float, float, tuple[int, ...]]
 
 
 def cut_evenly(costs: Sequence[float], num_stages: int, passing: Sequence[float] | None = None) -> list[int]:
-    """Return the number of the first unit of each stage but the first.
+    """Return the indices of the units at which the stages begin, except the first stage.
 
-    The most expensive stage is as cheap as can be; among equals stages are as alike as can be, and then as little as
-    can be passes between them.
+    The most expensive stage is as cheap as possible; among equals the stages are as equal as possible, and then as
+    little as possible passes between them.
 
     Args:
         costs: of each unit, in order.
-        num_stages: each gets one unit at least.
-        passing: for each unit, what passes if a stage begins there; default: nothing.
+        num_stages: each gets at least one unit.
+        passing: for each unit, the amount passed if a stage begins there; default: nothing.
 
     Raises:
         ConfigurationError: fewer units than stages.

@@ -1,8 +1,9 @@
 """The messages of one rank of a pipeline: receives are posted early, sends are waited for at the end.
 
-The first message of a kind has its description before it (`_agreed`). Until it has come, what follows from the same
-rank cannot be received either, because messages come in order; it is queued, and posted as soon as its form is known.
-No rank waits here but for something that it needs to compute, so engines whose sends wait for the receiver do as well.
+The first message of a kind is preceded by its description (`messages.Form`). Until that has arrived, nothing after it
+can be received from the same rank either, because messages arrive in order; later messages are queued, and posted as
+soon as their form is known. A rank waits here only for what it needs to compute, so an engine whose sends wait for the
+receiver cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unidist.communicator import Communicator, Work
 from unidist.errors import PeerLostError, UsageError
 from unidist.framework import Framework
 from unidist.negotiation.objects import gather_objects
-from unidist_pipeline.execution.agreed import Agreement, Form, Message, TensorForm, pack, unpack
+from unidist_pipeline.execution.messages import Form, KnownForms, Message, TensorForm, pack, unpack
 from unidist_pipeline.schedules.facts import Fact
 
 _DIGEST_BYTES = 16
@@ -30,7 +31,7 @@ class DifferentInputsError(UsageError):
 
 @dataclass
 class _Incoming:
-    """A message to come: `works` is None until its form is known and it is being received."""
+    """An expected message: `works` is None until its form is known and it is being received."""
 
     fact: Fact
     form: Form | None = None
@@ -42,9 +43,9 @@ class Channels:
     """Sends and receives along a pipeline.
 
     Args:
-        communicators: along the pipeline, by kind of memory; nobody else uses them. "host" must be there.
-        framework: whose tensors these are.
-        memory: where this rank's tensors of other kinds than "host" lie ("cuda:1").
+        communicators: along the pipeline, by kind of memory; used by nobody else. "host" is required.
+        framework: of the tensors.
+        memory: of this rank's tensors of other kinds than "host" ("cuda:1").
     """
 
     def __init__(self, communicators: Mapping[str, Communicator], framework: Framework, *, memory: str = HOST) -> None:
@@ -52,22 +53,22 @@ class Channels:
         self._host = communicators[HOST]
         self._framework = framework
         self._memory = memory
-        self._agreement = Agreement()
+        self._agreement = KnownForms()
         self._keys: Sequence[Hashable] = ()
         self._queues: dict[int, deque[_Incoming]] = {}
         self._source: dict[Fact, int] = {}
         self._arrived: dict[Fact, _Incoming] = {}
         self._sending: deque[tuple[Work, Buffer, int, str]] = deque()
 
-    def begin(self, description: str, keys: Sequence[Hashable], *, renews: bool = False) -> None:
-        """Begin a run. Collective: ranks that are not about to do the same find out here, instead of waiting.
+    def begin_run(self, description: str, keys: Sequence[Hashable], *, renews: bool = False) -> None:
+        """Begin a run. Collective: ranks that are about to do different things raise here, instead of waiting.
 
         Args:
             description: of what is to be run, and of the inputs; equal on every rank.
-            keys: the form of each micro-batch's inputs; together with the kind of a message it decides the form of
-                the message. Equal on every rank.
-            renews: what stages of this rank pass on may have another form from now on (a layer was unfrozen): all ranks
-                forget the forms that they know.
+            keys: the form of each micro-batch's inputs; together with the kind of a message it decides the form of the
+                message. Equal on every rank.
+            renews: messages of this rank's stages may have another form from now on (a layer was unfrozen): all ranks
+                drop the forms that they know.
 
         Raises:
             DifferentInputsError: the descriptions differ; shows them.
@@ -86,7 +87,7 @@ class Channels:
         found = everyone.bytes().tobytes()
         told = [found[start : start + _DIGEST_BYTES + 1] for start in range(0, len(found), _DIGEST_BYTES + 1)]
         if any(each[-1] for each in told):
-            self._agreement = Agreement()
+            self._agreement = KnownForms()
         if all(each[:-1] == digest for each in told):
             return
         everywhere = gather_objects(host, description)
@@ -97,10 +98,10 @@ class Channels:
         )
 
     def send(self, fact: Fact, message: Message, *, to: int) -> None:
-        """Begin to send what brings `fact`; a rank calls it in the order of its schedule.
+        """Begin to send the message that brings `fact`; in the order of the schedule.
 
         Raises:
-            StageFormError: it has another form than such messages had before.
+            StageFormError: it has another form than earlier messages of its kind.
         """
         while self._sending and self._sending[0][0].done():
             self._sending.popleft()
@@ -119,17 +120,17 @@ class Channels:
             self._post(self._framework.buffer(tensor), to, what)
 
     def receive(self, fact: Fact, *, source: int) -> None:
-        """Begin to receive what brings `fact`, as far as that is possible; in the order of the schedule."""
+        """Begin to receive the message that brings `fact`, as far as possible; in the order of the schedule."""
         self._source[fact] = source
         queue = self._queues.setdefault(source, deque())
         queue.append(_Incoming(fact))
         self._post_known(source)
 
-    def take(self, fact: Fact) -> Message:
-        """Return the message that brings `fact`, for which `receive` was called. Waits for it.
+    def wait_for(self, fact: Fact) -> Message:
+        """Wait for the message that brings `fact`, for which `receive` was called, and return it.
 
         Raises:
-            PeerLostError: its sender is lost, or did not come.
+            PeerLostError: its sender is lost, or did not arrive.
         """
         source = self._source.pop(fact)
         try:
@@ -148,11 +149,11 @@ class Channels:
         ]
         return Message(item.form, tensors)
 
-    def finish(self) -> None:
-        """Wait until all that was sent has left.
+    def wait_sends(self) -> None:
+        """Wait until everything is sent.
 
         Raises:
-            PeerLostError: a receiver is lost, or did not come.
+            PeerLostError: a receiver is lost, or did not arrive.
         """
         while self._sending:
             work, _, to, what = self._sending.popleft()
@@ -190,7 +191,7 @@ class Channels:
         self._post_known(source)
 
     def allocate(self, form: TensorForm) -> Buffer:
-        """Return memory on this rank for a tensor that comes."""
+        """Return memory on this rank for an incoming tensor."""
         count = 1
         for size in form.shape:
             count *= size
@@ -210,7 +211,7 @@ class Channels:
         return found
 
     def _explained(self, error: PeerLostError, what: str) -> PeerLostError:
-        """Return the error, which says in addition what this rank was doing."""
+        """Return the error with a note on what this rank was doing."""
         host = self._host
         return type(error)(f"{error} (rank {self._world(host.rank)} {what}, in a pipeline)", ranks=error.ranks)
 

@@ -1,4 +1,4 @@
-"""Runs one rank's list of actions: framework-free. What an action demands is said in `schedule.py`.
+"""Runs one rank's list of actions, without a framework. `schedules.model` defines what each action demands.
 
 Stage        what a framework implements: forward and backward of one stage on one micro-batch
 Executor     runs the list of a rank over its stages and channels
@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from unidist.timeline import Recorder
-from unidist_pipeline.execution.agreed import Message
 from unidist_pipeline.execution.channels import Channels
+from unidist_pipeline.execution.messages import Message
 from unidist_pipeline.schedules.facts import ACTIVATION_AT, GRADIENT, GRADIENT_AT, OUTPUT, Fact, delivered_by
 from unidist_pipeline.schedules.model import COMPUTE, RECEIVES, SENDS, Action, ActionKind, Schedule
 
@@ -22,26 +22,26 @@ FORWARD_KINDS = frozenset((ActionKind.FORWARD, ActionKind.SEND_ACTIVATION, Actio
 class Stage(ABC):
     """One stage of a model on this rank. Micro-batches are numbered from 0 in each run.
 
-    The stage knows the run's micro-batches (inputs and targets, which every rank has) from whoever made it. Between
-    `forward` and the last backward of a micro-batch it keeps what it needs.
+    The stage is created with the run's micro-batches (inputs and targets, which every rank has). Between `forward` and
+    the last backward of a micro-batch it keeps what it needs.
     """
 
     @abstractmethod
     def forward(self, microbatch: int, received: Message | None) -> Message | None:
-        """Compute the stage forward.
+        """Compute the stage's forward pass.
 
         Args:
             microbatch: which.
-            received: what the stage before passed on; None for the first stage. Its tensors are the stage's own.
+            received: message of the stage before; None for the first stage. Its tensors belong to the stage.
 
         Returns:
-            What the next stage gets: the form's `needs_gradient` says for which tensors `backward` gets a gradient.
-            None from the last stage, which keeps its outputs and the loss.
+            The message for the next stage: the form's `needs_gradient` says for which tensors `backward` gets a
+            gradient. None from the last stage, which keeps its outputs and the loss.
         """
 
     @abstractmethod
     def backward(self, microbatch: int, gradients: Message | None) -> Message | None:
-        """Compute gradients of the stage's weights, added up by the stage, and of what it has received.
+        """Compute gradients of the stage's weights, which the stage adds up, and of the tensors that it received.
 
         Args:
             microbatch: which.
@@ -50,19 +50,19 @@ class Stage(ABC):
 
         Returns:
             Gradients for the received tensors with `needs_gradient`: the structure is a tuple of bools, one for each of
-            these, whether there is a gradient; the tensors are those that there are. None from the first stage.
+            these, whether it has a gradient; the tensors are the existing ones. None from the first stage.
         """
 
     @abstractmethod
     def backward_input(self, microbatch: int, gradients: Message | None) -> Message | None:
-        """Compute the part of `backward` for which the stage before waits; arguments and result as there."""
+        """Compute the part of `backward` that the stage before waits for; arguments and result as there."""
 
     @abstractmethod
     def backward_weight(self, microbatch: int) -> None:
         """Compute the rest, after `backward_input`: gradients of the weights."""
 
     def reduce(self) -> None:  # noqa: B027 - nothing to do before the end of the run is a valid answer
-        """Called after the stage's last weight gradient: they may be exchanged from now on."""
+        """Called after the stage's last weight gradient: its gradients may be exchanged from now on."""
 
 
 class Executor:
@@ -81,15 +81,15 @@ class Executor:
         self._made: dict[Fact, Message] = {}
 
     def run(self, schedule: Schedule, rank: int, *, forward_only: bool = False) -> None:
-        """Run the list of `rank`, after `Channels.begin`. Every rank of the pipeline runs its own.
+        """Run the list of `rank`, after `Channels.begin_run`. Every rank of the pipeline runs its list.
 
         Args:
             schedule: for all ranks, equal on each.
             rank: in the pipeline.
-            forward_only: leave everything out that belongs to backward passes.
+            forward_only: skip everything that belongs to backward passes.
 
         Raises:
-            PeerLostError: another rank is lost, or could not go on.
+            PeerLostError: another rank is lost, or cannot continue.
         """
         self._made.clear()
         actions = schedule.ranks[rank]
@@ -101,7 +101,7 @@ class Executor:
             except Exception as error:
                 error.add_note(f"in action {index} of rank {rank} of the pipeline, {action} of {schedule.name}")
                 raise
-        self._channels.finish()
+        self._channels.wait_sends()
         assert not self._made, f"made and never used: {list(self._made)}"
 
     def _do(self, action: Action, schedule: Schedule) -> None:
@@ -153,4 +153,4 @@ class Executor:
             return None
         if placement[neighbour] == placement[number]:
             return self._made.pop((OUTPUT if is_forward else GRADIENT, neighbour, microbatch))
-        return self._channels.take((ACTIVATION_AT if is_forward else GRADIENT_AT, number, microbatch))
+        return self._channels.wait_for((ACTIVATION_AT if is_forward else GRADIENT_AT, number, microbatch))

@@ -1,4 +1,4 @@
-"""How a batch becomes micro-batches: sizes, as equal as possible, larger ones first."""
+"""Sizes of micro-batches: as equal as possible, larger ones first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from unidist.errors import UsageError
 
 
 def sizes(num_samples: int, num_microbatches: int) -> list[int]:
-    """Return the samples of each micro-batch; fewer micro-batches if there are fewer samples.
+    """Return the number of samples of each micro-batch; fewer micro-batches if there are too few samples.
 
     >>> sizes(10, 4)
     [3, 3, 2, 2]

@@ -1,4 +1,4 @@
-"""One rank of a pipeline: its place, its channels, its schedules, and what happens when it cannot go on."""
+"""One rank of a pipeline: its place, its channels, its schedules, and how its errors end the other ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import PeerLostError, PluginError
 from unidist.negotiation.objects import gather_objects
-from unidist_pipeline.execution.agreed import Form, Message
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
+from unidist_pipeline.execution.messages import Form, Message
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class PipelineRank:
-    """What the frameworks' runners share. Collective over the pipeline when it is made.
+    """The framework-free part of a runner. Creation is collective over the pipeline.
 
     Args:
         context: the runtime.
         strategy: the user's choices.
-        framework: whose tensors pass between the stages.
-        memory: where they lie on this rank ("host", "cuda:0").
+        framework: of the tensors that pass between the stages.
+        memory: of these tensors on this rank ("host", "cuda:0").
 
     Attributes:
         rank: place along the pipeline.
@@ -52,7 +52,7 @@ class PipelineRank:
         self.channels = Channels(communicators, framework, memory=memory)
 
     def schedule(self, num_microbatches: int) -> Schedule:
-        """Return the schedule for so many micro-batches.
+        """Return the schedule for a number of micro-batches.
 
         Raises:
             PluginError: it places the stages elsewhere than the one by which the model was divided.
@@ -78,24 +78,24 @@ class PipelineRank:
         renews: bool = False,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """Run one step over this rank's stages. Every rank of the pipeline calls it alike, inside of `guarded`.
+        """Run one step over this rank's stages. Every rank of the pipeline makes the same call, within `guarded`.
 
         Args:
             stages: this rank's, by number.
-            description: see `Channels.begin`; what the run is for belongs to it.
-            keys: the form of each micro-batch's inputs, see `Channels.begin`. Their number is that of micro-batches.
+            description: see `Channels.begin_run`; includes the purpose of the run.
+            keys: the form of each micro-batch's inputs, see `Channels.begin_run`. One for each micro-batch.
             forward_only: no backward passes.
-            renews: see `Channels.begin`.
-            before: called when it is known that all ranks do the same.
+            renews: see `Channels.begin_run`.
+            before: called when it is certain that all ranks do the same.
         """
-        self.channels.begin(description, keys, renews=renews)
+        self.channels.begin_run(description, keys, renews=renews)
         if before is not None:
             before()
         executor = Executor(self.channels, stages, self._context.recorder)
         executor.run(self.schedule(len(keys)), self.rank, forward_only=forward_only)
 
     def from_last(self, values: Sequence[float]) -> list[float]:
-        """Return the numbers of the rank that has the last stage, on every rank of the pipeline. Collective.
+        """Broadcast numbers from the rank of the last stage to every rank of the pipeline. Collective.
 
         Args:
             values: that rank's; elsewhere equally many, which are ignored.
@@ -108,7 +108,7 @@ class PipelineRank:
         return list(numbers)
 
     def message_from_last(self, message: Message | None) -> Message:
-        """Return a message of the rank that has the last stage, on every rank of the pipeline. Collective.
+        """Broadcast a message from the rank of the last stage to every rank of the pipeline. Collective.
 
         Args:
             message: that rank's; elsewhere ignored.
@@ -131,9 +131,9 @@ class PipelineRank:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """If this rank raises inside of the block, every other rank ends with PeerLostError that names it.
+        """If this rank raises within the block, every other rank ends with a PeerLostError that names it.
 
-        All ranks that take part in the step, those of other pipelines beside this one too: they would wait for it when
+        That includes all ranks that take part in the step, those of other pipelines too: they would wait for it when
         gradients are exchanged.
         """
         try:

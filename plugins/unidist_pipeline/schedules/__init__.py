@@ -1,1 +1,43 @@
-"""TODO."""
+"""Schedules of pipeline parallelism as data: built, validated, found by name, read from files and written to them.
+
+`model` defines a schedule; `classic`, `zero_bubble` and `v_shape` make ours through `builder`. Loaded by the launcher:
+imports the core's errors and registry only, no numpy and no framework.
+"""
+
+from __future__ import annotations
+
+from unidist_pipeline.schedules.builder import complete, with_gathers
+from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.execution_model import Messages
+from unidist_pipeline.schedules.files import read_schedule, write_schedule
+from unidist_pipeline.schedules.model import (
+    Action,
+    ActionKind,
+    PipelineSize,
+    Schedule,
+    ScheduleError,
+    parse_action,
+    round_robin,
+    v_shaped,
+)
+from unidist_pipeline.schedules.registration import ScheduleSpec
+from unidist_pipeline.schedules.validation import validate
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "Messages",
+    "PipelineSize",
+    "Schedule",
+    "ScheduleError",
+    "ScheduleSpec",
+    "build_schedule",
+    "complete",
+    "parse_action",
+    "read_schedule",
+    "round_robin",
+    "v_shaped",
+    "validate",
+    "with_gathers",
+    "write_schedule",
+]

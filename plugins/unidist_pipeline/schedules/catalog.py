@@ -1,4 +1,4 @@
-"""Schedules by name: from the registry, made for a size, and checked whoever made them."""
+"""Schedules by name: looked up in the registry, built for a size, and validated, including those of other plugins."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def build_schedule(
     num_microbatches: int,
     stages_per_rank: int | None = None,
 ) -> Schedule:
-    """Return the schedule called `name`, made for a size and validated. Pure: every rank gets the same.
+    """Return the schedule called `name`, built for a size and validated. Pure: every rank gets the same.
 
     Args:
         name: as registered.
         registry: `PluginManager.schedules`.
         num_ranks: ranks of the pipeline.
         num_microbatches: pieces of the batch.
-        stages_per_rank: stages on each rank; default: what the schedule is registered with.
+        stages_per_rank: stages on each rank; default: the schedule's own.
 
     Raises:
         ConfigurationError: there is no such schedule, or it does not exist for this size.
-        PluginError: what the plugin registered is no function that returns a schedule, or the schedule is invalid.
+        PluginError: what the plugin registered is not a function that returns a schedule, or the schedule is invalid.
     """
     spec = registry.get(name, hint="`unidist pipeline list` shows them.")
     size = PipelineSize(

@@ -7,7 +7,7 @@ the part of the time in which a rank is idle is (p-1)/(vm+p-1).
 from __future__ import annotations
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.building import complete
+from unidist_pipeline.schedules.builder import complete
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule, round_robin
 
 

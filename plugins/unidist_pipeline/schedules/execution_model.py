@@ -11,7 +11,7 @@ from unidist_pipeline.schedules.playback import Step
 
 
 class Messages(StrEnum):
-    """Who waits at a message."""
+    """When executors wait at a message."""
 
     ASYNCHRONOUS = "asynchronous"
     """Nobody: computing waits for what it needs. Messages are under way while ranks compute."""
@@ -24,7 +24,7 @@ class Messages(StrEnum):
 def steps_of(
     schedule: Schedule, messages: Messages, *, duration: Callable[[Action], float] = lambda action: 0.0
 ) -> list[list[Step]]:
-    """Return the schedule for `_playback.play`, one step for each action.
+    """Return the schedule for `playback.play`, one step for each action.
 
     Args:
         schedule: one whose receives come before what needs them, as `validate` demands.

@@ -1,7 +1,7 @@
-"""What each action needs to be known before it starts, and what is known after it: the rules of a pipeline.
+"""The rules of a pipeline: preconditions and results of each action, as facts.
 
 A fact is a triple of a word, a stage and a micro-batch: ("output", 2, 0) says that the output of stage 2 for
-micro-batch 0 is there, ("gradient", 2, 0) that the gradient of its input is, and ("activation at", 3, 0) that a
+micro-batch 0 is available, ("gradient", 2, 0) that the gradient of its input is, and ("activation at", 3, 0) that a
 message has brought stage 3 its input.
 """
 
@@ -32,12 +32,12 @@ def made_by(action: Action) -> Fact | None:
 
 
 def needed_by(action: Action, placement: Sequence[int], *, by_message: bool) -> tuple[Fact, ...]:
-    """Return what computing `action` needs from other actions.
+    """Return the facts that computing `action` needs from other actions.
 
     Args:
         action: one that computes.
         placement: the rank of each stage.
-        by_message: what another rank makes comes by a message; False: it is there as soon as it is made.
+        by_message: results of another rank arrive by a message; False: they are available as soon as they are made.
     """
     stage, microbatch = action.stage, _microbatch(action)
     if action.kind is ActionKind.FORWARD:
@@ -73,7 +73,7 @@ def delivered_by(action: Action) -> Fact:
 
 
 def awaited_by(action: Action) -> Fact:
-    """Return the fact that the receiver of a message stands at its receive."""
+    """Return the fact that the receiver of a message has reached its receive."""
     word, stage, microbatch = delivered_by(action)
     return (READY_FOR_ACTIVATION if word == ACTIVATION_AT else READY_FOR_GRADIENT, stage, microbatch)
 

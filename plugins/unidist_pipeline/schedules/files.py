@@ -1,9 +1,9 @@
-"""Schedules in files, YAML or JSON (by the name's ending): to look at, to change by hand, to take from other programs.
+"""Schedules in YAML or JSON files (by file extension): to inspect, to edit by hand, to import from other programs.
 
     schedule: my-own                # a name for drawings
     microbatches: 2
     placement: [0, 1]               # the rank of each stage
-    ranks:                          # what each rank does, in order; see schedule.py for the notation
+    ranks:                          # what each rank does, in order; see `schedules.model` for the notation
       - 0F0 0F1 0B0 0B1
       - 1F0 1B0 1F1 1B1
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unidist.errors import ConfigurationError, unknown_choice
-from unidist_pipeline.schedules.building import complete
+from unidist_pipeline.schedules.builder import complete
 from unidist_pipeline.schedules.model import (
     COMPUTE,
     Action,

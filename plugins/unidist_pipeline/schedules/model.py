@@ -15,7 +15,7 @@ What an executor does with a list, action by action:
 - A message carries all that a stage passes on for one micro-batch. Messages between two ranks come in the order of
   their sends, and the receives stand in the same order, so they need no other mark.
 
-A list is also free of deadlock for an executor that waits at every message for the other side: see `validation.py`.
+A list is also free of deadlock for an executor that waits at every message for the other side: see `validation`.
 What skips stages (a skip connection) travels through the stages between.
 """
 
@@ -32,10 +32,10 @@ from unidist.errors import ConfigurationError, UsageError
 
 
 class ScheduleError(UsageError):
-    """A schedule breaks a rule: mend the function or the file that made it.
+    """A schedule breaks a rule: fix the function or the file that made it.
 
     Attributes:
-        rank: the rank of the pipeline at which it was found; None where it concerns no single one.
+        rank: the rank of the pipeline with the error; None if it concerns several.
         stage: the stage, likewise.
         microbatch: the micro-batch, likewise.
     """
@@ -48,7 +48,7 @@ class ScheduleError(UsageError):
 
 
 class ActionKind(StrEnum):
-    """What an action does."""
+    """Kinds of actions."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -73,13 +73,13 @@ _NOTATION = re.compile(r"(\d+)([A-Z_]+?)(\d*)")
 
 
 class Action(NamedTuple):
-    """One thing that a rank does.
+    """One action of a rank.
 
     Attributes:
-        kind: what.
-        stage: of the rank that does it: `SEND_F` of stage 2 sends that stage's output, `RECV_F` of stage 3 receives it.
+        kind: of the action.
+        stage: of the rank: `SEND_F` of stage 2 sends that stage's output, `RECV_F` of stage 3 receives it.
         microbatch: from 0; None for the kinds in `WHOLE_STAGE`.
-        peer: of a message, the rank of the pipeline at its other end; None otherwise.
+        peer: of a message, the rank of the pipeline at its other end; otherwise None.
     """
 
     kind: ActionKind
@@ -109,7 +109,7 @@ def parse_action(text: str) -> Action:
 
 @dataclass(frozen=True)
 class PipelineSize:
-    """For what a schedule is made.
+    """The size that a schedule is built for.
 
     Args:
         num_ranks: ranks of the pipeline.
@@ -137,7 +137,7 @@ class PipelineSize:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every rank of a pipeline does in one step. Made by `building.complete`, checked by `validation.validate`.
+    """The actions of every rank of a pipeline in one step. Built by `complete`, checked by `validate`.
 
     Args:
         name: for lists and drawings.

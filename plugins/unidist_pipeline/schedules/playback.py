@@ -1,6 +1,6 @@
-"""Goes through lists of steps, one list for each rank, in the order that their needs allow.
+"""Plays lists of steps, one list for each rank, in the order that their dependencies allow.
 
-The time that this takes is in proportion to the number of steps.
+Takes time in proportion to the number of steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Step(NamedTuple):
     """One step of a rank.
 
     Attributes:
-        needs: facts that must be known before it starts.
-        gives: the fact that is known when it has ended; None for none.
+        needs: facts that must hold before it starts.
+        gives: the fact that holds when it has ended; None for none.
         duration: from start to end.
-        announces: a fact that is known when the rank has come to this step, before it starts; None for none.
-        delay: time between the end and `gives` becoming known.
+        announces: a fact that holds when the rank has reached this step, before it starts; None for none.
+        delay: time between the end and the moment from which `gives` holds.
     """
 
     needs: tuple[Fact, ...] = ()
@@ -33,12 +33,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Playback:
-    """How it went.
+    """The result of playing.
 
     Attributes:
-        starts: start of each step of each rank, as far as the rank came.
+        starts: start of each step of each rank, as far as the rank got.
         ends: likewise the ends.
-        stuck: for each rank that did not come to its end, the index of its step and a fact that never became known.
+        stuck: for each rank that did not finish, the index of its step and a fact that never held.
     """
 
     starts: list[list[float]]
@@ -47,7 +47,7 @@ class Playback:
 
 
 def play(ranks: Sequence[Sequence[Step]]) -> Playback:
-    """Run every list in its order; each step as soon as its rank and all that it needs are ready."""
+    """Run every list in order; each step as soon as its rank is free and all facts that it needs hold."""
     known: dict[Fact, float] = {}
     waiting: dict[Fact, list[int]] = {}
     starts: list[list[float]] = [[] for _ in ranks]

@@ -1,4 +1,4 @@
-"""How schedules are registered: a kind of plugin that this package adds to those of the core."""
+"""Registration of schedules: a kind of plugin that this package adds to those of the core."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ and of the activations of one stage:
 from __future__ import annotations
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.building import complete
+from unidist_pipeline.schedules.builder import complete
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule, v_shaped
 
 _PERIOD = 6

@@ -1,4 +1,4 @@
-"""Checks that a schedule computes one step of training, and that no executor can come to a standstill.
+"""Checks that a schedule computes one training step, and that no executor can deadlock.
 
 - Each stage computes each micro-batch once forward and once backward, in this order; the gradient of the weights comes
   exactly once, in a full backward or after the backward for the input.

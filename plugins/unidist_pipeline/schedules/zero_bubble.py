@@ -16,7 +16,7 @@ It holds from p (zb-h1) or 2p-1 (zb-h2) micro-batches on.
 from __future__ import annotations
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.building import complete
+from unidist_pipeline.schedules.builder import complete
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule, round_robin
 
 

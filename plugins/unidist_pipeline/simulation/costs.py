@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: time and memory, alike for all stages or one by one."""
+"""Costs of the actions of a schedule: time and memory, equal for all stages or one by one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PerStage = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in any unit, one and the same; memory in another one.
+    """Times in any single unit; memory in any other.
 
     Args:
         forward: time of a forward.
         backward: time of a full backward.
-        backward_weight: the part of `backward` that the gradient of the weights takes. Default: half of it.
-        message: time from the end of an action until another rank has what it made.
-        reduce: time of the exchange of a stage's gradients. It goes on beside what the rank computes.
-        gather: time until a stage's gathered parameters are there, likewise.
+        backward_weight: the part of `backward` spent on the gradient of the weights. Default: half of it.
+        message: time from the end of an action until another rank has its result.
+        reduce: time of the exchange of a stage's gradients. It overlaps with computing.
+        gather: time until a stage's gathered parameters are available, likewise.
         activation: memory that a stage holds of a micro-batch from its forward to the end of its backward.
         kept_for_weight: the part of `activation` that is still held between the backward for the input and that for the
             weights.

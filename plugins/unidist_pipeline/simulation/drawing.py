@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unidist_pipeline.schedules.model import Action, ActionKind
-from unidist_pipeline.simulation.simulate import Simulation
+from unidist_pipeline.simulation.simulator import Simulation
 
 _STYLES = {
     ActionKind.FORWARD: ("black on bright_blue", "white on blue"),
@@ -28,9 +28,9 @@ MAX_ROWS = 40
 
 
 class Chart:
-    """What rich prints: the chart as wide as the console, then the figures.
+    """A rich renderable: the chart as wide as the console, then the figures.
 
-    `F3` is the forward of micro-batch 3, on the rank's first stage; `F3'` on its second. A letter alone stands where
+    `F3` is the forward of micro-batch 3, on the rank's first stage; `F3'` on its second. A letter alone is shown if
     there is no room for the number, a dot for time in which the rank does not compute. Of more than `MAX_ROWS` ranks,
     the first and the last are shown.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.model import ActionKind
 from unidist_pipeline.simulation.drawing import headline, shown_ranks
-from unidist_pipeline.simulation.simulate import Simulation
+from unidist_pipeline.simulation.simulator import Simulation
 
 _COLOURS = {
     ActionKind.FORWARD: ("#8fb8de", "#5b8ec4", "forward"),

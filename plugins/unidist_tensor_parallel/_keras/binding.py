@@ -13,27 +13,27 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError
-from unidist_tensor_parallel._keras.axis import TensorAxis
-from unidist_tensor_parallel._keras.describe import candidates, described, heads_of, why_whole
+from unidist_tensor_parallel._keras.describe import candidates, describe, heads_of, why_whole
 from unidist_tensor_parallel._keras.flow import Flow, is_element_wise
-from unidist_tensor_parallel._keras.layers import (
+from unidist_tensor_parallel._keras.layers.axis import TensorAxis
+from unidist_tensor_parallel._keras.layers.cut import (
     ATTENTIONS,
     DENSE,
     EMBEDDING,
     AttentionByHeads,
     Column,
     CutLayer,
+    CutSpec,
     EinsumRow,
     Row,
-    Share,
     VocabularyEmbedding,
     become,
     cut_variable,
 )
 from unidist_tensor_parallel._keras.sequence import cut_blocks, find_blocks
 from unidist_tensor_parallel.binding import TensorBinding
-from unidist_tensor_parallel.layout.layout import AXIS, Cut, Heads, even
-from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, report
+from unidist_tensor_parallel.layout.cuts import AXIS, Cut, Heads, even
+from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, report
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.memory import array_of, buffer_of_array
 
@@ -45,11 +45,11 @@ _SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between t
 _DENSE_ROLES = (Role.COLUMN, Role.COLUMN_GATHER, Role.ROW, Role.ROW_SPLIT, Role.VOCABULARY)
 
 
-class TensorPlaces(PlacesParameters):
-    """Where the variables of a cut model belong.
+class TensorPlacements(PlacesParameters):
+    """Placements of a cut model's variables.
 
     Args:
-        inner: where they belong before they are cut.
+        inner: before they are cut.
         size: ranks of the axis.
     """
 
@@ -60,7 +60,7 @@ class TensorPlaces(PlacesParameters):
         self._cut: set[str] = set()
 
     def add(self, stable_path: str, path: str, placement: Placement) -> None:
-        """Note a variable that is cut; the path that Keras gives it may be another one's stable path."""
+        """Record a cut variable; the path that Keras gives it may be another one's stable path."""
         self._placements[stable_path] = placement
         self._cut.add(path)
 
@@ -69,7 +69,7 @@ class TensorPlaces(PlacesParameters):
         return self._placements.get(path) or self._inner.placement(path, shape, dtype)
 
     def copies(self, path: str) -> int:
-        """See `PlacesParameters.copies`: what is not cut is on every rank. The path is the one that Keras gives."""
+        """See `PlacesParameters.copies`: variables that are not cut are on every rank. The path is Keras' own."""
         return self._inner.copies(path) * (1 if path in self._cut else self._size)
 
 
@@ -88,35 +88,35 @@ class KerasTensor(TensorBinding):
         flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
         assignment = _assignment(strategy, layers, flow)
         axis = TensorAxis(context.new_communicator(AXIS))
-        places = TensorPlaces(placements_of(model), axis.size)
+        placements = TensorPlacements(placements_of(model), axis.size)
         rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
         expected = [blocks.computed() for blocks in rows]
-        cutting = _Cutting(
-            model, axis, places, {identity: blocks.axis for blocks in rows for identity in blocks.inside}
+        cutter = _Cutter(
+            model, axis, placements, {identity: blocks.axis for blocks in rows for identity in blocks.inside}
         )
         total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
         for path, role in assignment.roles.items():
-            cutting.cut(path, layers[path], role)
+            cutter.cut(path, layers[path], role)
         for blocks, outputs in zip(rows, expected, strict=True):
-            cut_blocks(blocks, cutting.variables)
+            cut_blocks(blocks, cutter.variables)
             blocks.check(outputs)
             count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
             assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
         different = set().union(*(blocks.inside for blocks in rows))
         _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
         if context.topology.rank == 0:
-            figures = {"cut": cutting.elements, "total": total, "size": axis.size}
+            figures = {"cut": cutter.elements, "total": total, "size": axis.size}
             text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
             print(text, file=sys.stderr, flush=True)
-        setattr(model, CARRIED, places)
+        setattr(model, CARRIED, placements)
         return model
 
 
 def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assignment:
-    """Return which layer becomes what."""
-    plan = strategy.roles()
-    if plan is None:
-        found = automatic(described(layers, flow), strategy.size)
+    """Return the roles of the layers."""
+    patterns = strategy.roles()
+    if patterns is None:
+        found = automatic(describe(layers, flow), strategy.size)
         for why in flow.failures.values():
             found.reasons.setdefault("(inside of a layer)", why)
         if not found.roles:
@@ -127,7 +127,7 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
             )
         return found
     given: dict[str, Role] = {
-        path: role for path, role in assign(plan, list(layers)).items() if role is not Role.REPLICATE
+        path: role for path, role in assign(patterns, list(layers)).items() if role is not Role.REPLICATE
     }
     found = Assignment(roles=given)
     for path, role in given.items():
@@ -158,7 +158,7 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
 
 
 def _check_pairs(roles: Mapping[str, Role], layers: Mapping[str, Any], flow: Flow) -> None:
-    """Raise where cut outputs would go to a layer that takes whole ones, or the other way round."""
+    """Raise if cut outputs would go to a layer that takes whole ones, or the other way round."""
     paths = {id(layer): path for path, layer in layers.items()}
     for path, role in roles.items():
         if role is Role.COLUMN and flow.is_output(layers[path]):
@@ -176,54 +176,56 @@ def _check_pairs(roles: Mapping[str, Role], layers: Mapping[str, Any], flow: Flo
                 )
 
 
-class _Cutting:
+class _Cutter:
     """Cuts layers one by one.
 
     Args:
-        model: that they are of.
+        model: that they belong to.
         axis: the exchanges.
-        places: is told of every variable that is cut.
-        axes: by identity, of layers that exchange otherwise.
+        placements: gets every variable that is cut.
+        axes: by identity, of layers with other exchanges.
 
     Attributes:
         elements: of all variables that are cut.
         variables: their identities.
     """
 
-    def __init__(self, model: Any, axis: TensorAxis, places: TensorPlaces, axes: Mapping[int, TensorAxis]) -> None:
+    def __init__(
+        self, model: Any, axis: TensorAxis, placements: TensorPlacements, axes: Mapping[int, TensorAxis]
+    ) -> None:
         self.elements = 0
         self.variables: set[int] = set()
         self._axes = axes
         self._axis = axis
-        self._places = places
+        self._placements = placements
         self._paths = {id(variable): path for path, variable in stable_paths(model.weights).items()}
 
     def cut(self, path: str, layer: Any, role: Role) -> None:
-        """Let a layer have a role."""
+        """Cut a layer by its role."""
         if isinstance(layer, ATTENTIONS):
             self._attention(path, layer)
         elif isinstance(layer, EMBEDDING):
             rows = even(0, layer.input_dim, self._axis.size, what=f"rows of {path}")
             self._variable(layer.embeddings, rows)
-            become(layer, VocabularyEmbedding, Share(self._axis, rows.counts))
+            become(layer, VocabularyEmbedding, CutSpec(self._axis, rows.counts))
         elif role in (Role.ROW, Role.ROW_SPLIT):
             rows = even(0, layer.kernel.shape[0], self._axis.size, what=f"inputs of {path}")
             self._variable(layer.kernel, rows)
-            self._become_row(layer, Row, Share(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
+            self._become_row(layer, Row, CutSpec(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
         else:
             columns = even(1, layer.kernel.shape[1], self._axis.size, what=f"outputs of {path}")
             self._variable(layer.kernel, columns)
             if layer.bias is not None:
                 self._variable(layer.bias, columns.along(0))
-            become(layer, Column, Share(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
+            become(layer, Column, CutSpec(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
 
     def _axis_of(self, layer: Any) -> TensorAxis:
         return self._axes.get(id(layer), self._axis)
 
-    def _become_row(self, layer: Any, role: type[CutLayer], share: Share) -> None:
-        become(layer, role, share)
-        if not share.splits:
-            layer.input_spec = keras.InputSpec(min_ndim=2, axes={-1: share.own})
+    def _become_row(self, layer: Any, role: type[CutLayer], spec: CutSpec) -> None:
+        become(layer, role, spec)
+        if not spec.splits:
+            layer.input_spec = keras.InputSpec(min_ndim=2, axes={-1: spec.own})
 
     def _attention(self, path: str, layer: Any) -> None:
         heads, kv_heads = heads_of(layer)
@@ -239,16 +241,16 @@ class _Cutting:
                 self._variable(projection.bias, cut.along(0))
         output = layer._output_dense
         self._variable(output.kernel, queries.along(0))
-        share = Share(self._axis_of(layer), queries.counts)
-        become(output, EinsumRow, share)
-        become(layer, AttentionByHeads, share)
+        spec = CutSpec(self._axis_of(layer), queries.counts)
+        become(output, EinsumRow, spec)
+        become(layer, AttentionByHeads, spec)
 
     def _variable(self, variable: Any, cut: Cut) -> None:
         shape = tuple(variable.shape)
         [box] = cut.boxes(shape, self._axis.rank)
         stable, path = self._paths[id(variable)], str(variable.path)
-        whole = self._places.placement(stable, shape, DType(np.dtype(variable.dtype).name))
-        self._places.add(stable, path, Placement(whole.name, shape, box))
+        whole = self._placements.placement(stable, shape, DType(np.dtype(variable.dtype).name))
+        self._placements.add(stable, path, Placement(whole.name, shape, box))
         self.elements += int(np.prod(shape))
         self.variables.add(id(variable))
         part = np.take(np.asarray(variable.value), cut.indices(self._axis.rank), axis=cut.dim)
@@ -258,16 +260,16 @@ class _Cutting:
 def _separate_seeds(
     model: Any, cut: Sequence[Any], flow: Flow, context: RuntimeAPI, axis: TensorAxis, different: Iterable[int]
 ) -> None:
-    """Let random numbers be equal where all ranks compute the same, and different where each has a part.
+    """Make random numbers equal where all ranks compute the same, and different where each computes a part.
 
-    Seeds are taken from the first rank of the axis. Those of dropouts within a cut attention, and between a column and
-    a row layer, are moved by the rank, and those of other layers that are `different`.
+    Seeds are copied from the first rank of the axis. Those of dropouts within a cut attention, between a column and a
+    row layer, and in layers of `different` are then shifted by the rank.
     """
     own = set(different)
     for layer in cut:
         if isinstance(layer, ATTENTIONS):
             own |= {id(each) for each in layer._flatten_layers(include_self=False)}
-        elif isinstance(layer, DENSE) and isinstance(layer, Column) and not layer._share.gathers:
+        elif isinstance(layer, DENSE) and isinstance(layer, Column) and not layer._cut_spec.gathers:
             own |= {id(each) for each in flow.between(layer)}
     group = context.axis(AXIS)
     for layer in model._flatten_layers():

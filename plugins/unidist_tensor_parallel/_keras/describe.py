@@ -1,4 +1,4 @@
-"""The layers of a Keras model that might be cut, as a plan sees them."""
+"""Describes the layers of a Keras model that might be cut, for `layout.roles.automatic`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from unidist_tensor_parallel._keras.flow import OUTSIDE, Flow, is_element_wise
-from unidist_tensor_parallel._keras.layers import ATTENTIONS, DENSE, EMBEDDING, KINDS
-from unidist_tensor_parallel.layout.plan import Kind, Layer
+from unidist_tensor_parallel._keras.layers.cut import ATTENTIONS, DENSE, EMBEDDING, KINDS
+from unidist_tensor_parallel.layout.roles import Kind, Layer
 from unidist_tensorflow.checkpoint.names import stable_paths
 
 
@@ -29,7 +29,7 @@ def candidates(model: Any) -> dict[str, Any]:
     return {path: layer for path, layer in found.items() if id(layer) not in inside}
 
 
-def described(layers: Mapping[str, Any], flow: Flow) -> list[Layer]:
+def describe(layers: Mapping[str, Any], flow: Flow) -> list[Layer]:
     """Describe layers; see `Layer`."""
     paths = {id(layer): path for path, layer in layers.items()}
     found = []
@@ -73,7 +73,7 @@ def why_whole(layer: Any) -> str:
 
 
 def _feeds(layer: Any, flow: Flow, paths: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Return the linear layers that a layer feeds, "" for all else; a sum with something whole is no feeding."""
+    """Return the linear layers that a layer feeds, "" for everything else; adding a whole tensor does not count."""
     found = set()
     for destination in flow.destinations(layer):
         linear = destination is not OUTSIDE and isinstance(destination, DENSE)

@@ -1,8 +1,8 @@
-"""Where the outputs of a Keras model's layers go: its graph, with composite layers opened by calling them on symbols.
+"""Users of the outputs of a Keras model's layers: its graph, with composite layers opened by calls on symbols.
 
-A Functional or Sequential model has a graph. A layer or a model of the script's own has none: its `call` is given
-symbolic tensors, and what it calls leaves nodes. Where that fails (it uses TensorFlow functions), the layers inside are
-not known to feed anything, and stay whole unless the user gives them a role.
+A Functional or Sequential model has a graph. A layer or a model of the script has none: its `call` is given symbolic
+tensors, and what it calls leaves nodes. If that fails (it uses TensorFlow functions), the layers inside are not known
+to feed anything, and stay whole unless the user gives them a role.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def is_element_wise(activation: Any) -> bool:
 
 
 class Flow:
-    """What feeds what in one model.
+    """The data flow of one model.
 
     Args:
         model: built.
-        is_leaf: says of a layer that it is not opened: it may be cut itself.
+        is_leaf: says that a layer is not opened: it may be cut itself.
     """
 
     def __init__(self, model: Any, is_leaf: Callable[[Any], bool]) -> None:
@@ -132,12 +132,12 @@ class Flow:
         return found or {OUTSIDE}
 
     def is_output(self, layer: Any) -> bool:
-        """Say whether the model returns what a leaf gives as it is, and nothing else takes it."""
+        """Say whether the model returns a leaf's output unchanged, and nothing else uses it."""
         keys = {self._key(tensor) for node in self._nodes_of(layer) for tensor in node.output_tensors}
         return bool(keys) and keys <= self._outputs and not any(self._users.get(key) for key in keys)
 
     def follows(self, first: Any, second: Any) -> bool:
-        """Say whether one leaf takes what another one gives, as it is, and nothing else does."""
+        """Say whether one leaf takes another one's output, unchanged, and nothing else does."""
         nodes = self._nodes_of(first)
         if len(nodes) != 1:
             return False
@@ -223,7 +223,7 @@ class Flow:
             self._outputs = {self._key(tensor) for tensor in outputs}
 
     def _trace(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
-        """Note the nodes that lead from `inputs` to `outputs`, those inside of composite layers too."""
+        """Record the nodes between `inputs` and `outputs`, including those inside of composite layers."""
         stop = {id(tensor) for tensor in inputs}
         waiting, seen = list(outputs), set(stop)
         while waiting:
@@ -255,7 +255,7 @@ class Flow:
                 users.append(node)
 
     def _open(self, node: Any) -> bool:
-        """Note what is inside of a composite layer instead of itself; says whether that worked."""
+        """Record the inside of a composite layer in place of it; says whether that worked."""
         graph = _graph_of(node.operation)
         if graph is not None:
             for inner, outer in zip(graph.inputs, node.input_tensors, strict=True):
@@ -272,7 +272,7 @@ class Flow:
         return True
 
     def _alias(self, tensor: Any, other: Any) -> None:
-        """Let a tensor be the same as another one."""
+        """Make two tensors the same."""
         self._kept += [tensor, other]
         if self._key(tensor) == self._key(other):
             return

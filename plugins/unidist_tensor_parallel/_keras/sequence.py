@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_tensor_parallel._keras.axis import SequenceAxis, TensorAxis
 from unidist_tensor_parallel._keras.flow import Flow, is_composite
-from unidist_tensor_parallel._keras.layers import ATTENTIONS, DENSE
-from unidist_tensor_parallel.layout.layout import portions
-from unidist_tensor_parallel.layout.plan import Role
+from unidist_tensor_parallel._keras.layers.axis import SequenceAxis, TensorAxis
+from unidist_tensor_parallel._keras.layers.cut import ATTENTIONS, DENSE
+from unidist_tensor_parallel.layout.cuts import split_counts
+from unidist_tensor_parallel.layout.roles import Role
 
 _FITTING = (Role.COLUMN, Role.ROW, Role.ATTENTION)
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-3}
@@ -29,12 +29,12 @@ _LOOSE = 3e-2  # of 16 bits
 
 @dataclass(frozen=True)
 class Blocks:
-    """A row of blocks, each of which feeds the next and nothing else.
+    """A row of blocks, each of which feeds only the next one.
 
     Args:
         layers: in their order.
-        axis: cuts what is in them.
-        tokens: length of the sequence; None: it may be any.
+        axis: cuts the activations in them.
+        tokens: length of the sequence; None: any.
         width: of the activation.
     """
 
@@ -45,11 +45,11 @@ class Blocks:
 
     @property
     def inside(self) -> set[int]:
-        """Identities of all layers in them."""
+        """Identities of all layers in the blocks."""
         return {id(each) for block in self.layers for each in block._flatten_layers()}
 
     def computed(self) -> Any:
-        """Return what the blocks make of some activation, the same on every rank. Collective once they are cut."""
+        """Return the blocks' output for some activation, the same on every rank. Collective once they are cut."""
         tokens = self.tokens or 2 * self.axis.size
         kind = self.layers[0].compute_dtype
         x = tf.constant(np.random.default_rng(0).normal(size=(1, tokens, self.width)), kind)
@@ -58,7 +58,7 @@ class Blocks:
         return np.asarray(tf.cast(x, tf.float64))
 
     def check(self, expected: Any) -> None:
-        """Raise ConfigurationError unless the blocks, now cut, still make that of the activation. Collective."""
+        """Raise ConfigurationError unless the blocks, now cut, still give the expected output. Collective."""
         try:
             found = self.computed()
         except (tf.errors.InvalidArgumentError, ValueError, TypeError) as exc:
@@ -70,10 +70,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Member:
-    """What a block knows of its row.
+    """The position of a block in its row.
 
     Args:
-        axis: cuts what is in it.
+        axis: cuts the activations in it.
         is_first: it takes a whole activation.
         is_last: it returns one.
         whole: its trainable variables that are not cut: they are used on some of the tokens.
@@ -86,7 +86,7 @@ class Member:
 
 
 class SequenceBlock:
-    """What a block has beside its own class: its part in cutting the activation, and whole gradients."""
+    """Added to a block's class: cuts and gathers the activation, and sums gradients of whole variables."""
 
     _member: Member
 
@@ -100,7 +100,7 @@ class SequenceBlock:
                 "mask_zero (or the Masking layer) out, or sequence"
             )
         if self._member.is_first:
-            x = axis.begin(x)
+            x = axis.cut_tokens(x)
         values = axis.summed_gradients([variable._value for variable in whole])
         with keras.StatelessScope(list(zip(whole, values, strict=True))) as scope:
             outputs = super().call(x, *args, **options)  # type: ignore[misc]  # of the layer's own class
@@ -109,11 +109,11 @@ class SequenceBlock:
             updated = None if id(variable) in ours else scope.get_current_value(variable)
             if updated is not None:
                 variable.assign(updated)
-        return axis.finish(outputs) if self._member.is_last else outputs
+        return axis.gather_tokens(outputs) if self._member.is_last else outputs
 
 
 def find_blocks(model: Any, layers: Mapping[str, Any], roles: Mapping[str, Role], axis: TensorAxis) -> list[Blocks]:
-    """Return the rows of blocks of a model, whole as yet.
+    """Return the rows of blocks of a model, still whole.
 
     Args:
         model: built.
@@ -122,7 +122,7 @@ def find_blocks(model: Any, layers: Mapping[str, Any], roles: Mapping[str, Role]
         axis: the exchanges.
 
     Raises:
-        ConfigurationError: there are none, or something in them would compute something else with some of the tokens.
+        ConfigurationError: there are none, or something in them would compute another result on some of the tokens.
     """
     cut = {id(layers[path]) for path in roles}
     composites = [each for each in _outermost(model) if cut & {id(inner) for inner in each._flatten_layers()}]
@@ -150,13 +150,13 @@ def find_blocks(model: Any, layers: Mapping[str, Any], roles: Mapping[str, Role]
         _, tokens, width = shape
         assert width is not None
         if tokens is not None:
-            portions(tokens, axis.size, what="tokens of a sequence")
+            split_counts(tokens, axis.size, what="tokens of a sequence")
         found.append(Blocks(row, SequenceAxis(axis), tokens, width))
     return found
 
 
 def cut_blocks(blocks: Blocks, cut_variables: set[int]) -> None:
-    """Let activations be cut in blocks, whose layers are cut.
+    """Cut the activations in blocks whose layers are cut.
 
     Args:
         blocks: a row.
@@ -172,7 +172,7 @@ def cut_blocks(blocks: Blocks, cut_variables: set[int]) -> None:
 
 
 def _outermost(layer: Any) -> list[Any]:
-    """Return the layers made of layers that lie in no other one, apart from models."""
+    """Return the layers made of layers that are in no other one, apart from models."""
     found: list[Any] = []
     for each in layer._layers:
         if isinstance(each, keras.Model):
@@ -183,7 +183,7 @@ def _outermost(layer: Any) -> list[Any]:
 
 
 def _rows(composites: Sequence[Any], flow: Flow) -> list[list[Any]]:
-    """Return blocks in rows, each of which begins after something else than a block."""
+    """Return blocks in rows, each of which begins after something other than a block."""
     after = {id(first): second for first in composites for second in composites if flow.follows(first, second)}
     begun = {id(second) for second in after.values()}
     rows = []

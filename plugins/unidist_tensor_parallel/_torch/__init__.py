@@ -1,1 +1,4 @@
-"""TODO."""
+"""Tensor parallelism for PyTorch: finds the layers that can be cut, checks them, and cuts the model in place.
+
+Imports `layers` below, `layout`, the PyTorch adapter and the core. Private.
+"""

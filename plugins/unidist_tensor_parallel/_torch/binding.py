@@ -1,4 +1,4 @@
-"""PyTorch's half of tensor parallelism: cuts a model."""
+"""Tensor parallelism for PyTorch: cuts a model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from unidist.checkpoint.format.interface import CARRIED, placements_of
 from unidist.errors import ConfigurationError
-from unidist_tensor_parallel._torch.cutting import Cutter
+from unidist_tensor_parallel._torch.cutter import Cutter
 from unidist_tensor_parallel._torch.describe import describe, parameter_count
 from unidist_tensor_parallel._torch.guards import install_guards, keep_off_fused_paths
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.sequence import make_sequence_regions
-from unidist_tensor_parallel._torch.probe import attentions, check_outputs, tried
+from unidist_tensor_parallel._torch.probe import check_outputs, find_attentions, try_on_all_ranks
 from unidist_tensor_parallel._torch.tracing import feeds_of
 from unidist_tensor_parallel.binding import TensorBinding
-from unidist_tensor_parallel.layout.layout import AXIS
-from unidist_tensor_parallel.layout.places import CutParameters
-from unidist_tensor_parallel.layout.plan import Assignment, Role, assign, automatic, check_pairs, general, report
+from unidist_tensor_parallel.layout.cut_parameters import CutParameters
+from unidist_tensor_parallel.layout.cuts import AXIS
+from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, check_pairs, general, report
 from unidist_torch.memory import memory_kind
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class TorchTensor(TensorBinding):
                 or "it has no linear layers"
             )
             raise ConfigurationError(
-                f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). "
-                "Say which to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
+                f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say "
+                "which to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
             )
         random = CutRandom(axis)
         others = [name for name in context.mesh.model_axes if name != AXIS]
@@ -67,7 +67,7 @@ class TorchTensor(TensorBinding):
         cutter = Cutter(model, found.roles, regions)
         cutter.cut()
         cutter.check_shared()
-        random.agree()
+        random.synchronize()
         keep_off_fused_paths(model)
         if not others:  # a model that is divided along another axis too is never run as a whole
             install_guards(model, regions[""], random)
@@ -80,26 +80,26 @@ class TorchTensor(TensorBinding):
         return model
 
 
-def assignment(model: torch.nn.Module, plan: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:
-    """Return the roles of a model's layers, as a plan says or found automatically. Collective.
+def assignment(model: torch.nn.Module, patterns: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:
+    """Return the roles of a model's layers, by patterns or found automatically. Collective.
 
     Raises:
         ConfigurationError: a pattern matches nothing, or the roles do not go together.
     """
-    if plan is None:
+    if patterns is None:
         found = automatic(describe(model), axis.size)
     else:
         layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
-        found = Assignment(assign(plan, layers), {})
+        found = Assignment(assign(patterns, layers), {})
         check_pairs(found.roles, feeds_of(model))
         check_outputs(model, found.roles)
     outcomes: dict[object, bool | None] = {}
-    for attention in attentions(model, found.roles):
+    for attention in find_attentions(model, found.roles):
         owner = model.get_submodule(attention.owner)
         key = (type(owner), attention.roles, tuple((name, each.shape) for name, each in owner.named_parameters()))
         if key not in outcomes:
-            outcomes[key] = tried(model, attention, axis)
-        if outcomes[key] is False and plan is not None:
+            outcomes[key] = try_on_all_ranks(model, attention, axis)
+        if outcomes[key] is False and patterns is not None:
             raise ConfigurationError(
                 f"tensor: the attention {attention.owner!r} gives other numbers when "
                 f"{', '.join(attention.paths())} are cut by heads: its forward reshapes by something else "

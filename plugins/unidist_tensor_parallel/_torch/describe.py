@@ -1,4 +1,4 @@
-"""What of a model might be cut, as `_plan.automatic` wants to know it."""
+"""Describes the layers of a model that might be cut, for `layout.roles.automatic`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unidist_tensor_parallel._torch.layers.heads import head_counts
 from unidist_tensor_parallel._torch.layers.linear import LINEARS
 from unidist_tensor_parallel._torch.layers.vocabulary import why_whole
 from unidist_tensor_parallel._torch.tracing import feeds_of
-from unidist_tensor_parallel.layout.plan import Kind, Layer, Role
+from unidist_tensor_parallel.layout.roles import Kind, Layer, Role
 
 _FUSED = {"qkv", "qkv_proj", "c_attn", "wqkv", "in_proj", "to_qkv", "attn_qkv", "query_key_value"}
 _SEPARATE = [
@@ -75,9 +75,9 @@ def _subclass(module: nn.Module) -> str:
 
 
 def _attention_roles(modules: dict[str, nn.Module]) -> dict[str, tuple[Role, int]]:
-    """Return roles, and the number of heads, of linear layers that a module combines to an attention itself.
+    """Return roles and number of heads of linear layers that a module combines to an attention in its own code.
 
-    Told by names, and by a count of heads in the module; each parent has projections and one output layer.
+    Recognized by names, and by a count of heads in the module; each parent has projections and one output layer.
     """
     found: dict[str, tuple[Role, int]] = {}
     for parent, module in modules.items():

@@ -1,4 +1,4 @@
-"""What keeps a cut model from computing something else than the whole one, and says what is wrong."""
+"""Guards that raise or prevent it when a cut model would compute something else than the whole one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unidist_tensor_parallel._torch.layers.region import Region
 
 
 def keep_off_fused_paths(model: nn.Module) -> None:
-    """Keep torch's encoders from fused kernels of inference, which read the parameters themselves, past the layers."""
+    """Keep torch's encoders from fused inference kernels, which read the parameters directly and bypass the layers."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
@@ -24,13 +24,13 @@ def keep_off_fused_paths(model: nn.Module) -> None:
 
 
 def install_guards(model: nn.Module, region: Region, random: CutRandom) -> None:
-    """Let the model end cut regions that an error has left open, and compare its first inputs over the ranks."""
+    """Let the model close cut regions that an error has left open, and compare its first inputs over the ranks."""
     model.register_forward_pre_hook(_Inputs(region, random), with_kwargs=True)
     model.register_forward_hook(lambda *_: random.end(), always_call=True)
 
 
 class _Inputs:
-    """Before the model runs: nothing is left open; and at first, all ranks of the axis have the same inputs."""
+    """Hook before the model runs: closes open regions, and at first checks that all ranks have the same inputs."""
 
     def __init__(self, region: Region, random: CutRandom) -> None:
         self._region = region

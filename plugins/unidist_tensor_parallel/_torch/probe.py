@@ -1,8 +1,8 @@
-"""Tries attentions that a model computes itself, on one rank alone: does the cut one give this rank's heads?
+"""Tries attentions written in a model's own code, on one rank alone: does the cut one give this rank's heads?
 
-Whether a forward reshapes by the attribute that was found, and in which order a fused projection has its outputs, its
-names do not tell. A copy of the module is cut and run on random numbers beside the whole one: what its output layer is
-given must be this rank's part of what the whole one's is given.
+Names do not tell whether a forward reshapes by the attribute that was found, nor in which order a fused projection has
+its outputs. So a copy of the module is cut and run on random numbers beside the whole one: the input of its output
+layer must be this rank's part of that of the whole one's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.layers.heads import head_counts
 from unidist_tensor_parallel._torch.layers.linear import LINEARS
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel.layout.layout import Cut
-from unidist_tensor_parallel.layout.plan import Role
+from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_tensor_parallel.layout.roles import Role
 
 _BATCH, _TOKENS = 2, 5
 
@@ -30,7 +30,7 @@ class Attention:
     """An attention made of linear layers.
 
     Args:
-        owner: path of the module that says its heads, and reshapes by them.
+        owner: path of the module that knows its number of heads, and reshapes by it.
         roles: of its layers, by path in the owner: projections, and the output layer.
         output: path of the output layer in the owner.
     """
@@ -45,7 +45,7 @@ class Attention:
 
 
 class AloneRegion(Region):
-    """One rank without the others: nothing is exchanged, and what is summed stays this rank's share.
+    """A region of one rank without the others: nothing is exchanged, and sums stay partial.
 
     Args:
         axis: has `rank` and `size`.
@@ -69,7 +69,7 @@ class AloneRegion(Region):
         return x
 
 
-def attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attention]:
+def find_attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attention]:
     """Return the attentions among the roles that have one output layer beside their projections."""
     modules: dict[str, Any] = dict(model.named_modules())
     groups: dict[tuple[str, str], dict[str, Role]] = {}
@@ -100,7 +100,7 @@ def attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attention]:
 
 
 def check_outputs(model: nn.Module, roles: Mapping[str, Role]) -> None:
-    """Check that what takes the heads that a projection gives is cut too.
+    """Check that modules whose projections are cut have a row layer.
 
     Raises:
         ConfigurationError: a module has projections that are cut, and no row layer.
@@ -129,7 +129,7 @@ def trial(module: nn.Module, attention: Attention, axis: Any) -> bool | None:
     Raises:
         ConfigurationError: it cannot be cut at all.
     """
-    from unidist_tensor_parallel._torch.cutting import Cutter  # which knows this module's caller
+    from unidist_tensor_parallel._torch.cutter import Cutter  # which knows this module's caller
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         whole = copy.deepcopy(module).eval()
@@ -150,8 +150,8 @@ def trial(module: nn.Module, attention: Attention, axis: Any) -> bool | None:
         return bool(torch.allclose(found.double(), part.double(), rtol=1e-3, atol=1e-4))
 
 
-def tried(model: nn.Module, attention: Attention, axis: Any) -> bool | None:
-    """Return what `trial` says of all ranks together. Collective."""
+def try_on_all_ranks(model: nn.Module, attention: Attention, axis: Any) -> bool | None:
+    """Return the result of `trial` on all ranks together. Collective."""
     try:
         own = trial(model.get_submodule(attention.owner), attention, axis)
     except ConfigurationError:
@@ -162,7 +162,7 @@ def tried(model: nn.Module, attention: Attention, axis: Any) -> bool | None:
 
 
 class _Seen(Exception):
-    """The output layer was reached: what comes after is not needed."""
+    """Raised when the output layer is reached: the rest of the forward is not needed."""
 
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Seen(Exception):
 
 
 def _given(module: nn.Module, output: str, x: torch.Tensor) -> torch.Tensor | None:
-    """Return what a module's output layer is given; None if the module cannot be run on one activation."""
+    """Return the input of a module's output layer; None if the module cannot be run on one activation."""
 
     def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
         raise _Seen(args[0])

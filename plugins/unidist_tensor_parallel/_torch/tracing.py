@@ -1,4 +1,4 @@
-"""Where the outputs of a model's linear layers go: found by symbolic tracing (torch.fx), part by part if it fails."""
+"""Finds the users of a model's linear layers by symbolic tracing (torch.fx), part by part if the whole fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAMED = (
 
 
 def feeds_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return, for each linear layer that could be followed, where its outputs go after element-wise operations alone.
+    """Return, for each linear layer that could be traced, the users of its outputs after element-wise operations alone.
 
     Paths of linear layers, and `ELSEWHERE`. The model is not run, and not changed.
     """

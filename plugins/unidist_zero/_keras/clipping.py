@@ -1,7 +1,7 @@
-"""Keras' own clipping, where each rank has a share of the gradients: it means what it means in one process.
+"""Keras' own clipping when gradients are sharded: the same result as in one process.
 
-`clipvalue` looks at each element by itself and needs nothing of this. `global_clipnorm` and `clipnorm` need sums of
-squares over all ranks, of all gradients or of each: one exchange for each step.
+`clipvalue` acts on each element by itself and needs nothing of this. `global_clipnorm` and `clipnorm` need sums of
+squares over all ranks, of all gradients or of each: one exchange per step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from unidist_zero._keras.shards import Shard
 _NODE = "unidist_exchange_of_norms_which_needs_jit_compile_False"
 
 
-class SharedClipping:
+class ShardedClipping:
     """Clips the gradients of shards.
 
     Args:
-        optimizer: whose options say how; the one that clips, not a LossScaleOptimizer around it.
-        plain_clip: its own way, for gradients that are whole.
-        communicator: returns that over the ranks that share.
+        optimizer: has the options; the one that clips, not a LossScaleOptimizer around it.
+        plain_clip: clips gradients that are whole.
+        communicator: returns that of the shard group.
         num_variables: of the model.
         whole: each shard is a whole variable.
     """
@@ -42,7 +42,7 @@ class SharedClipping:
         whole: bool,
     ) -> None:
         self.shards: Sequence[Shard | None] = ()
-        """Of the gradients that are clipped next; None for one that this rank has as a whole and shares with nobody."""
+        """Of the gradients that are clipped next; None for one that is local to this rank, and whole."""
         self._optimizer = optimizer
         self._plain_clip = plain_clip
         self._communicator = communicator
@@ -61,9 +61,9 @@ class SharedClipping:
     def _by_global_norm(self, gradients: Sequence[Any]) -> Sequence[Any]:
         limit = tf.constant(self._optimizer.global_clipnorm, tf.float64)
         squares = [tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64))) for gradient in gradients]
-        shared = [square for square, shard in zip(squares, self.shards, strict=True) if shard is not None]
+        sharded = [square for square, shard in zip(squares, self.shards, strict=True) if shard is not None]
         own = [square for square, shard in zip(squares, self.shards, strict=True) if shard is None]
-        total = self._sum(tf.reshape(tf.add_n(shared) if shared else tf.zeros([], tf.float64), [1]))[0]
+        total = self._sum(tf.reshape(tf.add_n(sharded) if sharded else tf.zeros([], tf.float64), [1]))[0]
         norm = tf.sqrt(tf.add_n([total, *own]))
         # As Keras does: a norm that is not finite makes everything NaN.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
@@ -87,7 +87,7 @@ class SharedClipping:
         return clipped
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        """Return `(n,)` float64 values, summed over the ranks that share."""
+        """Return `(n,)` float64 values, summed over the shard group."""
         return exchanged(self._communicator(), values, DType.FLOAT64, ReduceOp.SUM)
 
 

@@ -1,9 +1,9 @@
-"""ZeRO for optimizers of Keras 3 in an elastic job: shards of other sizes in each generation, in the same graphs.
+"""ZeRO for Keras 3 in an elastic job: in each generation shards have other sizes, and graphs stay the same.
 
-A graph that was traced for one number of ranks is run with others: a script's `tf.function` cannot be traced anew from
-outside. So what depends on that number is no part of the graph. The inner step is one node, within which everything
-runs in eager mode: values of the model's variables go in, new ones come out. At stage 3 graphs see fragments through
-windows, see `Fragment`.
+A graph that was traced for one number of ranks runs with others: a script's `tf.function` cannot be traced again from
+outside. So nothing in the graph depends on that number. The inner step is one node, within which everything runs in
+eager mode: values of the model's variables go in, new ones come out. At stage 3 graphs see fragments through windows,
+see `Fragment`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
 from unidist_tensorflow.gradients.tensors import Since, Taken, host_node
 from unidist_tensorflow.memory import Array, array_of, tensor_of_array
 from unidist_tensorflow.optimizer.inner_step import Entry
-from unidist_zero._keras.adoption import put_back, singles_of, take_apart
 from unidist_zero._keras.fragments.variables import Fragment
+from unidist_zero._keras.optimizer_rebuild import restore_variables, single_variables, unbuild
 from unidist_zero._keras.stage3_step import FragmentStep
 from unidist_zero._keras.step import ShardedStep
 
@@ -51,13 +51,13 @@ class ElasticStep(ShardedStep):
             return
         owners = list({id(each): each for each in (self._inner, self._optimizer)}.values())
         with tf.init_scope():
-            kept = [(owner, take_apart(owner)) for owner in owners]
+            kept = [(owner, unbuild(owner)) for owner in owners]
             self._shards = []
             self._shards = self._make_shards()
             self._exclude_from_decay()
             self._plain.build(self._optimizer, [*(shard.variable for shard in self._shards), self._nothing])
             for owner, singles in kept:
-                put_back(owner, singles)
+                restore_variables(owner, singles)
         if self.in_files is not None:
             self.in_files.resized()
         self._optimizer.built = True
@@ -110,20 +110,20 @@ class ElasticStep(ShardedStep):
         super().finalize(variables)
 
     def _divide_model(self) -> None:
-        """Divide the model anew, where it is divided. Collective."""
+        """Shard the model for the new ranks, if it is sharded. Collective."""
 
     def _given(self) -> Sequence[Any]:
-        """Return the variables of the model whose values go into the node, and come out."""
+        """Return the variables of the model that are inputs and outputs of the node."""
         return self._variables
 
     def _echoes(self) -> list[_Echo]:
-        """Return what else the graph may read and the node changes."""
-        return [_Echo(each, partial(tf.convert_to_tensor, each)) for each in singles_of(self._optimizer)]
+        """Return other variables that the graph may read and the node changes."""
+        return [_Echo(each, partial(tf.convert_to_tensor, each)) for each in single_variables(self._optimizer)]
 
     def _check_divided(self) -> None:
         if self._update.exchanges[0] is not self._divided:
             raise UsageError(
-                "the ranks have changed, and the optimizer's state, of which each rank keeps a share, was not taken "
+                "the ranks have changed, and the optimizer's state, of which each rank keeps a shard, was not taken "
                 "along: give the optimizer to the elastic state on every rank, KerasState(model, optimizer), after "
                 "distribute() and before the function that elastic.run calls"
             )
@@ -150,11 +150,11 @@ class ElasticFragmentStep(ElasticStep, FragmentStep):
 
 @dataclass(frozen=True)
 class _Echo:
-    """A variable that a graph reads, and which the node changes without TensorFlow's knowledge.
+    """A variable that a graph reads, and that the node changes without TensorFlow's knowledge.
 
     Args:
         variable: in the graph.
-        value: returns what it is to be after the node.
+        value: returns its value after the node.
     """
 
     variable: Any
@@ -166,11 +166,11 @@ def _stored(fragment: Fragment) -> tf.Tensor:
 
 
 class _StandIn:
-    """Stands for a variable of the model within a node, which TensorFlow must not find writing to variables.
+    """Stands for a variable of the model within a node, where TensorFlow does not allow writing to variables.
 
     Args:
         variable: of the model.
-        value: what it is.
+        value: its value.
     """
 
     def __init__(self, variable: Any, value: Any) -> None:
@@ -180,7 +180,7 @@ class _StandIn:
         self._value = tensor_of_array(np.asarray(value))
 
     def assign(self, value: Any) -> None:
-        """Be this from now on."""
+        """Set the value."""
         self._value = tf.convert_to_tensor(value)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:

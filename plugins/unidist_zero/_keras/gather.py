@@ -1,7 +1,7 @@
-"""Brings updated shards into the variables of a Keras model on every rank: a node for each bucket, no further copy.
+"""Gathers updated shards into the variables of a Keras model on every rank: a node for each bucket, no further copy.
 
-What is gathered becomes the memory of the variables. So it is other memory each time: that which the bucket before has
-set free, mostly.
+The gathered memory becomes that of the variables. So it differs each time; mostly it is what the bucket before has
+freed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unidist.buffer import HOST
 from unidist.timeline import Recorder
 from unidist_tensorflow.gradients.tensors import HostFunction, Since, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer
-from unidist_zero._keras.fragments.memories import Memories
+from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.shards import Shard
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
@@ -29,7 +29,7 @@ class VariableGather:
     """Gathers the shards of one optimizer.
 
     Args:
-        exchange: whose partition the shards are of.
+        exchange: has the partition.
         shards: of this rank.
         recorder: takes one event per bucket.
     """
@@ -38,14 +38,14 @@ class VariableGather:
         self._exchange = exchange
         self._shards = shards
         self._recorder = recorder
-        self._memories = Memories(exchange.lanes[HOST].shard)
+        self._tensor_buffers = TensorBuffers(exchange.shard_groups[HOST].communicator)
         self._host_functions: list[HostFunction] = []
 
     def run(self, variables: Sequence[Any]) -> None:
-        """Assign to the model's variables, by place, what the shards are now. Collective; eager, or in a graph."""
+        """Assign the values of the shards to the model's variables, by place. Collective; eager, or in a graph."""
         before: list[tf.Operation] = []
         for number, cut in enumerate(self._exchange.partition.buckets):
-            shards = [shard for shard in self._shards if shard.run.bucket == number]
+            shards = [shard for shard in self._shards if shard.segment.bucket == number]
             of_bucket = [variables[slot.parameter] for slot in cut.slots]
             specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_bucket]
             values = [tf.convert_to_tensor(shard.variable) for shard in shards]
@@ -62,10 +62,10 @@ class VariableGather:
     ) -> list[Array]:
         partition = self._exchange.partition
         cut = partition.buckets[number]
-        memory = self._memories.take(cut.count, cut.dtype)
+        memory = self._tensor_buffers.acquire(cut.count, cut.dtype)
         for shard, value in zip(shards, values, strict=True):
-            array_of_buffer(memory.slice(shard.run.offset, shard.run.count))[:] = np.asarray(value).reshape(-1)
-        gather = ShardGather(partition, {number: memory}, self._exchange.lanes, self._recorder)
+            array_of_buffer(memory.slice(shard.segment.offset, shard.segment.count))[:] = np.asarray(value).reshape(-1)
+        gather = ShardGather(partition, {number: memory}, self._exchange.shard_groups, self._recorder)
         gather.post(number)
         gather.wait()
         return [

@@ -1,8 +1,8 @@
-"""Optimizer state of Keras in files that are mapped to memory: the system writes to disk what does not fit.
+"""Keras optimizer state in files mapped to memory: the system writes to disk what does not fit.
 
-TensorFlow gives a variable other memory whenever it is assigned to. So what an update has made of a variable's state is
-copied to memory of a file, just after the update, and becomes the value of the state from there; nothing else keeps
-the ordinary memory then. Updates wait for each other, so that the state of one variable is in ordinary memory at once.
+TensorFlow gives a variable other memory whenever it is assigned to. So right after an update of a variable's state the
+result is copied to memory of a file, which becomes the state's value; nothing refers to the ordinary memory then.
+Updates wait for each other, so that the state of only one variable is in ordinary memory at a time.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from unidist_zero.sharding.state_files import StateFiles
 NODE = "unidist_move_of_state_to_files_which_needs_jit_compile_False"
 
 
-class FileMemories:
-    """Gives out memory of files, and again what nobody uses any more.
+class FileBuffers:
+    """Memory of files, reused once nobody refers to it.
 
     Args:
-        files: where from.
+        files: creates the files.
     """
 
     def __init__(self, files: StateFiles) -> None:
         self._files = files
         self._idle: dict[int, list[mmap.mmap]] = {}  # by size
 
-    def take(self, count: int, dtype: DType) -> Buffer:
-        """Return `count` elements, at least one. They are the caller's until nobody refers to them."""
+    def acquire(self, count: int, dtype: DType) -> Buffer:
+        """Return `count` elements, at least one. They belong to the caller until nobody refers to them."""
         nbytes = count * dtype.itemsize
         idle = self._idle.setdefault(nbytes, [])
         memory = idle.pop() if idle else self._new(nbytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        return Buffer(address, count, dtype, _Loan(self._idle, memory))
+        return Buffer(address, count, dtype, _Lease(self._idle, memory))
 
     def forget(self) -> None:
-        """Give back what nobody uses any more, and later what was given out so far: other sizes are wanted now."""
+        """Drop idle buffers, and later those in use: other sizes are needed from now on."""
         self._idle.clear()
 
     def _new(self, nbytes: int) -> mmap.mmap:
@@ -52,8 +52,8 @@ class FileMemories:
             return mmap.mmap(descriptor, nbytes)
 
 
-class _Loan:
-    """Gives a memory back when nobody refers to it any more, if its size is still wanted."""
+class _Lease:
+    """Returns a buffer to the pool when nobody refers to it any more, if its size is still needed."""
 
     def __init__(self, idle: dict[int, list[mmap.mmap]], memory: mmap.mmap) -> None:
         self._idle = idle
@@ -70,22 +70,22 @@ class StateInFiles:
 
     Args:
         optimizer: of Keras, built for the shards; the one inside of a LossScaleOptimizer. Its `update_step` is wrapped.
-        files: where to.
+        files: creates the files.
     """
 
     def __init__(self, optimizer: Any, files: StateFiles) -> None:
         self._optimizer = optimizer
-        self._memories = FileMemories(files)
+        self._file_buffers = FileBuffers(files)
         self._plain = optimizer.update_step
         self._before: list[tf.Operation] = []
         optimizer.__dict__["update_step"] = self._update
 
     def resized(self) -> None:
         """The shards have other sizes from now on."""
-        self._memories.forget()
+        self._file_buffers.forget()
 
     def move(self, variables: Sequence[Any]) -> None:
-        """Let variables have their values in files: eager, or in a graph."""
+        """Move the values of variables to files: eager, or in a graph."""
         for variable in variables:
             dtype = dtype_of(variable)
             value = tf.convert_to_tensor(variable)
@@ -95,7 +95,7 @@ class StateInFiles:
 
             def moved(array: Any, dtype: DType = dtype, spec: tf.TensorSpec = spec) -> list[Array]:
                 given = np.asarray(array)
-                copied = array_of_buffer(self._memories.take(given.size, dtype), tuple(spec.shape))
+                copied = array_of_buffer(self._file_buffers.acquire(given.size, dtype), tuple(spec.shape))
                 copied[...] = given.reshape(copied.shape)
                 return [copied]
 
@@ -104,7 +104,7 @@ class StateInFiles:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def _update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update as the optimizer's class does, and bring what belongs to the variable to files."""
+        """Update as the optimizer's class does, and move the variable's state to files."""
         with tf.control_dependencies(self._earlier()):
             since = Since()
             self._plain(gradient, variable, learning_rate)
@@ -113,7 +113,7 @@ class StateInFiles:
             self._before = since.stateful()
 
     def _earlier(self) -> list[tf.Operation]:
-        """Return what the update before this one has added to the graph that is being built."""
+        """Return the operations that the update before this one added to the graph that is being built."""
         if tf.executing_eagerly():
             return []
         graph = tf.compat.v1.get_default_graph()

@@ -1,8 +1,8 @@
-"""This rank's share of a Keras model's variables, as variables that an optimizer of Keras is built for.
+"""This rank's shard of a Keras model, as the variables that a Keras optimizer is built for.
 
-An element-wise optimizer gets flat variables, one for each `Run`; one that needs whole variables gets variables of the
-shapes and paths of the model's. They are filled from the model before each step, so what a script assigns to the model
-counts; where a variable of 16 bits is updated in 32, only elements that somebody has changed are taken over.
+An element-wise optimizer gets flat variables, one for each `Segment`; one that needs whole variables gets variables of
+the shapes and paths of the model's. They are filled from the model before each step, so what a script assigns to the
+model counts; if a variable of 16 bits is updated in 32, only elements that have changed are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from unidist.buffer import DType
 from unidist_tensorflow.memory import NUMPY_DTYPES, dtype_of
-from unidist_zero.sharding.partition import Partition, Piece, Run, join_runs
+from unidist_zero.sharding.partition import Partition, Piece, Segment, join_segments
 
 
 @dataclass(frozen=True)
@@ -27,54 +27,54 @@ class Shard:
     """One variable of the optimizer.
 
     Args:
-        run: what it holds.
-        variable: `(run.count,)`, or the shape of the model's variable that it is a copy of.
+        segment: its elements.
+        variable: `(segment.count,)`, or the shape of the model's variable that it is a copy of.
         dtype: of the model's variables; that of `variable` may be wider.
     """
 
-    run: Run
+    segment: Segment
     variable: Any
     dtype: DType
 
     @property
     def places(self) -> list[int]:
         """Return the numbers of the model's variables that it has elements of."""
-        return [piece.parameter for piece in self.run.pieces]
+        return [piece.parameter for piece in self.segment.pieces]
 
     @property
     def sizes(self) -> list[int]:
-        """Return the sizes of what the run consists of: of a piece, of the padding after it, and so on."""
-        ends = [*(piece.offset for piece in self.run.pieces), self.run.offset + self.run.count]
+        """Return the sizes within the segment: of a piece, of the padding after it, and so on."""
+        ends = [*(piece.offset for piece in self.segment.pieces), self.segment.offset + self.segment.count]
         sizes = []
-        for piece, (start, end) in zip(self.run.pieces, pairwise(ends), strict=True):
+        for piece, (start, end) in zip(self.segment.pieces, pairwise(ends), strict=True):
             sizes += [piece.count, end - start - piece.count]
         return sizes
 
     def is_widened(self) -> bool:
-        """Say whether it is of another type than the model's variables."""
+        """Say whether its type differs from that of the model's variables."""
         return dtype_of(self.variable) != self.dtype
 
     def spread(self, values: tf.Tensor, fill: Any) -> tf.Tensor:
-        """Return one value for each model variable as one for each element.
+        """Expand one value for each model variable to one for each element.
 
         Args:
             values: `(places,)`, in the order of `places`.
-            fill: what padding gets.
+            fill: for padding.
         """
         padding = tf.fill([len(self.places)], tf.constant(fill, values.dtype))
         mixed = tf.reshape(tf.stack([values, padding], axis=1), [-1])
         return tf.reshape(tf.repeat(mixed, self.sizes), self.variable.shape)
 
     def flat_pieces(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Return what a tensor of this shard's shape has for each of `places`."""
+        """Split a tensor of this shard's shape into one for each of `places`."""
         parts: list[tf.Tensor] = tf.split(tf.reshape(tensor, [-1]), self.sizes)
         return parts[::2]
 
     def of_model(self, variables: Sequence[Any]) -> tf.Tensor:
-        """Return the elements of the model's variables that belong here, in the model's type."""
+        """Return this shard's elements of the model's variables, in the model's type."""
         parts = []
         sizes = self.sizes
-        for i, piece in enumerate(self.run.pieces):
+        for i, piece in enumerate(self.segment.pieces):
             flat = tf.reshape(tf.convert_to_tensor(variables[piece.parameter]), [-1])
             parts.append(flat[piece.start : piece.start + piece.count])
             if sizes[2 * i + 1]:
@@ -83,7 +83,7 @@ class Shard:
         return tf.reshape(joined, self.variable.shape)
 
     def fill(self, variables: Sequence[Any]) -> None:
-        """Take over what the model's variables are."""
+        """Copy the values of the model's variables."""
         values = self.of_model(variables)
         if self.is_widened():
             kept = tf.convert_to_tensor(self.variable)
@@ -98,30 +98,30 @@ def make_shards(
 
     Args:
         partition: of the gradients of `variables`.
-        owner: the rank within the group that shares.
+        owner: the rank within its shard group.
         variables: of the model, by place.
         masters: for each the type in which it is updated.
-        keys: for each what must be equal in one shard.
+        keys: for each; equal within a shard.
     """
     pieces = partition.pieces(owner)
     if partition.whole:
-        runs = [Run(piece.bucket, piece.offset, piece.count, (piece,)) for piece in pieces]
+        segments = [Segment(piece.bucket, piece.offset, piece.count, (piece,)) for piece in pieces]
     else:
-        runs = join_runs(pieces, [(masters[piece.parameter], keys[piece.parameter]) for piece in pieces])
-    return [_shard(partition, run, variables, masters[run.pieces[0].parameter]) for run in runs]
+        segments = join_segments(pieces, [(masters[piece.parameter], keys[piece.parameter]) for piece in pieces])
+    return [_shard(partition, segment, variables, masters[segment.pieces[0].parameter]) for segment in segments]
 
 
-def _shard(partition: Partition, run: Run, variables: Sequence[Any], master: DType) -> Shard:
-    first: Piece = run.pieces[0]
+def _shard(partition: Partition, segment: Segment, variables: Sequence[Any], master: DType) -> Shard:
+    first: Piece = segment.pieces[0]
     of_model = variables[first.parameter]
-    shape = tuple(of_model.shape) if partition.whole else (run.count,)
+    shape = tuple(of_model.shape) if partition.whole else (segment.count,)
     path = str(getattr(of_model, "path", of_model.name)).split(":")[0]
     parent, _, name = path.rpartition("/")
     if not partition.whole:  # no optimizer goes by the name of a shard with parts of several variables
-        parent, name = "", f"shard_{run.bucket}_{run.offset}"
+        parent, name = "", f"shard_{segment.bucket}_{segment.offset}"
     with _at(parent):
         variable = keras.Variable(np.zeros(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name)
-    shard = Shard(run, variable, partition.buckets[run.bucket].dtype)
+    shard = Shard(segment, variable, partition.buckets[segment.bucket].dtype)
     variable.assign(tf.cast(shard.of_model(variables), variable.dtype))
     return shard
 

@@ -1,4 +1,4 @@
-"""A Keras model at stage 3: its variables in fragments, its layers as units."""
+"""A Keras model at stage 3: its variables as fragments, its layers as FSDP units."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.mesh import DATA_AXIS
 from unidist.optim.update import Update
 from unidist_tensorflow.memory import dtype_of
+from unidist_zero._keras.fragments.buffers import TensorBuffers
+from unidist_zero._keras.fragments.fsdp_units import Unit, find_units
 from unidist_zero._keras.fragments.lazy_init import make_equal
-from unidist_zero._keras.fragments.memories import Memories
 from unidist_zero._keras.fragments.movement import UnitMovement
-from unidist_zero._keras.fragments.units import Unit, plan_units
 from unidist_zero._keras.fragments.variables import Fragment, check_can_be_fragmented, make_fragment
-from unidist_zero.sharding.gathering import GathersParameters
+from unidist_zero.sharding.gathered_model import GathersParameters
 from unidist_zero.sharding.partition import Partition, Piece, partition
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class FragmentedModel(GathersParameters, HasKeptState):
         update: of its optimizer, whose options say whether it needs whole variables.
 
     Attributes:
-        communicator: over the ranks that share.
+        communicator: over the shard group.
         partition: of the variables, numbered as in `fragments`.
         fragments: of the variables that are trained, in the model's order.
-        units: those that are gathered together.
+        units: gathered one by one.
     """
 
     def __init__(self, model: Any, update: Update) -> None:
@@ -49,7 +49,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         variables = _distinct(model.trainable_variables)
         check_can_be_fragmented(variables)
         self._is_suspended = False
-        plans = plan_units(model, variables)
+        plans = find_units(model, variables)
         unit_of = {id(variable): number for number, plan in enumerate(plans) for variable in plan.variables}
         infos = [
             ParameterInfo(str(each.path), tuple(each.shape), dtype_of(each), group=unit_of[id(each)])
@@ -79,7 +79,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         self._connect()
 
     def _divide(self, context: RuntimeAPI) -> dict[int, Piece]:
-        """Divide over the ranks of a context; returns this rank's piece of each variable of which it has some."""
+        """Shard over the ranks of a context; returns this rank's piece of each variable of which it has some."""
         self._context = context
         self.communicator: Communicator = context.new_communicator(DATA_AXIS)
         whole = self._update.options.whole_tensors
@@ -87,12 +87,12 @@ class FragmentedModel(GathersParameters, HasKeptState):
         return {piece.parameter: piece for piece in self.partition.pieces(self.communicator.rank)}
 
     def _connect(self) -> None:
-        memories = Memories(self.communicator)
+        buffers = TensorBuffers(self.communicator)
         for unit in self.units:
-            unit.movement.connect(self.partition, self.communicator, memories)
+            unit.movement.connect(self.partition, self.communicator, buffers)
 
     def divide_anew(self, context: RuntimeAPI) -> None:
-        """Divide over the ranks of this context, where that is another one; values are loaded next. Collective."""
+        """Shard over the ranks of this context, if it is another one; values are loaded next. Collective."""
         if context is self._context:
             return
         pieces = self._divide(context)
@@ -102,7 +102,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         self._connect()
 
     def is_read(self, fragment: Fragment) -> bool:
-        """Say whether any call of its layer has asked for the variable: else its gradient of zeros is none."""
+        """Say whether any call of its layer has read the variable: otherwise its gradient of zeros means None."""
         return id(fragment.variable) in self.units[self._unit_of[id(fragment.variable)]].read
 
     def kept_state(self) -> KeepsState:
@@ -132,10 +132,10 @@ class FragmentedModel(GathersParameters, HasKeptState):
 
 
 def fragment_model(model: Any, update: Update) -> None:
-    """Divide a model's variables over the ranks, for the optimizer of `update`. Collective; rank 0's values hold.
+    """Shard a model's variables over the ranks, for the optimizer of `update`. Collective; rank 0's values count.
 
     Raises:
-        UsageError: the model is not built, or has variables that cannot be divided.
+        UsageError: the model is not built, or has variables that cannot be sharded.
     """
     if not model.built:
         raise UsageError(
@@ -150,7 +150,7 @@ def fragment_model(model: Any, update: Update) -> None:
 
 
 def described(fragment: Fragment) -> ParameterInfo:
-    """Return what this rank holds of a variable."""
+    """Describe what this rank holds of a variable."""
     storage = fragment.storage
     return ParameterInfo(fragment.path, tuple(storage.shape), dtype_of(storage))
 

@@ -23,7 +23,7 @@ from unidist_zero._keras.fragments.variables import Fragment, FragmentedMixin
 from unidist_zero._keras.shards import Shard
 from unidist_zero._keras.stage3_model import FragmentedModel, described, fragment_model
 from unidist_zero._keras.step import ShardedStep
-from unidist_zero.sharding.partition import Run
+from unidist_zero.sharding.partition import Segment
 
 
 class FragmentStep(ShardedStep):
@@ -35,7 +35,7 @@ class FragmentStep(ShardedStep):
         _steps[update] = self
 
     def attach(self, model: Any) -> None:
-        """Divide the model's variables, before the optimizer is built. Collective."""
+        """Shard the model's variables, before the optimizer is built. Collective."""
         if self._optimizer.built:
             raise UsageError(
                 "zero=3 needs an optimizer that is not built yet: give a new one, and load its state by unidist's load"
@@ -67,13 +67,13 @@ class FragmentStep(ShardedStep):
             piece = fragment.piece
             if piece is not None:
                 of_place = type(piece)(place, piece.start, piece.count, piece.bucket, piece.offset, piece.owner)
-                run = Run(piece.bucket, piece.offset, piece.count, (of_place,))
-                shards.append(Shard(run, fragment.storage, dtype_of(fragment.storage)))
+                segment = Segment(piece.bucket, piece.offset, piece.count, (of_place,))
+                shards.append(Shard(segment, fragment.storage, dtype_of(fragment.storage)))
         return shards
 
     @property
     def communicator(self) -> Communicator:
-        """Over the ranks that share."""
+        """Over the shard group."""
         return self.model.communicator
 
     @property
@@ -104,17 +104,17 @@ _steps: WeakKeyDictionary[Update, FragmentStep] = WeakKeyDictionary()
 
 
 def attach(model: Any, update: Update) -> None:
-    """Divide the model for the optimizer of an update; see `Strategy.attach`. Collective."""
+    """Shard the model for the optimizer of an update; see `Strategy.attach`. Collective."""
     _steps[update].attach(model)
 
 
 class FragmentExchange(AllReduceExchange):
-    """Gradients of fragments: added up over the passes of a window, and multiplied by the scale. Nothing travels.
+    """Gradients of fragments: added up over the passes of a window, and multiplied by the scale. Nothing is sent.
 
     Args:
         parameters: what this rank holds.
         options: `ExchangeOptions` of the optimizer.
-        communicator: over the ranks that share.
+        communicator: over the shard group.
     """
 
     def __init__(

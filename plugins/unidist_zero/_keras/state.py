@@ -28,7 +28,7 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class _Slot:
-    """What the optimizer keeps for one shard.
+    """One of the optimizer's variables for a shard.
 
     Args:
         shard: the shard.
@@ -44,12 +44,12 @@ class _Slot:
 
     @property
     def is_cut(self) -> bool:
-        """True: it has an element for each of the shard's; False: it is of a whole variable, in a form of its own."""
+        """True: it has an element for each of the shard's; False: it belongs to a whole variable."""
         return tuple(self.value.shape) == tuple(self.shard.variable.shape)
 
 
 class ShardedOptimizerState(OptimizerState):
-    """What an optimizer keeps that was built for shards.
+    """The state of an optimizer that was built for shards.
 
     Args:
         optimizer: the bound optimizer.
@@ -100,7 +100,7 @@ class ShardedOptimizerState(OptimizerState):
         return list(self._of_models)
 
     def _slots(self, optimizer: Any = None) -> Iterator[tuple[int, Placement, str, Any]]:
-        """Yield nothing: no slot is of a whole variable of the model."""
+        """Yield nothing: no slot belongs to a whole variable of the model."""
         return iter(())
 
     def _shard_slots(self, optimizer: Any = None) -> list[_Slot]:
@@ -118,13 +118,13 @@ class ShardedOptimizerState(OptimizerState):
         return found
 
     def _parts(self, slot: _Slot) -> Iterator[tuple[int, int, TensorInfo, Part]]:
-        """Yield for each variable of the model: offset and count in the slot, the tensor, and which part it is."""
+        """Yield for each variable of the model: offset and count in the slot, the tensor, and the part of it."""
         dtype = dtype_of(slot.value)
-        for piece in slot.shard.run.pieces:
+        for piece in slot.shard.segment.pieces:
             placement = self._placement(self._of_models[piece.parameter])
             if slot.is_cut:
                 part = placement.part(piece.start, piece.start + piece.count)
-                yield piece.offset - slot.shard.run.offset, piece.count, placement.tensor(dtype, slot.name), part
+                yield piece.offset - slot.shard.segment.offset, piece.count, placement.tensor(dtype, slot.name), part
             else:
                 info = TensorInfo(slot_name(placement.name, slot.name), tuple(slot.value.shape), dtype)
                 yield 0, info.count, info, Part.whole(info.shape)

@@ -1,8 +1,8 @@
-"""ZeRO for optimizers of Keras 3, stages 1 and 2: the optimizer is built for this rank's share of the variables.
+"""ZeRO for optimizers of Keras 3, stages 1 and 2: the optimizer is built for this rank's shard of the variables.
 
-It stays the script's own object, so learning rates, schedules, `iterations`, moving averages and loss scales are what
-they are; only the variables that it knows are shards. A step takes the shards of the gradients out of the exchange,
-lets the optimizer's own class update the shards of the variables, and gathers them into the model.
+It stays the script's own object, so learning rates, schedules, `iterations`, moving averages and loss scales are
+unchanged; only the variables that it knows are shards. A step takes the gradients of the shards out of the exchange,
+lets the optimizer's own class update the shards, and gathers them into the model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from unidist_tensorflow.gradients.tensors import HostFunction, Since, Taken
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, belongings, restoring
-from unidist_zero._keras.adoption import Kept, keep, restore
-from unidist_zero._keras.clipping import SharedClipping, exchanged
+from unidist_zero._keras.clipping import ShardedClipping, exchanged
 from unidist_zero._keras.gather import VariableGather
 from unidist_zero._keras.offload import StateInFiles
+from unidist_zero._keras.optimizer_rebuild import SavedState, restore_state, save_state
 from unidist_zero._keras.shards import Shard, make_shards
 from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
@@ -63,11 +63,9 @@ class KerasZero(ZeroBinding):
         return make
 
     def attach(self, strategy: Zero, model: Any, update: Update) -> None:
-        """See `ZeroBinding.attach`: the model's variables are divided."""
+        """See `ZeroBinding.attach`: shards the model's variables."""
         if strategy.shard is not None:
-            raise ConfigurationError(
-                "zero=3:shard= is not there for Keras: all ranks share; leave it out, or use zero=2"
-            )
+            raise ConfigurationError("zero=3:shard= does not work with Keras; leave it out, or use zero=2")
         from unidist_zero._keras import stage3_step
 
         stage3_step.attach(model, update)
@@ -111,7 +109,7 @@ class ShardedStep(InnerStep):
         self._variables: list[Any] = []  # of the model, by place
         self._decaying: list[bool] = []  # by place
         self._nothing: Any = None
-        self._clipping: SharedClipping | None = None
+        self._clipping: ShardedClipping | None = None
         self._gather: VariableGather | None = None
 
     @property
@@ -133,11 +131,13 @@ class ShardedStep(InnerStep):
         self._variables = [entry.variable for entry in entries if entry.place is not None]
         local = [entry.variable for entry in entries if entry.place is None]
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in self._variables):
-            raise UsageError("variables that are overwritten with their gradients (float8) cannot be shared out")
+            raise UsageError("variables that are overwritten with their gradients (float8) cannot be sharded")
         exchange()
         with tf.init_scope():
-            kept = keep(self._inner, self._variables, local) if self._optimizer.built else None
-            outer = keep(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
+            kept = save_state(self._inner, self._variables, local) if self._optimizer.built else None
+            outer = (
+                save_state(self._optimizer, [], []) if kept is not None and self._inner is not self._optimizer else None
+            )
             self._decaying = [self._decays(variable) for variable in self._variables]
             self._shards = self._make_shards()
             shards = [shard.variable for shard in self._shards]
@@ -160,8 +160,8 @@ class ShardedStep(InnerStep):
 
     @property
     def communicator(self) -> Communicator:
-        """Over the ranks that share."""
-        return self._exchange.lanes[HOST].shard
+        """Over the shard group."""
+        return self._exchange.shard_groups[HOST].communicator
 
     @property
     def _everyone(self) -> Communicator:
@@ -174,17 +174,17 @@ class ShardedStep(InnerStep):
         return exchange
 
     def _memory(self, place: int, shard: Shard) -> Buffer:
-        """Return where the gradient of a shard is."""
-        run, exchange = shard.run, self._exchange
-        begin = exchange.partition.buckets[run.bucket].begin(self.communicator.rank)
-        return exchange.shard(run.bucket).slice(run.offset - begin, run.count)
+        """Return the memory that holds the gradient of a shard."""
+        segment, exchange = shard.segment, self._exchange
+        begin = exchange.partition.buckets[segment.bucket].begin(self.communicator.rank)
+        return exchange.shard(segment.bucket).slice(segment.offset - begin, segment.count)
 
     def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
-        """Take over what the script has made of the model's variables."""
+        """Copy what the script has assigned to the model's variables."""
         shard.fill(variables)
 
     def _gather_shards(self, variables: Sequence[Any]) -> None:
-        """Bring the shards to all ranks. Collective."""
+        """Send the shards to all ranks. Collective."""
         assert self._gather is not None
         self._gather.run(variables)
 
@@ -197,16 +197,16 @@ class ShardedStep(InnerStep):
         if excluded or not all(self._decaying):
             self._inner.exclude_from_weight_decay(var_list=excluded)
 
-    def _restore(self, kept: Kept | None, outer: Kept | None, num_local: int) -> None:
+    def _restore(self, kept: SavedState | None, outer: SavedState | None, num_local: int) -> None:
         if kept is not None:
-            restore(self._inner, kept, self._shards, num_local)
+            restore_state(self._inner, kept, self._shards, num_local)
         if outer is not None:
-            restore(self._optimizer, outer, [], 0)
+            restore_state(self._optimizer, outer, [], 0)
 
     def _override(self) -> None:
         inner = self._inner
         whole = self._update.options.whole_tensors
-        clipping = SharedClipping(
+        clipping = ShardedClipping(
             inner, inner._clip_gradients, lambda: self.communicator, len(self._variables), whole=whole
         )
         self._clipping = clipping
@@ -220,7 +220,7 @@ class ShardedStep(InnerStep):
                     self.in_files.move(belongings(inner, shard.variable))
 
     def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
-        """Say whether the gradients of all ranks are finite; all say the same."""
+        """Say whether the gradients of all ranks are finite; the same on all."""
         finite = self._plain.check_finite(self._optimizer, gradients)
         flags = tf.cast(tf.reshape(finite, [1]), tf.uint8)
         return exchanged(self._everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
@@ -272,8 +272,8 @@ class ShardedStep(InnerStep):
         Args:
             entries: of the call.
             outputs: whether any rank has a gradient, `(places,)`, and the gradients of the shards.
-            known: for each place whether any rank has a gradient; None: not before the graph runs.
-            variables: of the model, by place, or what stands for them.
+            known: for each place whether any rank has a gradient; None: known only when the graph runs.
+            variables: of the model, by place, or stand-ins for them.
         """
         present, *gradients = outputs
         certain = {entry.place for entry in entries if entry.place is not None and entry.gradient is not None}
@@ -284,7 +284,7 @@ class ShardedStep(InnerStep):
         kept: list[tuple[Shard, Any, tf.Tensor]] = []
         for shard, gradient in zip(self._shards, gradients, strict=True):
             self._fill(shard, variables)
-            if not shard.run.count or (known is not None and not certain.intersection(shard.places)):
+            if not shard.segment.count or (known is not None and not certain.intersection(shard.places)):
                 continue
             stepped.append((shard, gradient))
             if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient

@@ -1,4 +1,4 @@
-"""An optimizer's state that is shared over the ranks, as a part of checkpoints: each rank saves and reads its runs."""
+"""Sharded optimizer state in checkpoints: each rank saves and reads its flat segments."""
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState, is_slot, 
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
-from unidist_zero._torch.runs import RunTensor, State
-from unidist_zero._torch.shares import ParameterShare
+from unidist_zero._torch.segments import SegmentTensor, State
+from unidist_zero._torch.shards import ParameterShard
 from unidist_zero.sharding.partition import Piece
 
 
-class SharedOptimizerState(OptimizerState):
-    """The state of this rank's runs.
+class ShardedOptimizerState(OptimizerState):
+    """The state of this rank's segments.
 
     Args:
         optimizer: the bound optimizer, which has no state itself.
         placements: of its parameters, by their identity.
-        shares: this rank's.
+        shards: this rank's.
         inner: has the state.
-        loaded: called when runs were split and have their new state.
+        loaded: called when segments were split and have their new state.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         placements: Mapping[int, Placement],
-        shares: Sequence[ParameterShare],
+        shards: Sequence[ParameterShard],
         inner: InnerOptimizer,
         loaded: Callable[[], None],
     ) -> None:
         super().__init__(optimizer, placements)
-        self._shares = shares
+        self._shards = shards
         self._inner = inner
         self._loaded = loaded
 
     def pieces(self) -> Sequence[SavedPiece]:
         """See `KeepsState.pieces`."""
         found = []
-        for share in self._shares:
-            for run in share.runs:
-                for slot, value in self._kept(run):
-                    if run.form is not None:
-                        if is_slot(slot, value, run.form):
-                            placement = self._placement(share.parameters[run.pieces[0].parameter])
-                            found.append(self._piece(placement, self._speech.neutral(slot), value, run.form))
-                    elif run.is_slot(value):
-                        found += [self._flat_piece(share, run, piece, slot, value) for piece in run.pieces]
+        for shard in self._shards:
+            for segment in shard.segments:
+                for slot, value in self._kept(segment):
+                    if segment.form is not None:
+                        if is_slot(slot, value, segment.form):
+                            placement = self._placement(shard.parameters[segment.pieces[0].parameter])
+                            found.append(self._piece(placement, self._speech.neutral(slot), value, segment.form))
+                    elif segment.is_slot(value):
+                        found += [self._flat_piece(shard, segment, piece, slot, value) for piece in segment.pieces]
         return found
 
     def values(self) -> dict[str, Plain]:
         """See `KeepsState.values`: of the parameters of which this rank has some."""
         values = super().values()
         scalars: dict[str, Plain] = {}
-        for share in self._shares:
-            for run in share.runs:
+        for shard in self._shards:
+            for segment in shard.segments:
                 counts = {
                     slot: value if isinstance(value, int) else float(value)
-                    for slot, value in self._inner.state(run).items()
-                    if value is not None and not self._is_slot(run, slot, value)
+                    for slot, value in self._inner.state(segment).items()
+                    if value is not None and not self._is_slot(segment, slot, value)
                 }
-                for piece in run.pieces if counts else ():
-                    scalars[self._placement(share.parameters[piece.parameter]).name] = dict(counts)
+                for piece in segment.pieces if counts else ():
+                    scalars[self._placement(shard.parameters[piece.parameter]).name] = dict(counts)
         values["scalars"] = scalars
         return values
 
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`: reads what belongs to this rank's runs."""
+        """See `KeepsState.load`: reads what belongs to this rank's segments."""
         record = OptimizerRecord.of(section.values)
         slots: dict[str, list[str]] = {}
         for name in sorted(section.tensors):
@@ -84,37 +84,37 @@ class SharedOptimizerState(OptimizerState):
             if slot != MASTER:
                 slots.setdefault(path, []).append(slot)
         self._optimizer.load_state_dict({"state": {}, "param_groups": self._groups(record)})
-        for share in self._shares:
-            runs: list[RunTensor] = []
-            for run in share.runs:
-                self._inner.forget(run)
-                paths = [self._placement(share.parameters[piece.parameter]).name for piece in run.pieces]
+        for shard in self._shards:
+            segments: list[SegmentTensor] = []
+            for segment in shard.segments:
+                self._inner.pop_state(segment)
+                paths = [self._placement(shard.parameters[piece.parameter]).name for piece in segment.pieces]
                 keys = [(sorted(self._scalars(record, path).items()), slots.get(path, [])) for path in paths]
                 alike = all(key == keys[0] for key in keys)
-                parts = [run] if alike else [part for part, _ in run.split([repr(key) for key in keys], {})]
+                parts = [segment] if alike else [part for part, _ in segment.split([repr(key) for key in keys], {})]
                 for part in parts:
-                    self._inner.set_state(part, self._read(section, record, share, part, slots))
-                    self._read_master(section, share, part)
-                runs += parts
-            share.runs = runs
+                    self._inner.set_state(part, self._read(section, record, shard, part, slots))
+                    self._read_master(section, shard, part)
+                segments += parts
+            shard.segments = segments
         self._loaded()
 
-    def _kept(self, run: RunTensor) -> list[tuple[str, Any]]:
-        """Return a run's state, and its master copy."""
-        master = [] if run.master is None else [(MASTER, run.leaf.detach())]
-        return [*self._inner.state(run).items(), *master]
+    def _kept(self, segment: SegmentTensor) -> list[tuple[str, Any]]:
+        """Return a segment's state, and its master copy."""
+        master = [] if segment.master is None else [(MASTER, segment.leaf.detach())]
+        return [*self._inner.state(segment).items(), *master]
 
-    def _read_master(self, section: SavedSection, share: ParameterShare, run: RunTensor) -> None:
+    def _read_master(self, section: SavedSection, shard: ParameterShard, segment: SegmentTensor) -> None:
         """Read a master copy that was saved; without one it follows the parameters."""
-        if run.master is None:
+        if segment.master is None:
             return
-        leaf = run.leaf.detach()
-        for piece in run.pieces:
-            placement = self._placement(share.parameters[piece.parameter])
+        leaf = segment.leaf.detach()
+        for piece in segment.pieces:
+            placement = self._placement(shard.parameters[piece.parameter])
             name = slot_name(placement.name, MASTER)
             if name in section.tensors:
-                begin = piece.offset - run.run.offset
-                target = leaf if run.form is not None else leaf[begin : begin + piece.count]
+                begin = piece.offset - segment.span.offset
+                target = leaf if segment.form is not None else leaf[begin : begin + piece.count]
                 part = placement.part(piece.start, piece.start + piece.count)
                 read_into(section, name, part, target)
 
@@ -122,31 +122,31 @@ class SharedOptimizerState(OptimizerState):
         self,
         section: SavedSection,
         record: OptimizerRecord,
-        share: ParameterShare,
-        run: RunTensor,
+        shard: ParameterShard,
+        segment: SegmentTensor,
         slots: Mapping[str, Sequence[str]],
     ) -> State:
-        first = self._placement(share.parameters[run.pieces[0].parameter])
+        first = self._placement(shard.parameters[segment.pieces[0].parameter])
         state: State = {
             slot: number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
             for slot, number in self._scalars(record, first.name).items()
         }
         for slot in slots.get(first.name, ()):
-            if run.form is not None:
+            if segment.form is not None:
                 # Of the leaf's type, which is wider than the parameter's where there is a master copy.
-                state[self._speech.native(slot)] = self._slot(section, record, first, slot, run.leaf.detach())
+                state[self._speech.native(slot)] = self._slot(section, record, first, slot, segment.leaf.detach())
                 continue
             dtype = section.tensors[slot_name(first.name, slot)].dtype
             flat = torch.zeros(
-                run.run.count,
-                dtype=run.leaf.dtype if dtype.is_floating else TORCH_DTYPES[dtype],
-                device=run.leaf.device,
+                segment.span.count,
+                dtype=segment.leaf.dtype if dtype.is_floating else TORCH_DTYPES[dtype],
+                device=segment.leaf.device,
             )
-            for piece in run.pieces:
-                placement = self._placement(share.parameters[piece.parameter])
-                begin = piece.offset - run.run.offset
+            for piece in segment.pieces:
+                placement = self._placement(shard.parameters[piece.parameter])
+                begin = piece.offset - segment.span.offset
                 target = flat[begin : begin + piece.count]
-                self._check_order(share, piece)
+                self._check_order(shard, piece)
                 part = placement.part(piece.start, piece.start + piece.count)
                 read_into(section, slot_name(placement.name, slot), part, target)
                 factor = self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
@@ -156,28 +156,28 @@ class SharedOptimizerState(OptimizerState):
         return state
 
     def _flat_piece(
-        self, share: ParameterShare, run: RunTensor, piece: Piece, slot: str, value: torch.Tensor
+        self, shard: ParameterShard, segment: SegmentTensor, piece: Piece, slot: str, value: torch.Tensor
     ) -> SavedPiece:
-        self._check_order(share, piece)
-        placement = self._placement(share.parameters[piece.parameter])
-        begin = piece.offset - run.run.offset
+        self._check_order(shard, piece)
+        placement = self._placement(shard.parameters[piece.parameter])
+        begin = piece.offset - segment.span.offset
         return piece_of(
             placement.tensor(dtype_of(value), self._speech.neutral(slot)),
             placement.part(piece.start, piece.start + piece.count),
             value[begin : begin + piece.count],
         )
 
-    def _check_order(self, share: ParameterShare, piece: Piece) -> None:
-        parameter = share.parameters[piece.parameter]
-        if not share.forms[piece.parameter].is_contiguous():
+    def _check_order(self, shard: ParameterShard, piece: Piece) -> None:
+        parameter = shard.parameters[piece.parameter]
+        if not shard.forms[piece.parameter].is_contiguous():
             raise UsageError(
-                f"the state of {self._placement(parameter).name!r} is shared in the order of its memory, which is not "
-                "that of its dims (channels_last?), so the shares are no ranges of it. Give parameters to ranks as a "
+                f"the state of {self._placement(parameter).name!r} is sharded in the order of its memory, which is not "
+                "that of its dims (channels_last?), so the shards are no ranges of it. Give parameters to ranks as a "
                 "whole (zero:whole=true), or keep the model in contiguous memory"
             )
 
-    def _is_slot(self, run: RunTensor, slot: str, value: Any) -> bool:
-        return run.is_slot(value) if run.form is None else is_slot(slot, value, run.form)
+    def _is_slot(self, segment: SegmentTensor, slot: str, value: Any) -> bool:
+        return segment.is_slot(value) if segment.form is None else is_slot(slot, value, segment.form)
 
     def _placement(self, parameter: torch.Tensor) -> Placement:
         return self._placements[id(parameter)]

@@ -1,4 +1,4 @@
-"""An optimizer of the script's own class that steps on runs; the script's own stays the one that is configured."""
+"""An optimizer of the script's own class that steps on flat segments; the script's own object holds the options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from unidist_torch.optimizer.optimizer_clone import clone_for, options_of
 from unidist_zero._torch.parameters.offload import StateMemory
-from unidist_zero._torch.runs import RunTensor, State
+from unidist_zero._torch.segments import SegmentTensor, State
 
 
 class InnerOptimizer:
     """Steps as the script's optimizer would.
 
-    Options of the parameter groups, learning rates above all, are taken from the script's optimizer before each step,
-    and what a step changes in them is given back.
+    Options of the parameter groups, learning rates above all, are copied from the script's optimizer before each step,
+    and changes that the step makes to them are copied back.
 
     Args:
         outer: the script's optimizer.
@@ -31,69 +31,69 @@ class InnerOptimizer:
         self._outer = outer
         self._plain = plain
         self._memory = memory
-        self._runs: list[RunTensor] = []
+        self._segments: list[SegmentTensor] = []
         self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
 
-    def hold(self, runs: Iterable[RunTensor]) -> None:
-        """Step on these runs from now on."""
-        self._runs = list(runs)
+    def set_segments(self, segments: Iterable[SegmentTensor]) -> None:
+        """Step on these segments from now on."""
+        self._segments = list(segments)
         groups = self._inner.param_groups
         for group in self._outer.param_groups[len(groups) :]:
             groups.append({**options_of(group), "params": []})
         for group in groups:
             group["params"] = []
-        for run in self._runs:
-            groups[run.group]["params"].append(run.leaf)
+        for segment in self._segments:
+            groups[segment.group]["params"].append(segment.leaf)
 
-    def state(self, run: RunTensor) -> State:
-        """Return the state of a run; empty before its first update."""
-        found: State = self._inner.state.get(run.leaf, {})
+    def state(self, segment: SegmentTensor) -> State:
+        """Return the state of a segment; empty before its first update."""
+        found: State = self._inner.state.get(segment.leaf, {})
         return found
 
-    def set_state(self, run: RunTensor, state: State) -> None:
-        """Replace the state of a run."""
+    def set_state(self, segment: SegmentTensor, state: State) -> None:
+        """Replace the state of a segment."""
         if state:
-            self._inner.state[run.leaf] = state
-            self._keep_in_memory(run)
+            self._inner.state[segment.leaf] = state
+            self._keep_in_memory(segment)
         else:
-            self._inner.state.pop(run.leaf, None)
+            self._inner.state.pop(segment.leaf, None)
 
-    def forget(self, run: RunTensor) -> State:
-        """Take the state of a run away, and return it."""
-        found: State = self._inner.state.pop(run.leaf, {})
+    def pop_state(self, segment: SegmentTensor) -> State:
+        """Remove the state of a segment, and return it."""
+        found: State = self._inner.state.pop(segment.leaf, {})
         return found
 
     def before_step(self) -> None:
-        """Call what the script has registered for before a step; it may look at the parameters, and write to them."""
+        """Run the script's hooks before a step; they may read the parameters, and write to them."""
         for hook in list(self._outer._optimizer_step_pre_hooks.values()):
             hook(self._outer, (), {})
 
     def step(self) -> Any:
-        """Update every run that has a gradient; returns what the optimizer's class returns."""
+        """Update every segment that has a gradient; returns what the optimizer's class returns."""
         outer, inner = self._outer, self._inner
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
         memory = self._memory
-        with nullcontext() if memory is None else memory.making_state(run.leaf for run in self._runs):
+        with nullcontext() if memory is None else memory.making_state(segment.leaf for segment in self._segments):
             result = self._plain.step(inner)
-        for run in self._runs:
-            self._keep_in_memory(run)
+        for segment in self._segments:
+            self._keep_in_memory(segment)
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             options.update(options_of(group))
         return result
 
     def after_step(self) -> None:
-        """Call what the script has registered for after a step: the parameters are there."""
+        """Run the script's hooks after a step: the parameters are up to date."""
         for hook in list(self._outer._optimizer_step_post_hooks.values()):
             hook(self._outer, (), {})
 
-    def _keep_in_memory(self, run: RunTensor) -> None:
-        """Move a run's state to where it is to be kept."""
+    def _keep_in_memory(self, segment: SegmentTensor) -> None:
+        """Move a segment's state to the memory in which it is kept."""
         if self._memory is None:
             return
-        state = self.state(run)
+        state = self.state(segment)
         for name, value in state.items():
-            if run.is_slot(value):
+            if segment.is_slot(value):
                 state[name] = self._memory.moved(value)
             elif isinstance(value, torch.Tensor):
-                state[name] = value.to(run.leaf.device)
+                state[name] = value.to(segment.leaf.device)

@@ -1,4 +1,4 @@
-"""Optimizer state of whole parameters and of this rank's runs: taking a share of the one, gathering the other."""
+"""Conversion between optimizer state of whole parameters and state of this rank's segments: sharding and gathering."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from unidist.buffer import HOST
 from unidist.negotiation.objects import gather_objects
 from unidist_torch.gradients.parameters import shaped
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
-from unidist_zero._torch.runs import RunTensor, State, piece_in_memory_order
-from unidist_zero._torch.shares import ParameterShare
+from unidist_zero._torch.segments import SegmentTensor, State, piece_in_memory_order
+from unidist_zero._torch.shards import ParameterShard
 
 _COUNTS = frozenset(("step", "mu_product", "eta", "mu"))
 """What torch's optimizers keep for a parameter as one number."""
 
 
-def adopt(optimizer: torch.optim.Optimizer, share: ParameterShare, inner: InnerOptimizer) -> list[RunTensor]:
-    """Move this rank's share of an optimizer's state, of whole parameters, to its runs; returns the runs.
+def adopt(optimizer: torch.optim.Optimizer, shard: ParameterShard, inner: InnerOptimizer) -> list[SegmentTensor]:
+    """Move this rank's shard of an optimizer's state from whole parameters to its segments; returns the segments.
 
-    The optimizer has no state for these parameters afterwards. A run whose parameters differ in what is no tensor of
-    theirs (their counts of steps) is split. Parameters without state have none afterwards either.
+    The optimizer has no state for these parameters afterwards. A segment whose parameters have different scalars
+    (counts of steps) is split. Parameters without state have none afterwards either.
     """
     whole: dict[int, State] = {
         index: optimizer.state.pop(parameter)
-        for index, parameter in enumerate(share.parameters)
+        for index, parameter in enumerate(shard.parameters)
         if parameter in optimizer.state
     }
-    slots = _slots(whole, share.forms)
-    runs: list[RunTensor] = []
-    for run in share.runs:
-        inner.forget(run)
-        keys = [_signature(whole.get(piece.parameter, {}), slots) for piece in run.pieces]
+    slots = _slots(whole, shard.forms)
+    segments: list[SegmentTensor] = []
+    for segment in shard.segments:
+        inner.pop_state(segment)
+        keys = [_signature(whole.get(piece.parameter, {}), slots) for piece in segment.pieces]
         alike = all(key == keys[0] for key in keys)
-        for part in [run] if alike else [part for part, _ in run.split(keys, {})]:
-            inner.set_state(part, _state_of(part, whole, share.forms, slots))
-            runs.append(part)
-    return runs
+        for part in [segment] if alike else [part for part, _ in segment.split(keys, {})]:
+            inner.set_state(part, _state_of(part, whole, shard.forms, slots))
+            segments.append(part)
+    return segments
 
 
 def keep_types(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
     """Give an optimizer the state that it has just loaded in the types that it was saved in.
 
-    torch brings it to the types of the parameters, which have 16 bits where the state belongs to a copy that has more.
+    torch converts it to the types of the parameters, which have 16 bits even if the state belongs to a wider copy.
     """
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -58,55 +58,59 @@ def keep_types(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) 
 def whole_state_dict(
     optimizer: torch.optim.Optimizer,
     plain: type[torch.optim.Optimizer],
-    shares: Sequence[ParameterShare],
+    shards: Sequence[ParameterShard],
     inner: InnerOptimizer,
 ) -> dict[str, Any]:
     """Return the optimizer's state dict with the state of every rank, on every rank. Collective.
 
-    It has the form that the optimizer's own class gives, so it loads into one that is not distributed.
+    It is what the optimizer's own class would return, so it loads into an optimizer that is not distributed.
     """
-    for share in shares:
-        optimizer.state.update(_gathered(share, inner))
+    for shard in shards:
+        optimizer.state.update(_gathered(shard, inner))
     try:
         return plain.state_dict(optimizer)
     finally:
-        for share in shares:
-            for parameter in share.parameters:
+        for shard in shards:
+            for parameter in shard.parameters:
                 optimizer.state.pop(parameter, None)
 
 
-def _gathered(share: ParameterShare, inner: InnerOptimizer) -> dict[torch.Tensor, State]:
-    """Return the whole state of each parameter that has some. Bucket by bucket, to limit what is under way at once."""
+def _gathered(shard: ParameterShard, inner: InnerOptimizer) -> dict[torch.Tensor, State]:
+    """Return the whole state of each parameter that has some. Bucket by bucket, to limit what is in flight at once."""
     whole: dict[torch.Tensor, State] = {}
-    communicator = share.exchange.lanes[HOST].shard
-    for number in range(len(share.exchange.partition.buckets)):
+    communicator = shard.exchange.shard_groups[HOST].communicator
+    for number in range(len(shard.exchange.partition.buckets)):
         mine = [
-            (piece.parameter, piece.start, _piece_state(run, piece.offset - run.run.offset, piece.count, inner))
-            for run in share.runs
-            for piece in run.pieces
-            if run.run.bucket == number
+            (
+                piece.parameter,
+                piece.start,
+                _piece_state(segment, piece.offset - segment.span.offset, piece.count, inner),
+            )
+            for segment in shard.segments
+            for piece in segment.pieces
+            if segment.span.bucket == number
         ]
         for pieces in gather_objects(communicator, mine):
             for index, start, state in pieces:
                 if state:
-                    parameter = share.parameters[index]
-                    device = share.device_of_state(parameter)
-                    _fill(whole.setdefault(parameter, {}), share.forms[index], device, start, state)
+                    parameter = shard.parameters[index]
+                    device = shard.device_of_state(parameter)
+                    _fill(whole.setdefault(parameter, {}), shard.forms[index], device, start, state)
     return whole
 
 
 class _Slot:
-    """A piece of state that has an element for each of the parameter's."""
+    """An entry of the state that has an element for each of the parameter's."""
 
     def __init__(self, flat: torch.Tensor) -> None:
         self.flat = flat
 
 
-def _piece_state(run: RunTensor, begin: int, count: int, inner: InnerOptimizer) -> State:
+def _piece_state(segment: SegmentTensor, begin: int, count: int, inner: InnerOptimizer) -> State:
     state: State = {}
-    for name, value in inner.state(run).items():
-        if run.is_slot(value):
-            state[name] = _Slot(run.flat_slot(value)[begin : begin + count].detach().cpu().clone())
+    for name, value in inner.state(segment).items():
+        if segment.is_slot(value):
+            state[name] = _Slot(segment.flat_slot(value)[begin : begin + count].detach().cpu().clone())
         else:
             state[name] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
     return state
@@ -153,17 +157,17 @@ def _slots(whole: dict[int, State], parameters: Sequence[torch.Tensor]) -> set[s
     return found | (scalars - others)
 
 
-def _state_of(run: RunTensor, whole: dict[int, State], forms: Sequence[torch.Tensor], slots: set[str]) -> State:
-    """Return a run's state, put together from that of its parameters."""
+def _state_of(segment: SegmentTensor, whole: dict[int, State], forms: Sequence[torch.Tensor], slots: set[str]) -> State:
+    """Return a segment's state, assembled from that of its parameters."""
     state: State = {}
-    for name, value in whole.get(run.pieces[0].parameter, {}).items():
-        if run.form is not None or name not in slots:
+    for name, value in whole.get(segment.pieces[0].parameter, {}).items():
+        if segment.form is not None or name not in slots:
             state[name] = value.clone() if isinstance(value, torch.Tensor) else value
             continue
-        dtype = run.leaf.dtype if value.is_floating_point() else value.dtype
-        flat = torch.zeros(run.run.count, dtype=dtype, device=run.leaf.device)
-        for piece in run.pieces:
-            begin = piece.offset - run.run.offset
+        dtype = segment.leaf.dtype if value.is_floating_point() else value.dtype
+        flat = torch.zeros(segment.span.count, dtype=dtype, device=segment.leaf.device)
+        for piece in segment.pieces:
+            begin = piece.offset - segment.span.offset
             source = whole[piece.parameter][name]
             flat[begin : begin + piece.count] = piece_in_memory_order(source, piece, forms[piece.parameter])
         state[name] = flat

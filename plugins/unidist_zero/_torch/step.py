@@ -1,4 +1,4 @@
-"""The inner step of a torch optimizer whose updates are shared over the ranks."""
+"""The inner step of a torch optimizer whose updates are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unidist_torch.gradients.shared_gradient import shared_gradient
 from unidist_torch.memory import memory_kind
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
-from unidist_zero._torch.checkpoint import SharedOptimizerState
+from unidist_zero._torch.checkpoint import ShardedOptimizerState
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
 from unidist_zero._torch.parameters import stage3
 from unidist_zero._torch.parameters.memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
 from unidist_zero._torch.parameters.offload import make_state_memory, refuse_device_steps
 from unidist_zero._torch.parameters.shared_pages import PagedModel
-from unidist_zero._torch.parameters.stage3 import SharedModel, shared_model_of
-from unidist_zero._torch.runs import RunTensor
-from unidist_zero._torch.shares import ParameterShare
+from unidist_zero._torch.parameters.stage3 import ShardedModel, sharded_model_of
+from unidist_zero._torch.segments import SegmentTensor
+from unidist_zero._torch.shards import ParameterShard
 from unidist_zero._torch.state import adopt, keep_types, whole_state_dict
 from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
@@ -49,34 +49,34 @@ class TorchZero(ZeroBinding):
         return make
 
     def partition(self, strategy: Zero, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
-        """See `ZeroBinding.partition`."""
+        """Prepare a model for stage 3. Collective over the data axis when first called."""
         kinds = {memory_kind(parameter) for parameter in model.parameters()}
         if strategy.shares_pages(context, kinds):
-            return stage3.in_pages(model, context)
+            return stage3.prepare_pages(model, context)
         patterns = None if strategy.units is None else strategy.units.split("+")
-        return stage3.in_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
+        return stage3.prepare_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
 
     def attach(self, strategy: Zero, model: torch.nn.Module, update: Update) -> None:
-        """See `ZeroBinding.attach`: a model that was built without memory gets its values. Collective."""
+        """See `ZeroBinding.attach`: initializes a model that was built without memory. Collective."""
         parameters = list(model.parameters())
-        shared = shared_model_of(parameters)
-        if isinstance(shared, SharedModel):
-            shared.initialize()
+        sharded = sharded_model_of(parameters)
+        if isinstance(sharded, ShardedModel):
+            sharded.initialize()
             return
         exchange = update.exchanges[0]
         assert isinstance(exchange, ReduceScatterExchange)
-        shared.add_frozen(parameters, exchange.lanes[HOST])
+        sharded.add_frozen(parameters, exchange.shard_groups[HOST])
 
 
 class ShardedStep(InnerStep):
-    """Each rank steps on its share, and gathers the shares of the others.
+    """Each rank steps on its shard, and gathers the shards of the others.
 
     Args:
         strategy: the options.
         optimizer: the bound optimizer. Until the first update its own `state`, if it has any, is that of whole
-            parameters; then each rank takes its share of it over, and it is empty.
+            parameters; then each rank moves its shard of it to segments, and it is empty.
         plain: its class before it was bound.
-        update: the framework-free side. Its options are changed, before its first exchange is made.
+        update: the framework-free side. Its options are changed before its first exchange is made.
     """
 
     sharded = True
@@ -90,12 +90,12 @@ class ShardedStep(InnerStep):
                 f"backward_passes_per_step={passes.passes} and zero={strategy.stage}, which reduces every pass by "
                 f"itself: use --strategy zero={strategy.stage},accumulate={passes.passes}, or zero=1"
             )
-        detected = needs_whole_tensors(optimizer, plain)  # refuses what cannot be shared at all
+        detected = needs_whole_tensors(optimizer, plain)  # refuses what cannot be sharded at all
         update.options = replace(
             update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
         )
-        self._model = shared_model_of(_listed(optimizer)) if strategy.stage == 3 else None
-        self._units = self._model if isinstance(self._model, SharedModel) else None
+        self._model = sharded_model_of(_listed(optimizer)) if strategy.stage == 3 else None
+        self._units = self._model if isinstance(self._model, ShardedModel) else None
         if self._units is not None:
             self._units.move_to(update.context)
         self._strategy = strategy
@@ -109,7 +109,7 @@ class ShardedStep(InnerStep):
         if self._units is not None:
             self._units.offload = self._offload
         self._inner = InnerOptimizer(optimizer, plain, self._offload)
-        self._shares: list[ParameterShare] = []
+        self._shards: list[ParameterShard] = []
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
         self._is_fresh = True  # no update has been made
@@ -130,18 +130,18 @@ class ShardedStep(InnerStep):
         begin = 0
         for number, exchange in enumerate(self._update.exchanges):
             end = begin + len(exchange.parameters)
-            if number >= len(self._shares):
+            if number >= len(self._shards):
                 assert isinstance(exchange, ReduceScatterExchange)
-                self._shares.append(self._share(exchange, self._parameters[begin:end]))
+                self._shards.append(self._make_shard(exchange, self._parameters[begin:end]))
             begin = end
         if isinstance(self._model, PagedModel):
-            self._model.leave(self._parameters)
+            self._model.note_trained(self._parameters)
         if self._units is not None and not first:
-            self._units.add_rest(self._update)
-        self._inner.hold(self._runs())
+            self._units.add_untrained(self._update)
+        self._inner.set_segments(self._segments())
 
     def take(self, first: int, present: Sequence[bool | None]) -> None:
-        """See `InnerStep.take`: the gradients are where this rank's runs look for them."""
+        """See `InnerStep.take`: the gradients are where this rank's segments look for them."""
         for index, is_present in enumerate(present, start=first):
             self._present[index] = bool(is_present)
             parameter = self._parameters[index]
@@ -152,40 +152,40 @@ class ShardedStep(InnerStep):
         refuse_scaler(grad_scaler, self._strategy.name)
         if self._is_lost:
             raise UsageError(
-                "each rank has a share only of the state of this optimizer, and the shares were not brought together "
+                "each rank has only a shard of the state of this optimizer, and the shards were not brought together "
                 "again after the ranks of the job changed: give the optimizer to the elastic state, TorchState(model, "
                 "optimizer), and use it inside of the elastic function"
             )
         self._prepare()
         self._inner.before_step()
         if isinstance(self._model, PagedModel):
-            self._model.settle()
+            self._model.publish_writes()
         begin = 0
         groups = self._groups()
-        for share in self._shares:
+        for shard in self._shards:
             # What the script has taken out of its optimizer's groups is left alone.
             present = [
                 is_present and id(parameter) in groups
-                for parameter, is_present in zip(share.parameters, self._present[begin:], strict=False)
+                for parameter, is_present in zip(shard.parameters, self._present[begin:], strict=False)
             ]
-            share.memory.before_step()
-            if self._split(share, present, groups):
-                self._inner.hold(self._runs())
-            for run in share.runs:
-                run.follow_parameters()
-                if present[run.pieces[0].parameter]:
-                    run.take_gradient(share.exchange.pending_factor)
-            begin += len(share.parameters)
+            shard.memory.before_step()
+            if self._split(shard, present, groups):
+                self._inner.set_segments(self._segments())
+            for segment in shard.segments:
+                segment.follow_parameters()
+                if present[segment.pieces[0].parameter]:
+                    segment.set_gradient(shard.exchange.pending_factor)
+            begin += len(shard.parameters)
         result = self._inner.step()
         with torch.no_grad():
-            for run in self._runs():
-                run.leaf.grad = None
-                run.write_back()
-        # All shares are on their way before the first is waited for: engines with threads of their own move several.
-        for share in self._shares:
-            share.memory.start()
-        for share in self._shares:
-            share.memory.finish()
+            for segment in self._segments():
+                segment.leaf.grad = None
+                segment.write_back()
+        # All shards are in flight before the first is waited for: engines with several threads move several at once.
+        for shard in self._shards:
+            shard.memory.start_gather()
+        for shard in self._shards:
+            shard.memory.finish_gather()
         self._inner.after_step()
         self.skip()
         return result
@@ -196,19 +196,19 @@ class ShardedStep(InnerStep):
             parameter.grad = None
 
     def take_part(self) -> None:
-        """See `InnerStep.take_part`: the others need this rank's share, updated with the options that it has."""
+        """See `InnerStep.take_part`: the others need this rank's shard, updated with the options that it has."""
         self.step(None)
 
     def state_dict(self) -> dict[str, Any] | None:
         """See `InnerStep.state_dict`."""
         if self._is_fresh:
             return None
-        return whole_state_dict(self._optimizer, self._plain, self._shares, self._inner)
+        return whole_state_dict(self._optimizer, self._plain, self._shards, self._inner)
 
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
-        """See `InnerStep.state_loaded`: take the share of it; before the first update that can wait."""
+        """See `InnerStep.state_loaded`: take the shard of it; before the first update that can wait."""
         self._is_lost = False
-        if any(run.master is not None for run in self._runs()):
+        if any(segment.master is not None for segment in self._segments()):
             keep_types(self._optimizer, state_dict)
         if not self._is_fresh:
             self._adopt()
@@ -216,25 +216,25 @@ class ShardedStep(InnerStep):
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState:
         """See `InnerStep.kept_state`."""
         self._prepare()
-        return SharedOptimizerState(self._optimizer, placements, self._shares, self._inner, self._loaded)
+        return ShardedOptimizerState(self._optimizer, placements, self._shards, self._inner, self._loaded)
 
     def _loaded(self) -> None:
-        """The runs have their state from a checkpoint, or a commit."""
+        """Called when the segments have got their state from a checkpoint or a commit."""
         self._is_lost = False
-        self._inner.hold(self._runs())
+        self._inner.set_segments(self._segments())
 
     def _prepare(self) -> None:
-        """Before the first update, or checkpoint: take the share of what state the optimizer was given."""
+        """Before the first update or checkpoint: take over this rank's shard of the optimizer's state."""
         if self._is_fresh:
             self._adopt()
             self._is_fresh = False
 
     def _adopt(self) -> None:
-        for share in self._shares:
-            share.runs = adopt(self._optimizer, share, self._inner)
-        self._inner.hold(self._runs())
+        for shard in self._shards:
+            shard.segments = adopt(self._optimizer, shard, self._inner)
+        self._inner.set_segments(self._segments())
 
-    def _share(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> ParameterShare:
+    def _make_shard(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> ParameterShard:
         groups = self._groups()
         recorder = self._update.context.recorder
 
@@ -243,11 +243,11 @@ class ShardedStep(InnerStep):
                 return UnitMemory(exchange, parameters, self._units)
             kinds = {cut.memory for cut in exchange.partition.buckets}
             wish = self._strategy.sharing(self._update.context)
-            if may_share(wish, exchange.lanes[HOST].shard, kinds):
+            if may_share(wish, exchange.shard_groups[HOST].communicator, kinds):
                 return SharedPagesMemory(exchange, parameters)
             return FlatMemory(exchange, parameters, recorder)
 
-        return ParameterShare(
+        return ParameterShard(
             exchange,
             parameters,
             make_memory,
@@ -260,33 +260,34 @@ class ShardedStep(InnerStep):
         precision = self._update.options.precision
         return dtype if precision is None else precision.master_dtype(dtype)
 
-    def _runs(self) -> list[RunTensor]:
-        return [run for share in self._shares for run in share.runs]
+    def _segments(self) -> list[SegmentTensor]:
+        return [segment for shard in self._shards for segment in shard.segments]
 
     def _groups(self) -> dict[int, int]:
-        """Return the number of each parameter's group, by identity: scripts move parameters from one to another."""
+        """Return the number of each parameter's group, by identity: scripts move parameters between groups."""
         return {
             id(parameter): number
             for number, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
 
-    def _split(self, share: ParameterShare, present: Sequence[bool], groups: Mapping[int, int]) -> bool:
-        """Split runs whose parameters are not updated alike: some have no gradient, or came to another group.
+    def _split(self, shard: ParameterShard, present: Sequence[bool], groups: Mapping[int, int]) -> bool:
+        """Split segments whose parameters cannot be updated together: some have no gradient, or moved to another group.
 
-        Once split they stay so, because their counts of steps differ from then on. Says whether anything has changed.
+        Once split they stay split, because their step counts differ from then on. Returns whether anything has changed.
         """
-        runs: list[RunTensor] = []
+        segments: list[SegmentTensor] = []
         changed = False
-        for run in share.runs:
+        for segment in shard.segments:
             group_of = {
-                piece.parameter: groups.get(id(share.parameters[piece.parameter]), run.group) for piece in run.pieces
+                piece.parameter: groups.get(id(shard.parameters[piece.parameter]), segment.group)
+                for piece in segment.pieces
             }
-            keys = [(present[piece.parameter], group_of[piece.parameter]) for piece in run.pieces]
-            parts = [run]
+            keys = [(present[piece.parameter], group_of[piece.parameter]) for piece in segment.pieces]
+            parts = [segment]
             if any(key != keys[0] for key in keys):
                 parts = []
-                for part, state in run.split(keys, self._inner.forget(run)):
+                for part, state in segment.split(keys, self._inner.pop_state(segment)):
                     self._inner.set_state(part, state)
                     parts.append(part)
             for part in parts:
@@ -294,8 +295,8 @@ class ShardedStep(InnerStep):
                 changed = changed or group != part.group
                 part.group = group
             changed = changed or len(parts) > 1
-            runs += parts
-        share.runs = runs
+            segments += parts
+        shard.segments = segments
         return changed
 
 

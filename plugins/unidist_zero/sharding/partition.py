@@ -1,10 +1,10 @@
-"""Which element of which parameter belongs to which rank. Pure arithmetic, the same on every rank.
+"""Which rank owns which element of which parameter. Pure arithmetic, the same on every rank.
 
 A bucket of gradients (`unidist.gradients.buckets`) is cut into one *shard* for each rank, side by side in rank order,
-so that a reduce-scatter of the bucket leaves each rank its shard, and an all-gather of the shards is the bucket. There are two
-ways to cut. *Element-wise*: shards of equal size, wherever they cut through parameters; the bucket is padded at its
+so that a reduce-scatter of the bucket leaves each rank its shard, and an all-gather of the shards is the bucket. There
+are two ways to cut. *Element-wise*: shards of equal size that may cut through parameters; the bucket is padded at its
 end. *Whole*: every parameter belongs to one rank as a whole, for optimizers that look at a parameter's tensor (Muon,
-Adafactor); the bucket is put in order of owners, and the shards differ in size.
+Adafactor); the bucket is ordered by owner, and the shards differ in size.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unidist.gradients.buckets import ALIGNMENT_BYTES, BucketLayout, Slot
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some of a parameter's elements, side by side, that one rank owns.
+    """Consecutive elements of a parameter that one rank owns.
 
     Args:
         parameter: its number.
         start: of the first element within the parameter, counted in memory order.
-        count: number of elements; 0 only for a parameter that has none.
+        count: number of elements; 0 only for an empty parameter.
         bucket: number of the bucket.
         offset: of the first element within the bucket.
-        owner: the rank, counted within the group that shares.
+        owner: the rank, counted within its shard group.
     """
 
     parameter: int
@@ -40,10 +40,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Segment:
     """Pieces of one owner in one bucket that an element-wise optimizer may update as one flat tensor.
 
-    What lies between them is padding, which is zeros and stays so.
+    Gaps between them are padding, which is zeros and stays zeros.
 
     Args:
         bucket: number of the bucket.
@@ -101,7 +101,7 @@ class Partition:
     """All buckets of one exchange, cut for `num_shards` ranks.
 
     Args:
-        num_shards: ranks that share.
+        num_shards: ranks of a shard group.
         whole: every parameter belongs to one rank as a whole.
         buckets: in the order in which they are exchanged.
     """
@@ -139,41 +139,42 @@ def partition(layouts: Sequence[BucketLayout], num_shards: int, *, whole: bool =
     Args:
         layouts: as `plan_buckets` made them.
         num_shards: at least 1.
-        whole: give every parameter to one rank as a whole; owners are chosen so that they have about as much each.
+        whole: give every parameter to one rank as a whole; owners are chosen so that the shards are about equally
+            large.
 
     Returns:
         Buckets of the same parameters, in the same order. Shards begin at multiples of `ALIGNMENT_BYTES`.
     """
     if num_shards < 1:
-        raise UsageError(f"{num_shards} ranks cannot share anything; give at least 1")
+        raise UsageError(f"nothing can be sharded over {num_shards} ranks; give at least 1")
     if not whole:
         return Partition(num_shards, False, tuple(_cut_evenly(layout, num_shards) for layout in layouts))
     loads = [0] * num_shards
     return Partition(num_shards, True, tuple(_cut_between(layout, loads) for layout in layouts))
 
 
-def join_runs(pieces: Sequence[Piece], keys: Sequence[Hashable]) -> list[Run]:
-    """Join neighbouring pieces of one owner that may be updated alike.
+def join_segments(pieces: Sequence[Piece], keys: Sequence[Hashable]) -> list[Segment]:
+    """Join neighbouring pieces of one owner that may be updated together.
 
     Args:
         pieces: as `Partition.pieces` returns them.
         keys: for each piece; neighbours in a bucket with equal keys are joined.
     """
-    runs: list[Run] = []
+    segments: list[Segment] = []
     last: Hashable = None
     for piece, key in zip(pieces, keys, strict=True):
-        if runs and runs[-1].bucket == piece.bucket and key == last:
-            before = runs.pop()
+        if segments and segments[-1].bucket == piece.bucket and key == last:
+            before = segments.pop()
             count = piece.offset + piece.count - before.offset
-            runs.append(Run(before.bucket, before.offset, count, (*before.pieces, piece)))
+            segments.append(Segment(before.bucket, before.offset, count, (*before.pieces, piece)))
         else:
-            runs.append(Run(piece.bucket, piece.offset, piece.count, (piece,)))
+            segments.append(Segment(piece.bucket, piece.offset, piece.count, (piece,)))
         last = key
-    return runs
+    return segments
 
 
 def _owner_of_empty(bucket: ShardedBucket, slot: Slot) -> int:
-    """Return who owns a parameter without elements: somebody must, or its state would be nowhere."""
+    """Return the owner of an empty parameter: without one its state would be lost."""
     last = 0
     for owner, end in enumerate(accumulate(bucket.counts)):
         if bucket.counts[owner]:
@@ -197,10 +198,10 @@ def _cut_evenly(layout: BucketLayout, num_shards: int) -> ShardedBucket:
 
 
 def _cut_between(layout: BucketLayout, loads: list[int]) -> ShardedBucket:
-    """Give each parameter, the largest first, to the rank that has least so far; `loads` are in bytes, over buckets."""
+    """Give each parameter, the largest first, to the least loaded rank; `loads` are in bytes, over all buckets."""
     step = _alignment(layout.dtype)
     owned: list[list[Slot]] = [[] for _ in loads]
-    for slot in sorted(layout.slots, key=lambda slot: -slot.count):  # stable, so alike on every rank
+    for slot in sorted(layout.slots, key=lambda slot: -slot.count):  # stable, so the same on every rank
         owner = loads.index(min(loads))
         owned[owner].append(slot)
         loads[owner] += _rounded(slot.count, step) * layout.dtype.itemsize

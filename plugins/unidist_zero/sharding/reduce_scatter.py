@@ -1,8 +1,8 @@
-"""Exchanging gradients by reduce-scatter: every rank is left with its shard of their sum.
+"""Exchange of gradients by reduce-scatter: each rank ends up with its shard of their sum.
 
 Stage 1 keeps every bucket and reduces a window of several backward passes once; this rank's shard is the bucket's own
-piece. Stages 2 and 3 keep the shards alone: a bucket has memory while it is filled and reduced, so each pass of a
-window is reduced by itself and the shards are added up, which takes as much traffic as if every pass were an update.
+piece. Stages 2 and 3 keep the shards only: a bucket has memory while it is filled and reduced, so each pass of a window
+is reduced by itself and the shards are added up, which costs as much traffic as an update after every pass.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from unidist.gradients.buckets import ParameterInfo, Slot
 from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
 from unidist.gradients.precision import is_narrow
 from unidist.timeline import Recorder
-from unidist_zero.sharding.bucket_memory import BucketMemories
-from unidist_zero.sharding.lanes import Lane, allocate
+from unidist_zero.sharding.bucket_buffers import BucketBuffers
 from unidist_zero.sharding.partition import Partition, ShardedBucket
+from unidist_zero.sharding.shard_groups import ShardGroup, allocate
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
@@ -37,16 +37,16 @@ _POLL_SEC = 50e-6
 class _Bucket:
     number: int
     cut: ShardedBucket
-    lane: Lane
+    shard_group: ShardGroup
     shard: Buffer  # where the result goes
     memory: Buffer | None = None
-    lent: Buffer | None = None  # what `memory` is part of, to be given back
+    pooled: Buffer | None = None  # what `memory` is part of, to be given back
     waiting: int = 0  # gradients that are not ready yet
     missing: set[int] = field(default_factory=set)
     work: Work | None = None
     target: Buffer | None = None  # of the work
     result: Buffer | None = None  # where the result of this pass goes: the shard, or beside it
-    wide: Buffer | None = None  # lent memory in which it is added up, where that is another type
+    wide: Buffer | None = None  # pooled memory in which it is added up, where that is another type
     scale: float = 1.0
     crosses: bool = False  # the work is the one between replicas
     posted_ns: int = 0
@@ -55,23 +55,23 @@ class _Bucket:
 class ReduceScatterExchange(GradientExchange):
     """Leaves each rank its shard of the sums, bucket by bucket.
 
-    As in `unidist.gradients.AllReduceExchange`, buckets are posted in one and the same order as they become ready, the
-    last one in `finish`, together with one byte per parameter that says who has a gradient at all.
+    As in `AllReduceExchange`, buckets are posted in the same order on every rank as they become ready, the last one in
+    `finish`, together with one byte per parameter that tells whether any rank has a gradient for it.
 
     Args:
         parameters: in registration order, equal on every rank.
         partition: of the buckets of these parameters.
-        framework: gives and clears memory.
-        lanes: by kind of memory; closed with this object.
-        everyone: over all ranks of the data axis, host memory; closed with this object. May be a lane's.
+        framework: provides and clears memory.
+        shard_groups: by kind of memory; closed with this object.
+        everyone: over all ranks of the data axis, host memory; closed with this object. May be that of a shard group.
         keeps_buckets: stage 1; False: stages 2 and 3.
         recorder: takes one event per bucket and round.
-        precision: in which type 16-bit gradients are added up (`reduce_dtype`); None: in their own. What is added up in
-            another is copied to memory of that type, of a few buckets at a time, and its sum rounded once.
+        precision: says in which type 16-bit gradients are added up (`reduce_dtype`); None: in their own. With another
+            type they are copied to memory of that type, a few buckets at a time, and the sum is rounded once.
 
     Attributes:
         partition: of the buckets.
-        lanes: by kind of memory.
+        shard_groups: by kind of memory.
         everyone: over all ranks of the data axis.
     """
 
@@ -81,7 +81,7 @@ class ReduceScatterExchange(GradientExchange):
         partition: Partition,
         *,
         framework: Framework,
-        lanes: Mapping[str, Lane],
+        shard_groups: Mapping[str, ShardGroup],
         everyone: Communicator,
         keeps_buckets: bool,
         recorder: Recorder | None = None,
@@ -90,13 +90,13 @@ class ReduceScatterExchange(GradientExchange):
         self._precision = precision
         self.parameters = tuple(parameters)
         self.partition = partition
-        self.lanes = dict(lanes)
+        self.shard_groups = dict(shard_groups)
         self.everyone = everyone
         self.moves = self.reduces_each_pass = not keeps_buckets
         self._framework = framework
         self._recorder = recorder or Recorder()
-        self._memories = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
-        self._wide = {kind: BucketMemories(self._allocator(kind)) for kind in self.lanes}
+        self._pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
+        self._wide_pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
         self._buckets = [self._make_bucket(number, cut, keeps_buckets) for number, cut in enumerate(partition.buckets)]
         self._place: dict[int, tuple[_Bucket, Slot]] = {
             slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.cut.slots
@@ -114,7 +114,7 @@ class ReduceScatterExchange(GradientExchange):
         return self._memory(bucket).slice(slot.offset, slot.count)
 
     def shard(self, number: int) -> Buffer:
-        """Return where this rank's shard of bucket `number` is after `finish`; the same memory all the time."""
+        """Return the memory that holds this rank's shard of bucket `number` after `finish`; it stays the same."""
         return self._buckets[number].shard
 
     @property
@@ -171,7 +171,7 @@ class ReduceScatterExchange(GradientExchange):
     def reduced(self) -> ReducedGradients:
         """See `GradientExchange.reduced`: this rank's shards. Those of 16 bits are multiplied when they are widened."""
         shards = tuple(bucket.shard for bucket in self._buckets)
-        divided_over = self.lanes[HOST].shard
+        divided_over = self.shard_groups[HOST].communicator
         deferred = any(is_narrow(bucket.cut.dtype) for bucket in self._buckets)
         return ReducedGradients(
             shards,
@@ -184,10 +184,10 @@ class ReduceScatterExchange(GradientExchange):
         """See `GradientExchange.close`."""
         self._buckets.clear()
         self._place.clear()
-        for memories in (*self._memories.values(), *self._wide.values()):
-            memories.clear()
-        for lane in self.lanes.values():
-            lane.close()
+        for pool in (*self._pools.values(), *self._wide_pools.values()):
+            pool.clear()
+        for shard_group in self.shard_groups.values():
+            shard_group.close()
         self.everyone.close()
 
     # Memory
@@ -197,35 +197,35 @@ class ReduceScatterExchange(GradientExchange):
         return self._allocator(cut.memory)(count * cut.dtype.itemsize).cast(cut.dtype)
 
     def _allocator(self, kind: str) -> Callable[[int], Buffer]:
-        return partial(allocate, self._framework, self.lanes[kind].shard, kind)
+        return partial(allocate, self._framework, self.shard_groups[kind].communicator, kind)
 
     def _make_bucket(self, number: int, cut: ShardedBucket, keeps_buckets: bool) -> _Bucket:
-        lane = self.lanes[cut.memory]
-        count = cut.counts[lane.shard.rank]
+        shard_group = self.shard_groups[cut.memory]
+        count = cut.counts[shard_group.communicator.rank]
         if not keeps_buckets:
-            return _Bucket(number, cut, lane, self.allocate(count, cut))
+            return _Bucket(number, cut, shard_group, self.allocate(count, cut))
         memory = self.allocate(cut.count, cut)
-        return _Bucket(number, cut, lane, memory.slice(cut.begin(lane.shard.rank), count), memory)
+        return _Bucket(number, cut, shard_group, memory.slice(cut.begin(shard_group.communicator.rank), count), memory)
 
     def _memory(self, bucket: _Bucket) -> Buffer:
         """Return the bucket's memory; at stages 2 and 3 a bucket that has none gets some, with clean gaps."""
         if bucket.memory is None:
-            memories = self._memories[bucket.cut.memory]
-            if memories.exhausted:
-                self._reclaim(memories)
-            lent, memory = memories.take(bucket.cut.count * bucket.cut.dtype.itemsize)
-            bucket.lent, bucket.memory = lent, memory.cast(bucket.cut.dtype)
+            pool = self._pools[bucket.cut.memory]
+            if pool.exhausted:
+                self._reclaim(pool)
+            pooled, memory = pool.acquire(bucket.cut.count * bucket.cut.dtype.itemsize)
+            bucket.pooled, bucket.memory = pooled, memory.cast(bucket.cut.dtype)
             for offset, count in bucket.cut.gaps:
                 self._framework.zero(bucket.memory.slice(offset, count))
         return bucket.memory
 
-    def _reclaim(self, memories: BucketMemories) -> None:
-        """Wait for a bucket that is under way to be reduced; but not for ever.
+    def _reclaim(self, pool: BucketBuffers) -> None:
+        """Wait for a bucket in flight to be reduced; but not for ever.
 
-        A rank that has joined comes only when an update is announced, which is after this pass: then there must be
-        more memory instead.
+        A rank that has joined takes part only when an update is announced, which is after this pass: then more memory
+        must be allocated instead.
         """
-        while self._completed < self._posted and memories.exhausted:
+        while self._completed < self._posted and pool.exhausted:
             if self._advance(self._buckets[self._completed], wait=False):
                 self._completed += 1
                 continue
@@ -251,7 +251,7 @@ class ReduceScatterExchange(GradientExchange):
             self._status_bytes[i] = 0
 
     def _complete(self, scale: float) -> None:
-        """Post what was not posted, and wait for all. Collective."""
+        """Post all remaining buckets, and wait for all. Collective."""
         while self._posted < len(self._buckets):
             self._post(self._buckets[self._posted], scale)
             if self.moves:  # without this all buckets that had no gradient here would have memory at once
@@ -272,7 +272,7 @@ class ReduceScatterExchange(GradientExchange):
             has_gradient = slot.parameter in self._touched if self.moves else self._status_bytes[slot.parameter]
             if not has_gradient:
                 self._framework.zero(memory.slice(slot.offset, slot.count))
-        shard = bucket.lane.shard
+        shard = bucket.shard_group.communicator
         bucket.scale = scale
         # From the second pass on the shard holds a sum already; the new one goes to this rank's piece of the bucket.
         piece = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
@@ -282,7 +282,7 @@ class ReduceScatterExchange(GradientExchange):
         if wanted is not dtype:
             memory = self._widened(bucket, memory, wanted)
             bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
-        factor = scale if bucket.lane.replicas is None else 1.0
+        factor = scale if bucket.shard_group.replicas is None else 1.0
         bucket.work = shard.reducescatter(memory, bucket.target, scale=factor, counts=bucket.cut.counts)
         self._in_round = True
         self._posted += 1
@@ -290,16 +290,16 @@ class ReduceScatterExchange(GradientExchange):
 
     def _widened(self, bucket: _Bucket, memory: Buffer, dtype: DType) -> Buffer:
         """Return a copy of the bucket's gradients in the type that they are added up in."""
-        memories = self._wide[bucket.cut.memory]
-        if memories.exhausted:
-            self._reclaim(memories)
-        bucket.wide, lent = memories.take(memory.count * dtype.itemsize)
-        wide = lent.cast(dtype)
+        pool = self._wide_pools[bucket.cut.memory]
+        if pool.exhausted:
+            self._reclaim(pool)
+        bucket.wide, pooled = pool.acquire(memory.count * dtype.itemsize)
+        wide = pooled.cast(dtype)
         self._framework.convert(memory, wide)
         return wide
 
     def _advance(self, bucket: _Bucket, *, wait: bool) -> bool:
-        """Bring a bucket's result into its shard; returns whether it is there. In the order of buckets."""
+        """Bring a bucket's result into its shard; returns whether it has arrived. In the order of buckets."""
         assert bucket.work is not None
         if not (wait or bucket.work.done()):
             return False
@@ -314,21 +314,21 @@ class ReduceScatterExchange(GradientExchange):
         assert bucket.result is not None
         if bucket.wide is not None:
             self._framework.convert(bucket.target, bucket.result)
-            self._wide[bucket.cut.memory].give_back(bucket.wide)
+            self._wide_pools[bucket.cut.memory].release(bucket.wide)
             bucket.wide = None
         if bucket.result is not bucket.shard:
             self._framework.add(bucket.result, bucket.shard)
-        if bucket.lent is not None:
-            self._memories[bucket.cut.memory].give_back(bucket.lent)
-            bucket.lent = bucket.memory = None
+        if bucket.pooled is not None:
+            self._pools[bucket.cut.memory].release(bucket.pooled)
+            bucket.pooled = bucket.memory = None
         return True
 
     def _start_crossing(self, bucket: _Bucket) -> None:
-        """With replicas: when the shard is reduced within the group, add up over the groups."""
+        """With replicas: once the shard is reduced within the group, sum it over the groups."""
         assert bucket.work is not None
-        if bucket.lane.replicas is None or bucket.crosses:
+        if bucket.shard_group.replicas is None or bucket.crosses:
             return
         self._recorder.wait(bucket.work)
         assert bucket.target is not None
-        bucket.work = bucket.lane.replicas.allreduce(bucket.target, bucket.target, scale=bucket.scale)
+        bucket.work = bucket.shard_group.replicas.allreduce(bucket.target, bucket.target, scale=bucket.scale)
         bucket.crosses = True

@@ -1,17 +1,17 @@
-"""Parameters in memory that the ranks of a host share: nothing is gathered, and the host holds them once.
+"""Parameters in shared memory: the ranks of a host map one copy of them, so nothing is gathered.
 
-When a rank may write is what has to be known. All ranks read the parameters, in forward and backward and wherever the
-script looks at them, and each writes its shard, in the update:
+The hard part is when a rank may write. All ranks read the parameters, in forward and backward and wherever the script
+looks at them, and each writes its shard during the update:
 
-- A rank begins to write after a barrier that each rank enters within its own `step`, when the script's hooks before
-  the step have run. So nobody is in forward, backward, an evaluation, or between `synchronize` and `step` any more.
-- A rank leaves `step` after a second barrier, which each enters when its shard is written. So whoever reads after
-  `step` reads new values, and nobody writes until this rank is in its next `step`.
+- A rank begins to write after a barrier that each rank enters within its own `step`, after the script's hooks before
+  the step have run. So no rank is in forward, backward, an evaluation, or between `synchronize` and `step` any more.
+- A rank leaves `step` after a second barrier, which each enters once its shard is written. So reads after `step` see
+  new values, and no rank writes until this rank is in its next `step`.
 - A rank that has joined takes part in every update, and so in both barriers.
 
 The script's own writes (`load_state_dict`, a broadcast, averaged weights for an evaluation) go to the rank's view,
-which is copied on write: no other rank sees them, as if each had memory of its own. In the next update each rank
-brings what it finds written to its shard to the others.
+which is copied on write: no other rank sees them, as if each had its own memory. In the next update each rank publishes
+what it finds written to its shard.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import ConfigurationError
 from unidist.gradients.buckets import ALIGNMENT_BYTES
 from unidist.negotiation.objects import gather_objects
-from unidist_zero.sharding.lanes import Lane, groups_of
 from unidist_zero.sharding.partition import Partition
+from unidist_zero.sharding.shard_groups import ShardGroup, groups_of
 
 
-class SharedShards:
-    """The memory of a partition's buckets, one for all ranks of a lane. Made, and used, by all of them alike.
+class SharedBuckets:
+    """The memory of a partition's buckets, one copy for all ranks of a shard group. Every rank makes the same calls.
 
     Args:
         partition: of the buckets, all in host memory.
-        lane: whose ranks share; `obstacle` finds none.
+        shard_group: the ranks that map the memory; `obstacle` finds none.
     """
 
-    def __init__(self, partition: Partition, lane: Lane) -> None:
-        self._communicator = lane.shard
+    def __init__(self, partition: Partition, shard_group: ShardGroup) -> None:
+        self._communicator = shard_group.communicator
         self._buckets = partition.buckets
         self._begins: list[int] = []
         nbytes = 0
         for cut in partition.buckets:
             self._begins.append(nbytes)
             nbytes += -(-cut.count * cut.dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        assert isinstance(lane.shard, SharesMemory)
-        self._memory = lane.shard.allocate_shared(nbytes)
-        rank = lane.shard.rank
+        assert isinstance(shard_group.communicator, SharesMemory)
+        self._memory = shard_group.communicator.allocate_shared(nbytes)
+        rank = shard_group.communicator.rank
         self._own = [
             (begin + cut.begin(rank) * cut.dtype.itemsize, cut.counts[rank] * cut.dtype.itemsize)
             for begin, cut in zip(self._begins, partition.buckets, strict=True)
@@ -53,24 +53,24 @@ class SharedShards:
 
     @property
     def is_first(self) -> bool:
-        """True on the rank that writes the first values."""
+        """True on the rank that writes the initial values."""
         return self._communicator.rank == 0
 
     def shared(self, number: int) -> Buffer:
-        """Return bucket `number` in the memory that all write to."""
+        """Return bucket `number` in the memory that all ranks write to."""
         return self._part(self._memory.shared, number)
 
     def view(self, number: int) -> Buffer:
-        """Return bucket `number` as this rank sees it; what it writes there others do not see."""
+        """Return bucket `number` as this rank sees it; other ranks do not see what is written there."""
         return self._part(self._memory.view, number)
 
     def own(self, number: int) -> Buffer:
-        """Return this rank's shard of bucket `number`, which all see."""
+        """Return this rank's shard of bucket `number`, visible to all ranks."""
         cut, rank = self._buckets[number], self._communicator.rank
         return self.shared(number).slice(cut.begin(rank), cut.counts[rank])
 
     def wait(self) -> None:
-        """Return when all ranks have come here: what they did before can be seen, and nobody does it any more."""
+        """Barrier: earlier writes of all ranks are visible, and none is in progress."""
         self._communicator.barrier().wait()
 
     def begin_update(self) -> None:
@@ -79,11 +79,11 @@ class SharedShards:
         self._memory.settle(self._own)
 
     def end_update(self) -> None:
-        """Say that this rank's shards are written."""
+        """Signal that this rank's shards are written."""
         self._work = self._communicator.barrier()
 
     def finish_update(self) -> None:
-        """Return when those of all ranks are. Collective."""
+        """Return when the shards of all ranks are written. Collective."""
         work, self._work = self._work, None
         assert work is not None, "follows end_update"
         work.wait()
@@ -94,7 +94,7 @@ class SharedShards:
 
 
 def obstacle(communicator: Communicator, memory_kinds: set[str]) -> str:
-    """Return why parameters cannot be in memory that these ranks share, or "" if they can be."""
+    """Return why parameters cannot be in memory that these ranks share, or "" if they can."""
     elsewhere = sorted(memory_kinds - {HOST})
     if elsewhere:
         return f"there are parameters in {', '.join(elsewhere)} memory; only those in host memory can be shared"
@@ -104,7 +104,7 @@ def obstacle(communicator: Communicator, memory_kinds: set[str]) -> str:
 
 
 def obstacle_in_groups(communicator: Communicator, num_shards: int, memory_kinds: set[str]) -> str:
-    """Return why groups of `num_shards` neighbours cannot share, or "" if all of them can. Collective, and alike."""
+    """Return why groups of `num_shards` neighbours cannot share memory, or "" if all can. Collective."""
     group = communicator.split(groups_of(communicator.rank, communicator.size, num_shards)[0])
     assert group is not None
     own = obstacle(group, memory_kinds)
@@ -113,13 +113,13 @@ def obstacle_in_groups(communicator: Communicator, num_shards: int, memory_kinds
 
 
 def may_share(wish: str, communicator: Communicator, memory_kinds: set[str], num_shards: int | None = None) -> bool:
-    """Say whether parameters are to be in memory that ranks share.
+    """Say whether parameters go to memory that ranks share.
 
     Args:
-        wish: the option `shared`: "auto" where it is possible, "true", or "false".
+        wish: the option `shared`: "auto" if possible, "true", or "false".
         communicator: over these ranks.
         memory_kinds: where the parameters are.
-        num_shards: groups of so many neighbours share; then this is collective. None: all ranks share.
+        num_shards: size of the groups of neighbours that share memory; then this is collective. None: all ranks.
 
     Raises:
         ConfigurationError: "true", and it is not possible; says why.

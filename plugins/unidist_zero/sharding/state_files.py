@@ -1,4 +1,4 @@
-"""Files for optimizer state that is offloaded to a folder. Knows no framework."""
+"""Files for optimizer state offloaded to a folder. Knows no framework."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unidist.jobs.spill_file import unnamed_file
 
 
 class StateFiles:
-    """Makes files.
+    """Creates files.
 
     Args:
-        folder: where the files are: on a disk that is fast, with room for this host's share of the state.
+        folder: on a fast disk with enough room for this host's optimizer state.
 
     Raises:
-        ConfigurationError: there is no such folder, or no file can be made in it.
+        ConfigurationError: the folder does not exist, or no file can be created in it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -31,7 +31,7 @@ class StateFiles:
 
     @contextmanager
     def new(self, nbytes: int) -> Iterator[tuple[int, str]]:
-        """Give a file of this size, to be mapped: its descriptor, and its name. Both are of no use afterwards.
+        """Yield a file of this size, to be mapped: its descriptor, and its name. Neither is valid afterwards.
 
         Raises:
             ConfigurationError: the file system refuses; says how much was asked for.

@@ -22,7 +22,7 @@ from unidist_pipeline.planning import (
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, simulate
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.transformer import TransformerWork
 

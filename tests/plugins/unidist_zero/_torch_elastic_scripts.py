@@ -89,7 +89,7 @@ def check_going_on(strategy: str, device: str) -> None:
             move(optimizer)
             state.restore()
         assert not model._unidist.units.nbytes_held
-        with pytest.raises(UsageError, match="parameters of this model, and the shares were not brought together"):
+        with pytest.raises(UsageError, match="parameters of this model, and the shards were not brought together"):
             loss_of(model, 9)
         state.sync()
         assert not model._unidist.units.nbytes_held
@@ -144,7 +144,7 @@ def an_optimizer_that_is_in_no_state_is_an_error() -> None:
         step(model, optimizer, 0)  # there was nothing to lose
         kept = optimizer.state_dict()
         move(optimizer)
-        with pytest.raises(UsageError, match="state of this optimizer, and the shares were not brought together"):
+        with pytest.raises(UsageError, match="state of this optimizer, and the shards were not brought together"):
             step(model, optimizer, 1)
         optimizer.load_state_dict(kept)
         step(model, optimizer, 1)

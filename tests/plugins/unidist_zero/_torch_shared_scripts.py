@@ -31,9 +31,9 @@ def script(function: Callable[[], None]) -> Callable[[], None]:
 def copied_bytes(optimizer: Any) -> int:
     """Return how much of the parameters this rank has copies of."""
     found = 0
-    for share in optimizer._unidist._inner._shares:
-        assert isinstance(share.memory, SharedPagesMemory)
-        found += sum(end - begin for begin, end in share.memory._shards._memory._written())
+    for shard in optimizer._unidist._inner._shards:
+        assert isinstance(shard.memory, SharedPagesMemory)
+        found += sum(end - begin for begin, end in shard.memory._shards._memory._written())
     return found
 
 
@@ -46,7 +46,7 @@ def parameters_are_there_once() -> None:
                 step(model, optimizer, number)
                 assert copied_bytes(optimizer) == 0
     with training("zero=1:shared=false") as (_, optimizer):
-        assert not any(isinstance(share.memory, SharedPagesMemory) for share in optimizer._unidist._inner._shares)
+        assert not any(isinstance(shard.memory, SharedPagesMemory) for shard in optimizer._unidist._inner._shards)
 
 
 def write(model: Any) -> None:

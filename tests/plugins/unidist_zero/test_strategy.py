@@ -16,8 +16,8 @@ from unidist.strategy.interface import Plan
 from unidist.strategy.plan import build, make_plan
 from unidist.testing import ThreadWorld
 from unidist_planner.memory.estimate import plain_memory
-from unidist_zero.sharding.bucket_memory import BucketMemories
-from unidist_zero.sharding.lanes import groups_of, make_lane
+from unidist_zero.sharding.bucket_buffers import BucketBuffers
+from unidist_zero.sharding.shard_groups import groups_of, make_shard_group
 from unidist_zero.strategy import Zero
 
 
@@ -83,11 +83,17 @@ def test_the_strategy_imports_no_framework() -> None:
 def test_neighbours_share_and_equal_places_are_replicas() -> None:
     assert [list(group) for group in groups_of(5, 8, 4)] == [[4, 5, 6, 7], [1, 5]]
     with ThreadWorld(4) as world:
-        lanes = world.run(lambda communicator: make_lane(communicator, 2))
-        members = [(lane.shard.members, lane.replicas.members if lane.replicas else None) for lane in lanes]
+        shard_groups = world.run(lambda communicator: make_shard_group(communicator, 2))
+        members = [
+            (shard_group.communicator.members, shard_group.replicas.members if shard_group.replicas else None)
+            for shard_group in shard_groups
+        ]
     assert members == [((0, 1), (0, 2)), ((0, 1), (1, 3)), ((2, 3), (0, 2)), ((2, 3), (1, 3))]
     with ThreadWorld(2) as world:
-        assert all(lane.replicas is None for lane in world.run(lambda communicator: make_lane(communicator, 2)))
+        assert all(
+            shard_group.replicas is None
+            for shard_group in world.run(lambda communicator: make_shard_group(communicator, 2))
+        )
 
 
 def test_bucket_memories_are_used_again_and_few() -> None:
@@ -97,17 +103,17 @@ def test_bucket_memories_are_used_again_and_few() -> None:
         made.append(nbytes)
         return Buffer.allocate(nbytes, DType.UINT8)
 
-    memories = BucketMemories(allocate, num_kept=2)
+    buffers = BucketBuffers(allocate, num_kept=2)
     for _ in range(3):
-        lent, memory = memories.take(100)
+        pooled, memory = buffers.acquire(100)
         assert memory.count == 100
         assert memory.memory == HOST
-        memories.give_back(lent)
+        buffers.release(pooled)
     assert made == [100]
-    first, second, third = (memories.take(nbytes)[0] for nbytes in (60, 200, 300))  # more than are kept
+    first, second, third = (buffers.acquire(nbytes)[0] for nbytes in (60, 200, 300))  # more than are kept
     assert made == [100, 200, 300]
-    assert memories.exhausted
-    for lent in (first, second, third):
-        memories.give_back(lent)
-    assert memories.nbytes == 500, "the smallest went"
-    assert memories.take(250)[0] is third
+    assert buffers.exhausted
+    for pooled in (first, second, third):
+        buffers.release(pooled)
+    assert buffers.nbytes == 500, "the smallest went"
+    assert buffers.acquire(250)[0] is third

@@ -1,1 +1,4 @@
-"""TODO."""
+"""Keras models as lists of operations, and where to cut these lists into stages.
+
+Imports `execution.balance`, Keras and TensorFlow, but nothing of `_keras` above it. Private.
+"""

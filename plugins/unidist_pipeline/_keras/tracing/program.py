@@ -1,8 +1,7 @@
 """A Keras model as a list of operations in the order in which they can run, which can be cut between any two.
 
 A Sequential or Functional model has that list already, as a graph of nodes; models within it are taken apart, so that
-it can be cut inside of them too. A subclassed model has none: its `call` is followed with symbolic tensors, see
-`_tensorflow_follow.py`.
+it can be cut inside of them too. A subclassed model has none: its `call` is traced with symbolic tensors, see `tracer`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class Ref:
 
 @dataclass(frozen=True)
 class Value:
-    """What an operation makes, or an input.
+    """The result of an operation, or an input.
 
     Args:
-        shape: with None for sizes that are not known, the batch above all.
+        shape: with None for unknown sizes, above all that of the batch.
         dtype: its name.
-        masked: a Keras mask belongs to it.
+        masked: it carries a Keras mask.
     """
 
     shape: tuple[int | None, ...]
@@ -49,7 +48,7 @@ class Step:
         args: positional arguments, values as `Ref`.
         kwargs: the same, by name.
         results: numbers of the values that it makes.
-        imposes_training: whether this is training replaces what the call itself says, as Functional models have it.
+        imposes_training: whether this is training overrides what the call itself says, as in Functional models.
     """
 
     operation: Any
@@ -98,7 +97,7 @@ class Program:
         steps: in an order in which they can run.
         outputs: the structure that the model returns, of `Ref`.
         values: every value, by number.
-        standardize: turns what the model is called with into its flat inputs.
+        standardize: turns the arguments of the model's call into its flat inputs.
     """
 
     inputs: tuple[int, ...]
@@ -114,7 +113,7 @@ class Program:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the graph of a Sequential or Functional model that runs nothing but it, else None."""
+    """Return the graph of a Sequential or Functional model whose call runs nothing else; otherwise None."""
     kind = type(model)
     if isinstance(model, keras.Sequential):
         graph = getattr(model, "_functional", None)
@@ -141,8 +140,8 @@ class Recorder:
     """Numbers the values of graphs, and lists their operations.
 
     Args:
-        followed_in: whether the outermost graph was followed in training or in inference, and its calls say so; None:
-            it is a Functional model's, which says so whenever it runs.
+        followed_in: whether the outermost graph was traced in training or in inference, and its calls say so; None: it
+            is a Functional model's, which says so whenever it runs.
 
     Attributes:
         steps: so far.
@@ -195,7 +194,7 @@ class Recorder:
     def _graph_within(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the graph of a model that is called within another, if the call does nothing but run it.
 
-        That is: with tensors of just the types and ranks that it wants, and nothing else.
+        That is: with tensors of exactly the types and ranks that it wants, and nothing else.
         """
         graph = graph_of(operation) if isinstance(operation, keras.Model) else None
         if graph is None or len(args) != 1 or getattr(operation, "activity_regularizer", None) is not None:

@@ -1,8 +1,8 @@
-"""Cuts a Keras model's program into stages: where, what passes from one to the next, which variables are where.
+"""Cuts a Keras model's program into stages, and finds the values that pass between them and the variables of each.
 
-A stage begins at a layer; other operations belong to the layer before them. What a stage passes on is all that later
-stages need of earlier ones, so a skip connection travels through the stages between. The model's inputs do not
-travel: every rank has the whole batch's.
+A stage begins at a layer; other operations belong to the layer before them. A stage passes on all values that later
+stages need of earlier ones, so a skip connection travels through the stages between. The model's inputs do not travel:
+every rank has those of the whole batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Segment:
     Args:
         steps: its operations.
         takes: numbers of the values that the stage before passes on.
-        passes: numbers of those that it passes on; of the last stage, what the model returns.
+        passes: numbers of those that it passes on; of the last stage, the model's outputs.
     """
 
     steps: tuple[Step, ...]
@@ -63,7 +63,7 @@ def segments_of(program: Program, starts: Sequence[int]) -> list[Segment]:
 
 
 def starts_at(program: Program, names: Sequence[str]) -> list[int]:
-    """Return where stages begin that begin at the first calls of the layers of these names.
+    """Return the starts of stages that begin at the first calls of the layers of these names.
 
     Raises:
         ConfigurationError: there is no such layer, or they are not called in this order.
@@ -88,16 +88,18 @@ def starts_at(program: Program, names: Sequence[str]) -> list[int]:
 
 
 def balanced_starts(program: Program, num_stages: int, costs: Sequence[float] | None = None) -> list[int]:
-    """Return where stages begin so that the most expensive is as cheap as can be; every one has something to train.
+    """Return the starts of stages of about equal cost, each with trained variables.
+
+    The most expensive stage is as cheap as possible.
 
     Args:
         program: of the model.
         num_stages: how many.
-        costs: of the steps; default: their trained parameters. A variable that several layers use counts where it is
-            used first.
+        costs: of the steps; default: their trained parameters. A variable that several layers use counts at its first
+            use.
 
     Raises:
-        ConfigurationError: too few layers have something to train.
+        ConfigurationError: too few layers have trained variables.
     """
     parameters = trained_parameters(program)
     costs = parameters if costs is None else costs
@@ -116,7 +118,7 @@ def balanced_starts(program: Program, num_stages: int, costs: Sequence[float] | 
 
 
 def trained_parameters(program: Program) -> list[int]:
-    """Return for each step the elements of the variables that it is the first to use, and that are trained."""
+    """Return for each step the number of trained elements in variables that it is the first to use."""
     seen: set[int] = set()
     counts = []
     for step in program.steps:
@@ -133,7 +135,7 @@ def _narrowest(program: Program, before: int, index: int) -> int:
 
 
 def corresponding(program: Program, starts: Sequence[int], other: Program) -> list[int]:
-    """Return where the same stages begin in another program of the model, which calls the same layers.
+    """Return the starts of the same stages in another program of the model, which calls the same layers.
 
     Raises:
         ConfigurationError: it does not call a layer at which a stage begins as often.

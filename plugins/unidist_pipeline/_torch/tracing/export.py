@@ -1,8 +1,8 @@
-"""A PyTorch model as a list of operations by `torch.export`: where `torch.fx` cannot follow what the model does.
+"""A PyTorch model as a list of operations by `torch.export`, for models that `torch.fx` cannot trace.
 
-The model's code runs on an example without values, so sizes, arguments of any number and plain Python decide what they
-like; only values must not. All modules are followed, down to PyTorch's own operations, and a stage may begin at each of
-them. The parameters stay those of the model: operations find them there by their paths when they run.
+The model's code runs on an example without values, so control flow may depend on sizes, arguments of any number and
+plain Python; only not on values. All modules are traced, down to PyTorch's own operations, and a stage may begin at
+each of them. The parameters stay those of the model: operations look them up by their paths when they run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import fx
 
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.tracing.fx import Forward, call_with, may_look_into
+from unidist_pipeline._torch.tracing.graph_rewriter import INSIDE, GraphRewriter, Index
 from unidist_pipeline._torch.tracing.program import Program
-from unidist_pipeline._torch.tracing.rewritten import INSIDE, Number, Rewritten
 from unidist_pipeline._torch.tracing.values import PLAIN, changed, tensors_in
 
 _MOST_FORMS = 32
@@ -34,8 +34,8 @@ class Exported:
     Args:
         graph: the operations; they find parameters in the model by their paths.
         changes: paths of the buffers that they change.
-        guards: what sizes of arguments must fulfil, in Python with `L['leaves']` for the tensors of the arguments;
-            None: that is not known, so only the sizes of the example will do.
+        guards: conditions on sizes of arguments, in Python with `L['leaves']` for the tensors of the arguments; None:
+            unknown, so only the sizes of the example are admitted.
         sizes: first dims of the tensors of the example.
     """
 
@@ -45,7 +45,7 @@ class Exported:
     sizes: tuple[int, ...]
 
     def admits(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Say whether it is right for tensors that differ from the example's in their first dims at most."""
+        """Say whether it is valid for tensors that differ from the example's in their first dims at most."""
         sizes = _first_dims(leaves)
         if sizes == self.sizes:
             return True
@@ -71,13 +71,13 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Form:
-    """What a parameter or buffer is, without its values.
+    """A parameter or buffer, without its values.
 
     Args:
         module: that has it.
         name: of it there.
         like: on the meta device.
-        device: where it is computed with.
+        device: of the tensor.
         trained: it requires a gradient; None: it is a buffer.
         same: equal for those that are one tensor.
     """
@@ -90,11 +90,11 @@ class _Form:
     same: int
 
 
-class Exports:
-    """The operations of a model, for all kinds of arguments that come.
+class ExportCache:
+    """The operations of a model, for each kind of arguments seen so far.
 
     Args:
-        model: whole, not divided yet. Its shapes and types are noted, so that it can be followed when it is divided.
+        model: whole, not divided yet. Its shapes and types are recorded, so that it can be traced when it is divided.
         forward: of its class.
     """
 
@@ -119,8 +119,8 @@ class Exports:
             num_samples: the first dim of tensors that is that long may be longer or shorter the next time.
 
         Raises:
-            ConfigurationError: there is something in the model that would be lost.
-            Exception: of whatever kind: what the model does cannot be followed.
+            ConfigurationError: the export would lose a part of the model's behaviour.
+            Exception: of any kind: the model cannot be traced.
         """
         from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -145,7 +145,7 @@ class Exports:
 
     @contextmanager
     def _without_values(self) -> Iterator[None]:
-        """Inside of the block the model has all of its parameters and buffers, none of them with values."""
+        """Within the block the model has all of its parameters and buffers, none of them with values."""
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -167,8 +167,8 @@ class Exports:
                 setattr(form.module, form.name, tensor)
 
 
-class _Following(torch.nn.Module):
-    """Runs a model on its tensors; what it returns is noted, and its tensors and sizes are returned."""
+class _Capture(torch.nn.Module):
+    """Runs a model on its tensors; records the structure that it returns, and returns its tensors and sizes."""
 
     def __init__(self, model: torch.nn.Module, run: Callable[[list[torch.Tensor]], list[Any]]) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _Following(torch.nn.Module):
 
 
 def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, Any], num_samples: int) -> Exported:
-    """Follow a model that has no values; `num_samples` of 0: for the sizes of these arguments alone."""
+    """Trace a model that has no values; `num_samples` of 0: for the sizes of these arguments alone."""
     leaves = [torch.empty_like(leaf) for leaf in tensors_in(arguments)]  # no views: sizes of what is viewed would count
     told: dict[str, Any] = {}
 
@@ -199,7 +199,7 @@ def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, 
                     )
                 return item
             numbered.append(item)
-            return Number(len(numbered) - 1)
+            return Index(len(numbered) - 1)
 
         before = _buffers(model)
         told["structure"] = changed(take, call_with(forward, model, whole))
@@ -213,18 +213,18 @@ def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, 
 
     varies = [bool(num_samples > 1 and leaf.dim() and leaf.shape[0] == num_samples) for leaf in leaves]
     program = torch.export.export(
-        _Following(model, run),
+        _Capture(model, run),
         (leaves,),
         dynamic_shapes=([{0: torch.export.Dim.AUTO} if each else None for each in varies],),
         strict=False,
     )
     guards = getattr(program, "_guards_code", None) if num_samples else None
-    graph, changes = Rewritten(program, arguments, told["structure"]).made()
+    graph, changes = GraphRewriter(program, arguments, told["structure"]).rewrite()
     return Exported(graph, changes, None if guards is None else tuple(guards), _first_dims(leaves))
 
 
 def _described(arguments: Mapping[str, Any], num_samples: int) -> Any:
-    """Return the form of arguments: equal for what differs in the number of samples alone."""
+    """Return the form of arguments: equal if they differ in the number of samples only."""
 
     def describe(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
@@ -262,7 +262,7 @@ def _check_modules(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _no_functions_of_their_own() -> Iterator[None]:
-    """Inside of the block functions with a backward pass of their own are errors: that would be lost."""
+    """Within the block, autograd functions that define a backward pass are errors: the export would lose it."""
     from torch.autograd.function import Function
 
     plain, thread = vars(Function)["apply"], threading.get_ident()
@@ -284,7 +284,7 @@ def _no_functions_of_their_own() -> Iterator[None]:
 
 @contextmanager
 def _plainly(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside of the block nothing of the caller's modes gets into the operations."""
+    """Within the block, nothing of the caller's modes gets into the operations."""
     kinds = sorted({leaf.device.type for leaf in leaves})
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())

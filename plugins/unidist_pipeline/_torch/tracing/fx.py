@@ -1,7 +1,7 @@
 """A PyTorch model as a list of operations, which can be cut before any of the modules that it calls.
 
-The forward methods of the model, and of those modules that are looked into, are followed by `torch.fx`; every other
-module is one operation, and runs as it always does: with its hooks, and whatever strategies have made of it.
+The forward methods of the model, and of modules that are looked into, are traced by `torch.fx`; every other module is
+one operation, and runs as usual: with its hooks, and with changes that strategies made to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plain_forward(model: torch.nn.Module) -> Forward:
     """Return the forward function of the model's class.
 
     Raises:
-        ConfigurationError: it cannot be followed, because something was put around it.
+        ConfigurationError: it cannot be traced, because something was put around it.
     """
     if "forward" in vars(model):
         raise ConfigurationError(
@@ -74,13 +74,13 @@ def bound_arguments(forward: Forward, inputs: Any) -> dict[str, Any]:
 
 
 def unnamed(forward: Forward, arguments: Mapping[str, Any]) -> str:
-    """Return the parameter that took arguments without names of their own, `*rest` or `**options`; "" if none did."""
+    """Return the parameter that took arguments without names, `*rest` or `**options`; "" if none did."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return next((str(each) for each in parameters_of(forward) if each.kind in variadic and each.name in arguments), "")
 
 
 def call_with(forward: Forward, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
-    """Call a forward function with arguments by name; `*args` and `**kwargs` by theirs, where they are among these."""
+    """Call a forward function with arguments by name; `*args` and `**kwargs` by theirs, if they are among these."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for each in parameters_of(forward):
@@ -99,12 +99,12 @@ def call_with(forward: Forward, model: torch.nn.Module, arguments: Mapping[str, 
 
 
 def is_value(argument: Any) -> bool:
-    """Say whether an argument is followed as a value; None, truths and words decide what the model does."""
+    """Say whether an argument is traced as a value; None, bools and strings decide what the model does."""
     return not (argument is None or isinstance(argument, bool | str))
 
 
 def may_look_into(module: torch.nn.Module) -> bool:
-    """Say whether a module does nothing but to run its class's forward."""
+    """Say whether calling a module does nothing but run its class's forward."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return "forward" not in vars(module) and not any(hooks)
 
@@ -115,13 +115,13 @@ def trace(
     """Return the operations of the model, in the order in which they run.
 
     Args:
-        model: the model; parameters that this rank does not hold have stand-ins.
+        model: the model; parameters that this rank does not hold have placeholders.
         forward: `plain_forward` of it.
-        looked_into: paths of the modules, besides the model, whose forward is followed.
-        constants: arguments that are not values, by name; the operations are those for these.
+        looked_into: paths of the modules, besides the model, whose forward is traced.
+        constants: arguments that are not values, by name; the operations are valid for these.
 
     Raises:
-        Exception: of whatever kind: what the model does with values cannot be followed.
+        Exception: of any kind: what the model does with values cannot be traced.
     """
     return _Tracer(forward, looked_into, constants).trace(model)
 
@@ -172,7 +172,7 @@ class _Tracer(fx.Tracer):
 
 @contextmanager
 def _buffers_stay(model: torch.nn.Module) -> Iterator[None]:
-    """After the block the model has the buffers that it had; raises ConfigurationError if it was given others."""
+    """Restore the model's buffers after the block; raises ConfigurationError if it was given others."""
     before = [(path, module, dict(module._buffers)) for path, module in model.named_modules()]
     assigned = []
     try:
@@ -189,7 +189,7 @@ def _buffers_stay(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _constructors_follow(tracer: fx.Tracer) -> Iterator[None]:
-    """Inside of the block `torch.arange` and the like take sizes that are values."""
+    """Within the block, `torch.arange` and similar functions take sizes that are traced values."""
     plain = {name: getattr(torch, name) for name in _CONSTRUCTORS}
 
     def following(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The operations of a model, given to stages, and what passes between them."""
+"""The operations of a model, assigned to stages, and the values that pass between stages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from unidist.errors import ConfigurationError
 
 
 class Free:
-    """What an operation calls that every stage does for itself, beside those that `is_free` knows."""
+    """Marks operations that every stage computes for itself, in addition to those that `is_free` knows."""
 
 
 def is_free(node: fx.Node) -> bool:
-    """Say whether every stage does it for itself: all ranks have the inputs, and parameters are where they are used."""
+    """Say whether every stage computes it for itself: all ranks have the inputs, and the parameters that they use."""
     return node.op in ("placeholder", "get_attr") or isinstance(node.target, Free)
 
 
 @dataclass(frozen=True)
 class SplitPoint:
-    """Where a stage begins.
+    """The beginning of a stage.
 
     Args:
         path: of the module.
-        call: which call of it, from 0, where the model runs it several times.
+        call: which call of it, from 0, if the model runs it several times.
     """
 
     path: str
@@ -40,7 +40,7 @@ class SplitPoint:
 
 @dataclass
 class StageProgram:
-    """What one stage does.
+    """The operations of one stage.
 
     Args:
         number: of the stage.
@@ -64,7 +64,7 @@ class Program:
 
     Args:
         graph: of the whole model.
-        starts: places among the operations where stages begin, in order, besides the first stage.
+        starts: positions of the operations at which stages begin, in order, besides the first stage.
     """
 
     def __init__(self, graph: fx.Graph, starts: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class Program:
         """Return the stages that begin at these points, besides the first one.
 
         Raises:
-            ConfigurationError: the model does not come to a split point, or not in this order.
+            ConfigurationError: the model does not reach a split point, or not in this order.
         """
         return cls(graph, positions(list(graph.nodes), points))
 
@@ -120,7 +120,7 @@ class Program:
 
 
 def positions(nodes: Sequence[fx.Node], points: Sequence[SplitPoint]) -> list[int]:
-    """Return the place of each split point among the operations.
+    """Return the position of each split point among the operations.
 
     Raises:
         ConfigurationError: one is not among them, or they are in another order.
@@ -164,7 +164,7 @@ def unit_of(node: fx.Node, looked_into: Collection[str]) -> tuple[str, str] | No
 
 
 def unit_starts(nodes: Sequence[fx.Node], looked_into: Collection[str]) -> list[int]:
-    """Return the places at which calls of such modules begin."""
+    """Return the positions at which calls of such modules begin."""
     found, before = [], None
     for place, node in enumerate(nodes):
         if is_free(node):
@@ -177,7 +177,7 @@ def unit_starts(nodes: Sequence[fx.Node], looked_into: Collection[str]) -> list[
 
 
 def point_at(nodes: Sequence[fx.Node], place: int, looked_into: Collection[str]) -> SplitPoint:
-    """Return the split point of a place that `unit_starts` has found."""
+    """Return the split point of a position that `unit_starts` has found."""
     unit = unit_of(nodes[place], looked_into)
     assert unit is not None
     return SplitPoint(unit[0], _beginnings(nodes, unit[0]).index(place))
@@ -193,7 +193,7 @@ def calls_around(node: fx.Node) -> dict[str, str]:
 
 
 def _beginnings(nodes: Sequence[fx.Node], path: str) -> list[int]:
-    """Return the places at which calls of a module begin."""
+    """Return the positions at which calls of a module begin."""
     found, before = [], None
     for place, node in enumerate(nodes):
         if is_free(node):

@@ -1,6 +1,6 @@
-"""Where a PyTorch model is cut: at the modules that are named, or so that stages cost about the same.
+"""Chooses the stages of a PyTorch model: cut at named modules, or so that stages cost about the same.
 
-Cuts are made before calls of modules. A module is looked into (its own modules become places to cut at) where it is a
+Cuts are made before calls of modules. A module is looked into (its own modules become possible cuts) if it is a
 Sequential or contains a split point, and otherwise only if the stages would be too unequal without.
 """
 
@@ -28,27 +28,27 @@ Costs = Callable[[fx.Graph, Sequence[int]], Sequence[float]]
 """Takes the operations and the places where units begin, and returns what each unit costs."""
 
 
-class CannotFollow(ConfigurationError):
-    """What a model does cannot be followed, by this way of following it."""
+class CannotTrace(ConfigurationError):
+    """The model cannot be traced by this tracer."""
 
 
-class Follower(ABC):
-    """A way of finding the operations of a model."""
+class Tracer(ABC):
+    """Finds the operations of a model."""
 
     @abstractmethod
     def graph(self, looked_into: Sequence[str]) -> fx.Graph:
         """Return the operations, with at least those of the model and of these modules one by one.
 
         Raises:
-            Exception: of whatever kind: what the model does cannot be followed.
+            Exception: of any kind: the model cannot be traced.
         """
 
     @abstractmethod
     def may_look_into(self, module: torch.nn.Module) -> bool:
-        """Say whether the operations of a module's forward can be told one by one."""
+        """Say whether the operations of a module's forward can be separated."""
 
 
-class Traced(Follower):
+class FxTracer(Tracer):
     """By `torch.fx`, see `trace`: modules that are not looked into run as they are.
 
     Args:
@@ -63,23 +63,22 @@ class Traced(Follower):
         self._constants = constants
 
     def graph(self, looked_into: Sequence[str]) -> fx.Graph:
-        """See `Follower.graph`."""
+        """See `Tracer.graph`."""
         return trace(self._model, self._forward, looked_into, self._constants)
 
     def may_look_into(self, module: torch.nn.Module) -> bool:
-        """See `Follower.may_look_into`."""
+        """See `Tracer.may_look_into`."""
         return may_look_into(module)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a model is cut.
+    """The cuts of a model.
 
     Args:
-        points: where the stages but the first begin.
+        points: beginnings of the stages but the first.
         looked_into: modules.
-        obstacle: a module that would have made the stages more equal, and why it could not be looked into; "" if
-            there is none.
+        obstacle: a module that would have made the stages more equal, and why it could not be looked into; "" if none.
     """
 
     points: Sequence[SplitPoint]
@@ -88,28 +87,28 @@ class Cut:
 
 
 def find_points(
-    model: torch.nn.Module, follower: Follower, num_stages: int, names: Sequence[str] | None, costs: Costs
+    model: torch.nn.Module, tracer: Tracer, num_stages: int, names: Sequence[str] | None, costs: Costs
 ) -> Cut:
-    """Return where the stages begin.
+    """Return the beginnings of the stages.
 
     Args:
         model: whole.
-        follower: of it.
+        tracer: of it.
         num_stages: stages to be made.
         names: of split points; None: they are chosen by cost.
-        costs: of the units between which is chosen.
+        costs: of the units between which cuts are possible.
 
     Raises:
-        CannotFollow: the follower cannot follow the model, or not to the split points.
-        ConfigurationError: the model is too small, or has not these split points.
+        CannotTrace: the tracer cannot trace the model, or not down to the split points.
+        ConfigurationError: the model is too small, or does not have these split points.
     """
     containers = [
         path
         for path, module in model.named_modules()
-        if path and type(module).forward is torch.nn.Sequential.forward and follower.may_look_into(module)
+        if path and type(module).forward is torch.nn.Sequential.forward and tracer.may_look_into(module)
     ]
     if names is None:
-        return _choose(model, follower, _reached(model, containers), num_stages, costs)
+        return _choose(model, tracer, _reached(model, containers), num_stages, costs)
     if len(names) != num_stages - 1:
         raise ConfigurationError(
             f"pipeline: {num_stages} stages begin at {num_stages - 1} split points, besides the first stage, but "
@@ -118,24 +117,24 @@ def find_points(
     above = sorted({parent for name in names for parent in _parents(name)} | set(_reached(model, containers)))
     for path in above:
         module = _module(model, path)
-        if not follower.may_look_into(module) and any(path in _parents(name) for name in names):
+        if not tracer.may_look_into(module) and any(path in _parents(name) for name in names):
             raise ConfigurationError(
                 f"pipeline: a split point lies inside of {path!r}, which cannot be looked into, because it has hooks "
                 "or a forward of its own (activations=recompute gives it one). Name points outside of it"
             )
-    looked_into = [path for path in above if follower.may_look_into(_module(model, path))]
+    looked_into = [path for path in above if tracer.may_look_into(_module(model, path))]
     for name in names:
         _module(model, name)
-    graph = _followed(follower, looked_into, model)
+    graph = _traced(tracer, looked_into, model)
     points = [SplitPoint(name) for name in names]
     positions(list(graph.nodes), points)
     return Cut(points, looked_into)
 
 
-def _choose(model: torch.nn.Module, follower: Follower, looked_into: list[str], num_stages: int, costs: Costs) -> Cut:
-    """Cut so that the stages cost about the same, looking into modules as far as that is needed."""
+def _choose(model: torch.nn.Module, tracer: Tracer, looked_into: list[str], num_stages: int, costs: Costs) -> Cut:
+    """Cut so that the stages cost about the same, looking into modules as far as necessary."""
     best: tuple[float, list[SplitPoint], list[str]] | None = None
-    graph = _followed(follower, looked_into, model)
+    graph = _traced(tracer, looked_into, model)
     closed: dict[str, str] = {}
     mean = 0.0
     for _ in range(_MOST_LOOKS):
@@ -151,7 +150,7 @@ def _choose(model: torch.nn.Module, follower: Follower, looked_into: list[str], 
                 best = (largest, [point_at(nodes, starts[cut], looked_into) for cut in cuts], list(looked_into))
             if largest <= _UNEQUAL * mean:
                 break
-        deeper = _look_deeper(model, follower, graph, looked_into, prices, starts, closed)
+        deeper = _look_deeper(model, tracer, graph, looked_into, prices, starts, closed)
         if deeper is None:
             break
         graph, looked_into = deeper
@@ -161,59 +160,59 @@ def _choose(model: torch.nn.Module, follower: Follower, looked_into: list[str], 
             f"pipeline: the model has too few parts for {num_stages} stages: {listed(list(graph.nodes))}. Use fewer "
             "stages, a schedule with fewer stages on each rank, or a model with more modules"
         )
-        raise CannotFollow(f"{message}. Not looked into: {obstacle}") if obstacle else ConfigurationError(message)
+        raise CannotTrace(f"{message}. Not looked into: {obstacle}") if obstacle else ConfigurationError(message)
     return Cut(best[1], best[2], obstacle if best[0] > _UNEQUAL * mean else "")
 
 
 def _look_deeper(
     model: torch.nn.Module,
-    follower: Follower,
+    tracer: Tracer,
     graph: fx.Graph,
     looked_into: list[str],
     prices: Sequence[float],
     starts: Sequence[int],
     closed: dict[str, str],
 ) -> tuple[fx.Graph, list[str]] | None:
-    """Look into the most expensive module that can be taken apart; returns None if there is none.
+    """Look into the most expensive module that can be opened; returns None if there is none.
 
-    Those that cannot be followed are added to `closed`, with the reason.
+    Modules that cannot be traced are added to `closed`, with the reason.
     """
     nodes = list(graph.nodes)
     order = sorted(zip(prices, starts, strict=True), key=lambda pair: -pair[0])
     for _, place in order:
         path = point_at(nodes, place, looked_into).path
         module = model.get_submodule(path)
-        if path in closed or not any(True for _ in module.children()) or not follower.may_look_into(module):
+        if path in closed or not any(True for _ in module.children()) or not tracer.may_look_into(module):
             continue
         containers = [
             f"{path}.{name}"
             for name, each in module.named_modules()
-            if name and type(each).forward is torch.nn.Sequential.forward and follower.may_look_into(each)
+            if name and type(each).forward is torch.nn.Sequential.forward and tracer.may_look_into(each)
         ]
         tried = [*looked_into, path, *_reached(model, containers, inside=path)]
         try:
-            return follower.graph(tried), tried
+            return tracer.graph(tried), tried
         except Exception as error:  # whatever the module does that cannot be followed: it stays one operation
             closed[path] = f"{path} ({brief(error)})"
     return None
 
 
 def brief(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error, in one line."""
     first = str(error).strip().partition("\n")[0]
     return first if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {first}"
 
 
-def _followed(follower: Follower, looked_into: Sequence[str], model: torch.nn.Module) -> fx.Graph:
+def _traced(tracer: Tracer, looked_into: Sequence[str], model: torch.nn.Module) -> fx.Graph:
     try:
-        return follower.graph(looked_into)
+        return tracer.graph(looked_into)
     except Exception as error:
         where = ", ".join([type(model).__name__, *(path for path in looked_into if path)])
-        raise CannotFollow(f"{brief(error)} (looking into {where})") from error
+        raise CannotTrace(f"{brief(error)} (looking into {where})") from error
 
 
 def parameter_costs(model: torch.nn.Module) -> Costs:
-    """Return the costs by numbers of parameters; one that is shared counts where it is used first."""
+    """Return costs by numbers of parameters; a shared one counts at its first use."""
 
     def costs(graph: fx.Graph, starts: Sequence[int]) -> Sequence[float]:
         found, seen = [0.0] * len(starts), set()
@@ -253,13 +252,13 @@ def parameters_of_node(model: torch.nn.Module, node: fx.Node) -> list[torch.Tens
 
 
 def _crossing(nodes: Sequence[fx.Node], place: int) -> float:
-    """Return how many values pass if a stage begins at a place."""
+    """Return the number of values that pass if a stage begins at a position."""
     behind = set(nodes[place:])
     return float(sum(1 for node in nodes[:place] if not is_free(node) and any(user in behind for user in node.users)))
 
 
 def _reached(model: torch.nn.Module, containers: Sequence[str], inside: str = "") -> list[str]:
-    """Return those containers that are run by a module which is looked into, or by another one of them."""
+    """Return those containers that are run by a module that is looked into, or by another one of them."""
     found: list[str] = []
     for path in containers:
         parents = [

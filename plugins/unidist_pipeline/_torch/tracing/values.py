@@ -1,4 +1,4 @@
-"""Values of PyTorch models as messages: nested structures taken apart into tensors and the rest."""
+"""Values of PyTorch models as messages: nested structures separated into tensors and the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unidist.errors import UsageError
-from unidist_pipeline.execution.agreed import Form, Message, TensorForm
+from unidist_pipeline.execution.messages import Form, Message, TensorForm
 from unidist_torch.memory import dtype_of, memory_kind
 
 PLAIN = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch.device, enum.Enum, type(None))
@@ -18,13 +18,13 @@ PLAIN = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch
 
 
 class _Place(enum.Enum):
-    """Where a tensor was, in a structure without its tensors."""
+    """Marks the place of a tensor in a structure without its tensors."""
 
     TENSOR = "tensor"
 
 
 def changed(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a structure of tuples, lists and dicts with everything in it changed by a function; `value` stays."""
+    """Return a structure of tuples, lists and dicts with a function applied to every leaf; `value` stays."""
     if isinstance(value, dict):
         made = copy.copy(value)  # of whatever class: a model's output with attributes
         for key, item in value.items():
@@ -48,10 +48,10 @@ def message_of(value: Any, what: str) -> tuple[Message, list[torch.Tensor]]:
 
     Args:
         value: tensors and plain values, nested.
-        what: says for errors whose value it is.
+        what: names the value in errors.
 
     Raises:
-        UsageError: there is something in it that cannot be sent.
+        UsageError: it contains something that cannot be sent.
     """
     found: list[torch.Tensor] = []
 
@@ -87,7 +87,7 @@ def gradient_message(gradients: Sequence[torch.Tensor | None]) -> Message:
 
 
 def gradients_of(message: Message) -> list[torch.Tensor | None]:
-    """Return the gradients of a message; None where there is none."""
+    """Return the gradients of a message; None in the place of each missing one."""
     rest = iter(message.tensors)
     return [next(rest) if there else None for there in message.form.structure]
 

@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention` cut by heads: each rank computes some of them from their projections to the output."""
+"""`torch.nn.MultiheadAttention` cut by heads: each rank computes some heads, from the projections to the output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.linear import cut_row
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel.layout.layout import Cut, Heads
+from unidist_tensor_parallel.layout.cuts import Cut, Heads
 
 _PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -99,7 +99,7 @@ class HeadsOfAttention(torch.nn.MultiheadAttention):
     def _mask(
         self, attn_mask: torch.Tensor | None, padding: torch.Tensor | None, q: torch.Tensor, added: int
     ) -> torch.Tensor | None:
-        """Return what is added to the scores, `(B or 1, H or 1, L or 1, S)`, of this rank's heads."""
+        """Return the term added to the scores, `(B or 1, H or 1, L or 1, S)`, of this rank's heads."""
         mask = None
         if attn_mask is not None:
             mask = _additive(attn_mask, q.dtype)
@@ -121,16 +121,16 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def heads_of(layer: torch.nn.MultiheadAttention, size: int, path: str) -> Heads:
-    """Return how the heads of an attention are divided.
+    """Return the division of an attention's heads.
 
     Raises:
-        ConfigurationError: there are fewer than ranks.
+        ConfigurationError: there are fewer heads than ranks.
     """
     return Heads(layer.num_heads, layer.num_heads, layer.head_dim, size, what=path)
 
 
 def attention_cuts(heads: Heads, layer: torch.nn.MultiheadAttention) -> dict[str, Cut]:
-    """Return how the parameters of an attention are cut, by their names in it."""
+    """Return the cuts of an attention's parameters, by their names in it."""
     cuts = {}
     if "in_proj_weight" in dict(layer.named_parameters(recurse=False)):
         cuts["in_proj_weight"] = heads.fused(0)

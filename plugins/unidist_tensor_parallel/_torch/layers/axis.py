@@ -1,4 +1,4 @@
-"""What the ranks of the axis exchange in a pass, as autograd functions.
+"""Exchanges along the axis as autograd functions.
 
 They come in conjugate pairs (Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2): what one does
 forward the other does backward. Every rank of the axis runs the same ones in the same order, forward and backward: it
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from unidist.communicator import ReduceOp
-from unidist_tensor_parallel.layout.layout import AXIS
+from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
 from unidist_torch.operations.differentiable import apply, wanted
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TensorAxis:
-    """The ranks that compute one model together, as one of them sees them. Made on all of them alike.
+    """The ranks that compute one model together, as seen by one of them. Creation is collective.
 
     Args:
         context: the runtime.
@@ -43,7 +43,7 @@ class TensorAxis:
         }
         self.rank = self._communicators["host"].rank
         self.size = self._communicators["host"].size
-        self._shared: _Shared | None = None
+        self._last_entered: _Entered | None = None
 
     # Operations on tensors, without gradients.
 
@@ -62,7 +62,7 @@ class TensorAxis:
         return target
 
     def gather(self, tensor: torch.Tensor, counts: Sequence[int], dim: int) -> torch.Tensor:
-        """Return the tensors of all ranks, of `counts` elements along `dim`, one after the other along it."""
+        """Return the tensors of all ranks, of `counts` elements along `dim`, concatenated along it."""
         source = tensor.contiguous()
         shapes = [_resized(source.shape, dim, count) for count in counts]
         sizes = [shape.numel() for shape in shapes]
@@ -105,7 +105,7 @@ class TensorAxis:
         return apply(x, self.sum, lambda gradient: gradient)
 
     def gathered(self, x: torch.Tensor, counts: Sequence[int], dim: int = -1) -> torch.Tensor:
-        """Return the parts of all ranks, for what all compute alike; the gradient is this rank's part."""
+        """Return the parts of all ranks, as input of identical computations; the gradient is this rank's part."""
         return apply(
             x,
             lambda value: self.gather(value, counts, dim),
@@ -143,24 +143,24 @@ class TensorAxis:
         return self._communicators[memory_kind(tensor).partition(":")[0]]
 
     def _once(self, x: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return what `make` makes of `x`, or what it made before: layers side by side share one exchange."""
-        shared = self._shared
+        """Return `make()`, or its last result if `x` is the same: layers with the same input need one exchange."""
+        shared = self._last_entered
         if shared is not None and shared.is_of(x):
             return shared.result
         made = make()
 
         def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            if self._shared is not None and self._shared.x is gone:
-                self._shared = None
+            if self._last_entered is not None and self._last_entered.x is gone:
+                self._last_entered = None
 
-        self._shared = _Shared(weakref.ref(x, forget), _state(x), made)
+        self._last_entered = _Entered(weakref.ref(x, forget), _state(x), made)
         return made
 
 
-class _Shared(NamedTuple):
-    """What the last tensor that entered has become; kept as long as that tensor is in use.
+class _Entered(NamedTuple):
+    """The result for the last tensor that entered; kept as long as that tensor is in use.
 
-    (Of the result autograd keeps the memory, and not the object, so a weak reference would find nothing.)
+    (Autograd keeps the memory of the result, not the object, so a weak reference to it would be dead.)
     """
 
     x: weakref.ref[torch.Tensor]

@@ -1,6 +1,6 @@
-"""Attention that a model computes itself, from linear layers: how many heads there are, and on this rank.
+"""Numbers of heads in attentions written in a model's own code from linear layers.
 
-Such a module reshapes by a count of heads that it keeps in an attribute; that becomes this rank's.
+Such a module reshapes by a number of heads that it keeps in an attribute; the attribute becomes this rank's number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unidist.errors import ConfigurationError
-from unidist_tensor_parallel.layout.layout import Cut, Heads
+from unidist_tensor_parallel.layout.cuts import Cut, Heads
 
 HEADS = ("heads", "num_heads", "n_head", "n_heads", "nhead", "num_attention_heads")
 KV_HEADS = ("kv_heads", "num_kv_heads", "n_kv_head", "n_kv_heads", "num_key_value_heads")
@@ -30,7 +30,7 @@ class _Attention:
     Args:
         module: it.
         heads: the division.
-        names: of attributes, with what they become on each rank.
+        names: of attributes, with their values on each rank.
     """
 
     module: Any
@@ -50,10 +50,10 @@ class HeadCounts:
         self._found: dict[str, _Attention] = {}
 
     def fused(self, path: str, layer: torch.nn.Linear, size: int) -> Heads:
-        """Return the heads of a projection to queries, keys and values in one.
+        """Return the heads of a fused projection to queries, keys and values.
 
         Raises:
-            ConfigurationError: no count of heads is found, or it does not fit; says what to do.
+            ConfigurationError: no number of heads is found, or it does not fit; says what to do.
         """
         owner, heads, kv_heads = self._counts(path)
         units = heads + 2 * kv_heads
@@ -83,7 +83,7 @@ class HeadCounts:
         return self._attention(owner, Heads(heads, kv_heads, layer.out_features // heads, size, what=owner)).heads
 
     def inputs(self, path: str, inputs: int) -> Cut | None:
-        """Return how the inputs of a row layer are cut that takes the outputs of an attention; None for others."""
+        """Return the cut of a row layer's inputs if they are the outputs of an attention; otherwise None."""
         for owner in _owners(path):
             found = self._found.get(owner)
             if found is not None and inputs == found.heads.heads * found.heads.width:
@@ -121,7 +121,7 @@ class HeadCounts:
 
 
 def head_counts(modules: Mapping[str, torch.nn.Module], path: str) -> tuple[str, int, int] | None:
-    """Return path, query heads and key-value heads of the module that a projection belongs to, if it says them."""
+    """Return path, query heads and key-value heads of the module of a projection, if it has such attributes."""
     for owner in _owners(path):
         names = _having(modules[owner], HEADS)
         if names:

@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel.layout.layout import Cut
+from unidist_tensor_parallel.layout.cuts import Cut
 
 
 class ColumnLinear(torch.nn.Linear):
-    """Has some of the outputs. `unidist_` attributes are set by `cut_column`."""
+    """Computes some of the outputs. `unidist_` attributes are set by `cut_column`."""
 
     unidist_region: Region
     unidist_cut: Cut
@@ -36,7 +36,7 @@ class ColumnLinear(torch.nn.Linear):
 
 
 class RowLinear(torch.nn.Linear):
-    """Has some of the inputs. `unidist_` attributes are set by `cut_row`."""
+    """Takes some of the inputs. `unidist_` attributes are set by `cut_row`."""
 
     unidist_region: Region
     unidist_cut: Cut
@@ -66,7 +66,7 @@ def cut_column(layer: Any, cut: Cut, region: Region, *, gathers: bool = False) -
     Args:
         layer: of one of `LINEARS`.
         cut: of its outputs.
-        region: where it is.
+        region: that it is in.
         gathers: return all outputs.
     """
     layer.__class__ = ColumnLinear
@@ -80,7 +80,7 @@ def cut_row(layer: Any, cut: Cut, region: Region, *, splits: bool = False) -> No
     Args:
         layer: of one of `LINEARS`.
         cut: of its inputs.
-        region: where it is.
+        region: that it is in.
         splits: inputs arrive whole.
     """
     layer.__class__ = RowLinear
@@ -89,7 +89,7 @@ def cut_row(layer: Any, cut: Cut, region: Region, *, splits: bool = False) -> No
 
 
 def _ordered(gathered: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return outputs in their order, where each rank has something of several blocks."""
+    """Return outputs in their order, if each rank has parts of several blocks."""
     if len(cut.blocks) == 1:
         return gathered
     indices = [index for rank in range(cut.size) for index in cut.indices(rank)]

@@ -1,11 +1,10 @@
-"""Random numbers of a cut model: the same on all ranks of the axis where all compute alike, else each rank its own.
+"""Random numbers of a cut model: equal on all ranks of the axis outside of cut regions, different inside.
 
-What all compute alike (dropout of the residual) draws from torch's generator, which `partition` has made the same on
-all ranks of the axis. From the output of a column layer to the input of the next row layer ranks compute different
-things: there the generator has numbers of its own on each rank, made from its state before. So there is no second
-state to be saved: recomputing a part of the model (`torch.utils.checkpoint` brings the generator back to what it was)
-and loading a checkpoint give the same numbers. Where nothing is drawn in between, the generator is as if nothing had
-happened, and so as in one process.
+Identical computations (dropout of the residual) draw from torch's generator, which `partition` has synchronized over
+the axis. From the output of a column layer to the input of the next row layer ranks compute different things: there
+each rank has its own numbers, seeded by the generator's state. So there is no second state to be saved: recomputing a
+part of the model (`torch.utils.checkpoint` restores the generator) and loading a checkpoint give the same numbers. If
+nothing is drawn in a region, the generator is unchanged afterwards, as in one process.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 
 
 class CutRandom:
-    """Switches torch's generator of a device where a cut region begins and ends.
+    """Switches torch's generator of a device at the beginning and end of cut regions.
 
     Args:
-        axis: this rank's number makes its numbers.
+        axis: this rank's number seeds its numbers.
     """
 
     def __init__(self, axis: TensorAxis) -> None:
@@ -30,7 +29,7 @@ class CutRandom:
         self._outer: tuple[Any, torch.Tensor, torch.Tensor] | None = None
 
     def begin(self, device: torch.device) -> None:
-        """A cut region begins; nothing happens within one."""
+        """Begin a cut region; within one, does nothing."""
         if self._outer is not None:
             return
         generator = _generator(device)
@@ -40,7 +39,7 @@ class CutRandom:
         self._outer = (generator, outer, generator.get_state())
 
     def end(self) -> None:
-        """The region ends, if there is one; torch's generator goes on as on the other ranks."""
+        """End the region, if there is one; torch's generator continues as on the other ranks."""
         if self._outer is None:
             return
         generator, outer, fresh = self._outer
@@ -50,8 +49,8 @@ class CutRandom:
         if drawn:  # the next region must not have the same numbers
             torch.empty((), device=generator.device).uniform_(generator=generator)
 
-    def agree(self) -> None:
-        """Give all ranks of the axis the generators of the first. Collective."""
+    def synchronize(self) -> None:
+        """Give all ranks of the axis the generator states of the first. Collective."""
         state = torch.get_rng_state()
         self._axis.broadcast(state)
         torch.set_rng_state(state)

@@ -1,6 +1,6 @@
-"""Where a cut layer is: outside of sequence parallelism activations are whole on every rank, inside they are not.
+"""Regions of a model: outside of sequence parallelism activations are whole on every rank, inside they are cut.
 
-Also what both have in common: who else is on the axis, and the random numbers between cut layers.
+Both kinds have the ranks of the axis, and the random numbers between cut layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
-from unidist_tensor_parallel.layout.layout import portions
+from unidist_tensor_parallel.layout.cuts import split_counts
 
 
 class Region:
@@ -28,12 +28,12 @@ class Region:
         self.random = random
 
     def begin_cut(self, layer: torch.nn.Module, outputs: torch.Tensor) -> None:
-        """From here to the next row layer ranks compute different things."""
+        """Note that from here to the next row layer ranks compute different things."""
         if layer.training:
             self.random.begin(outputs.device)
 
     def end_cut(self) -> None:
-        """A row layer begins: from its output on all compute alike."""
+        """Note that a row layer begins: from its output on all ranks compute the same."""
         self.random.end()
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,19 +41,20 @@ class Region:
         return self.axis.enter(x)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of a layer whose inputs are cut, from what this rank has of its sum."""
+        """Return the output of a layer whose inputs are cut, from this rank's partial sum."""
         return self.axis.leave(x)
 
     def whole_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a parameter that is not cut, as it is to be used here."""
+        """Return a parameter that is not cut, for use in this region."""
         return parameter
 
 
 class SequenceRegion(Region):
     """Activations between the cut layers are cut along the sequence.
 
-    What is not cut there (norms, biases of row layers) sees some of the tokens on each rank, so its gradient is summed
-    over the ranks, in the backward pass itself; unless it comes after a layer that gathers its outputs.
+    Parameters that are not cut there (norms, biases of row layers) see some of the tokens on each rank, so their
+    gradients are summed over the ranks, in the backward pass itself; unless they come after a layer that gathers its
+    outputs.
 
     Args:
         axis: the ranks.
@@ -68,7 +69,7 @@ class SequenceRegion(Region):
 
     @property
     def counts(self) -> Sequence[int]:
-        """Tokens of each rank in the batch that is being computed."""
+        """Tokens of each rank in the present batch."""
         if self._counts is None:
             raise UsageError(
                 "a layer within sequence parallelism runs before its first block: the sequence is not cut yet. Run the "
@@ -83,7 +84,7 @@ class SequenceRegion(Region):
         """See `Region.end_cut`."""
 
     def has_all_tokens(self, x: torch.Tensor) -> bool:
-        """Say whether an activation has the tokens of all ranks: it comes from a layer that gathered its outputs, too.
+        """Say whether an activation has the tokens of all ranks, as after a layer that gathers its outputs.
 
         With more ranks than tokens, one rank's may be all of them; then they count as its own.
         """
@@ -91,14 +92,14 @@ class SequenceRegion(Region):
             return False
         return x.shape[self.dim] == sum(self.counts) != self.counts[self.axis.rank]
 
-    def begin(self, x: torch.Tensor, *, training: bool) -> torch.Tensor:
+    def cut_tokens(self, x: torch.Tensor, *, training: bool) -> torch.Tensor:
         """Return this rank's tokens of a whole activation: the first block's input."""
         if training:
             self.random.begin(x.device)
-        self._counts = portions(x.shape[self.dim], self.axis.size, what="tokens of a sequence")
+        self._counts = split_counts(x.shape[self.dim], self.axis.size, what="tokens of a sequence")
         return self.axis.split(x, self._counts, self.dim)
 
-    def finish(self, x: torch.Tensor) -> torch.Tensor:
+    def gather_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """Return the whole activation: the last block's output."""
         self.random.end()
         return self.axis.gathered(x, self.counts, self.dim)

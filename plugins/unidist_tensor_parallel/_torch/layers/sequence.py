@@ -17,7 +17,7 @@ from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region, SequenceRegion
-from unidist_tensor_parallel.layout.plan import Role
+from unidist_tensor_parallel.layout.roles import Role
 
 _CUTS = (
     Role.COLUMN,
@@ -67,7 +67,7 @@ def make_sequence_regions(
 
 
 def _block_of(path: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the member of a list that a layer lies in: the outermost that repeats there, else the outermost.
+    """Return the block that a layer is in: the outermost list member that repeats there, else the outermost one.
 
     "" if there is none.
     """
@@ -106,7 +106,7 @@ def _sequence_dim(blocks: list[str], modules: Mapping[str, nn.Module]) -> int:
 
 
 def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None:
-    """Check that what may mix tokens comes after a layer that gathers them."""
+    """Check that modules that may mix tokens come after a layer that gathers them."""
     for name, module in block.named_modules():
         full = f"{path}.{name}" if name else path
         if isinstance(module, nn.Linear | nn.MultiheadAttention) and not (
@@ -120,7 +120,7 @@ def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None
 
 
 def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], region: SequenceRegion) -> None:
-    """Let the parameters that are used on some of the tokens have the gradient of all of them."""
+    """Sum the gradients of parameters that are used on some of the tokens over the ranks."""
     for name, module in block.named_modules():
         full = f"{path}.{name}" if name else path
         if roles.get(full) in _CUTS or roles.get(full.rpartition(".")[0]) is Role.ATTENTION:
@@ -131,7 +131,7 @@ def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], regio
 
 
 class _Summing:
-    """The forward of a module whose own parameters have their gradients summed over the ranks, where tokens are cut."""
+    """Forward of a module with gradients of its direct parameters summed over the ranks, if tokens are cut."""
 
     def __init__(self, module: nn.Module, names: list[str], region: SequenceRegion) -> None:
         self._module = module
@@ -159,7 +159,7 @@ def _begin(region: SequenceRegion, path: str) -> Any:
                 f"tensor: sequence=true cuts the first positional argument of {path!r}, which is no tensor here. Pass "
                 "the activation first, or leave sequence out"
             )
-        return (region.begin(args[0], training=module.training), *args[1:]), kwargs
+        return (region.cut_tokens(args[0], training=module.training), *args[1:]), kwargs
 
     return hook
 
@@ -171,6 +171,6 @@ def _finish(region: SequenceRegion, path: str) -> Any:
                 f"tensor: sequence=true gathers the output of {path!r}, which is a {type(output).__name__} here. "
                 "Return the activation alone, or leave sequence out"
             )
-        return region.finish(output)
+        return region.gather_tokens(output)
 
     return hook

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.linear import ColumnLinear
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel.layout.layout import Cut
+from unidist_tensor_parallel.layout.cuts import Cut
 
 
 class VocabularyEmbedding(torch.nn.Embedding):
@@ -59,16 +59,15 @@ def cut_embedding(layer: Any, cut: Cut, region: Region) -> None:
 
 
 class VocabularyCrossEntropy(torch.nn.Module):
-    """Mean cross-entropy of the logits of an output layer, which is cut over ranks or not.
+    """Mean cross-entropy of the logits of an output layer, which may be cut over ranks.
 
-        loss_fn = VocabularyCrossEntropy(model.head)
-        loss = loss_fn(model(tokens), targets)
+        loss_fn = VocabularyCrossEntropy(model.head) loss = loss_fn(model(tokens), targets)
 
-    Where the plan of `tensor=N` gives the layer the role `column`, it returns this rank's logits only, and ranks
-    exchange three numbers for each token. Otherwise it is `torch.nn.functional.cross_entropy`.
+    If the layer has the role `column`, it returns this rank's logits only, and ranks exchange three numbers for each
+    token. Otherwise the loss is `torch.nn.functional.cross_entropy`.
 
     Args:
-        head: the linear layer whose outputs the logits are.
+        head: the linear layer that returns the logits.
         ignore_index: targets that do not count.
         label_smoothing: between 0 and 1.
     """

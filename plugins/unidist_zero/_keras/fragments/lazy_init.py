@@ -1,7 +1,7 @@
-"""Stage 3 in TensorFlow: a Keras model whose variables are made without values gets them one by one.
+"""Lazy initialization at stage 3 in TensorFlow: a Keras model built without values gets them variable by variable.
 
-Keras 3 makes variables without values within a `StatelessScope`, and keeps their initialisers, whose numbers depend on
-seeds that were drawn when the initialisers were made: so it does not matter when they run.
+Keras 3 makes variables without values within a `StatelessScope`, and keeps their initializers, whose numbers depend on
+seeds that were drawn when the initializers were made: so it does not matter when they run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def without_values() -> Iterator[None]:
 
 
 def make_equal(model: Any, num_ranks: int) -> None:
-    """Give all ranks rank 0's values of what has values, and of what has none and is not trained. Collective.
+    """Give all ranks rank 0's values, after initializing variables that have none and are not trained. Collective.
 
     Args:
         model: built.
@@ -48,7 +48,7 @@ def make_equal(model: Any, num_ranks: int) -> None:
 
 
 def first_value(variable: Any) -> Any:
-    """Return a variable's values: its own, or else rank 0's of what its initialiser makes. Then it is collective."""
+    """Return a variable's values: its own, or rank 0's from its initializer. Collective in the latter case."""
     if not lacks_value(variable):
         return variable
     with tf.init_scope():

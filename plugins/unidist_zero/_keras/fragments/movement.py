@@ -1,7 +1,7 @@
-"""Stage 3 in TensorFlow: fragments of one unit's variables to whole tensors, and gradients of those to fragments.
+"""Stage 3 in TensorFlow: gathers the fragments of one unit's variables, and reduces the gradients to fragments.
 
-Each way is one node. Both run in program order, which is the same on every rank. A whole tensor is engine memory that
-nobody writes to any more.
+Each direction is one node. Both run in program order, which is the same on every rank. A whole tensor is engine memory
+that nobody writes to any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unidist.communicator import Communicator
 from unidist.gradients.buckets import Slot
 from unidist_tensorflow.gradients.tensors import HostFunction, host_node
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
-from unidist_zero._keras.fragments.memories import Memories
+from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.fragments.variables import Fragment
 from unidist_zero.sharding.partition import Partition
 
@@ -28,17 +28,17 @@ _TOKEN = tf.TensorSpec([], tf.int32)
 
 
 class UnitMovement:
-    """Moves one unit.
+    """Gathers and reduces one unit.
 
     Args:
         fragments: of all variables, by their numbers in the partition.
-        numbers: of the unit's variables; all variables of their buckets are the unit's.
-        reduce_dtypes: for each dtype of the variables in which type gradients are added up.
+        numbers: of the unit's variables; all variables of their buckets belong to the unit.
+        reduce_dtypes: for each dtype of the variables, the type in which gradients are added up.
     """
 
     _partition: Partition
     _communicator: Communicator
-    _memories: Memories
+    _tensor_buffers: TensorBuffers
 
     def __init__(
         self, fragments: Sequence[Fragment], numbers: Sequence[int], reduce_dtypes: dict[DType, DType]
@@ -48,26 +48,26 @@ class UnitMovement:
         self._reduce_dtypes = reduce_dtypes
         self._host_functions: list[HostFunction] = []
 
-    def connect(self, partition: Partition, communicator: Communicator, memories: Memories) -> None:
-        """Move between these ranks from now on.
+    def connect(self, partition: Partition, communicator: Communicator, buffers: TensorBuffers) -> None:
+        """Exchange between these ranks from now on.
 
         Args:
             partition: of all variables of the model.
-            communicator: over the ranks that share, for this and other units of the model.
-            memories: for all units of the model.
+            communicator: over the shard group, for this and other units of the model.
+            buffers: for all units of the model.
         """
         places = partition.places()
         self._partition = partition
         self._communicator = communicator
-        self._memories = memories
+        self._tensor_buffers = buffers
         self._places: list[tuple[int, Slot]] = [places[number] for number in self._numbers]
         self._buckets = sorted({number for number, _ in self._places})
 
     def whole(self, storages: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the unit's variables as whole tensors, which have gradients; of what the fragments hold. Collective.
+        """Return the unit's variables as whole tensors, which have gradients with respect to the fragments. Collective.
 
         Args:
-            storages: what the fragments' storages are, in the order of `fragments`.
+            storages: values of the fragments' storages, in the order of `fragments`.
         """
         specs = [tf.TensorSpec(each.variable.shape, NUMPY_DTYPES[each.dtype]) for each in self.fragments]
 
@@ -90,7 +90,9 @@ class UnitMovement:
 
     def _gather(self, *values: Any) -> list[Array]:
         cuts = self._partition.buckets
-        memory = {number: self._memories.take(cuts[number].count, cuts[number].dtype) for number in self._buckets}
+        memory = {
+            number: self._tensor_buffers.acquire(cuts[number].count, cuts[number].dtype) for number in self._buckets
+        }
         for fragment, value in zip(self.fragments, values, strict=True):
             if fragment.piece is not None:
                 own = memory[fragment.piece.bucket].slice(fragment.piece.offset, fragment.piece.count)
@@ -113,7 +115,7 @@ class UnitMovement:
         memory = {}
         for number in self._buckets:
             cut = self._partition.buckets[number]
-            memory[number] = self._memories.take(cut.count, self._reduce_dtypes[cut.dtype])
+            memory[number] = self._tensor_buffers.acquire(cut.count, self._reduce_dtypes[cut.dtype])
         for (number, slot), gradient in zip(self._places, gradients, strict=True):
             array_of_buffer(memory[number].slice(slot.offset, slot.count))[:] = np.asarray(gradient).reshape(-1)
         rank = self._communicator.rank

@@ -1,7 +1,7 @@
-"""Keras variables of which a rank holds a fragment: at stage 3 between the calls of the layer that they belong to.
+"""Keras variables of which a rank holds a fragment: at stage 3, outside of calls of their layer.
 
 The variable stays the object that the layer has. Its TensorFlow variable is the fragment, so a tape gives gradients of
-the fragment; its shape stays that of the whole. Whoever asks for its values where they are not is told so.
+the fragment; its shape stays that of the whole. Reading its values where they are absent is an error.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from unidist_zero.sharding.partition import Piece
 
 @dataclass(eq=False)
 class Fragment:
-    """What a rank holds of one variable.
+    """The part of one variable that a rank holds.
 
     Args:
         variable: of the model.
-        piece: which elements; None: none of them.
-        storage: a Keras variable with them, of the type in which they are updated. Flat, or of the variable's shape
-            where it is all of it and optimizers need whole variables.
+        piece: its elements; None: none.
+        storage: a Keras variable with them, of the type in which they are updated. Flat, or of the variable's shape if
+            it is all of it and optimizers need whole variables.
         dtype: of the model's variable.
-        window: in an elastic job, what graphs have instead of the storage, whose size is another one in each
-            generation: a TensorFlow variable of any shape, with the storage's value; see `show`.
+        window: in an elastic job, graphs read this instead of the storage, whose size differs in each generation: a
+            TensorFlow variable of any shape, with the storage's value; see `show`.
     """
 
     variable: Any
@@ -47,7 +47,7 @@ class Fragment:
         return self.storage.value if self.window is None else self.window
 
     def open_window(self) -> None:
-        """Let graphs have a window from now on; before anything is installed."""
+        """Let graphs read a window from now on; before anything is installed."""
         value = tf.convert_to_tensor(self.storage.value)
         self.window = tf.Variable(value, shape=tf.TensorShape(None), trainable=True, name=str(self.storage.name))
 
@@ -58,7 +58,7 @@ class Fragment:
         self.show()
 
     def show(self) -> None:
-        """Let the window have the storage's value, after the storage has got another one. Takes no memory."""
+        """Copy the storage's new value to the window. Takes no memory."""
         if self.window is not None:
             self.window.assign(tf.convert_to_tensor(self.storage.value))
 
@@ -68,7 +68,7 @@ class Fragment:
         return str(self.variable.path)
 
     def install(self) -> None:
-        """Put the fragment in the place of the variable's values."""
+        """Replace the variable's values by the fragment."""
         self.variable._value = self.source
         self.variable._initializer = None
         self.variable.unidist_fragment = self
@@ -82,7 +82,7 @@ class Fragment:
             self.variable._value = tf.Variable(value, trainable=True, name=self.variable.name)
 
     def store(self, value: Any) -> None:
-        """Take this rank's elements out of values of the whole variable."""
+        """Copy this rank's elements from values of the whole variable."""
         if self.piece is None:
             return
         flat = tf.reshape(tf.convert_to_tensor(value), [-1])[self.piece.start : self.piece.start + self.piece.count]
@@ -93,7 +93,7 @@ class Fragment:
 
 
 class FragmentedMixin:
-    """What a fragmented variable does otherwise than its own class. Never instantiated."""
+    """Methods that a fragmented variable overrides. Never instantiated."""
 
     _value: Any
     path: str
@@ -151,9 +151,9 @@ def _fragmented(plain: Any) -> type[Any]:
 
 
 def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: bool) -> Fragment:
-    """Return this rank's fragment of a variable, filled with what the variable holds; nothing is installed yet.
+    """Return this rank's fragment of a variable, filled with the variable's values; nothing is installed yet.
 
-    Collective where the variable has no values yet, see `_tensorflow_deferred`.
+    Collective if the variable has no values yet, see `fragments.lazy_init`.
     """
     fragment = Fragment(variable, piece, _make_storage(variable, piece, str(master), whole=whole), dtype_of(variable))
     fragment.store(first_value(variable))
@@ -173,7 +173,7 @@ def _make_storage(variable: Any, piece: Piece | None, dtype: str, *, whole: bool
 
 
 def check_can_be_fragmented(variables: Sequence[Any]) -> None:
-    """Raise UsageError for variables of which Keras wants to see all where only a fragment is."""
+    """Raise UsageError for variables that Keras wants to read as a whole while only a fragment is present."""
     for variable in variables:
         for power, instead in (("constraint", "zero=2"), ("regularizer", "weight_decay of the optimizer, or zero=2")):
             if getattr(variable, power, None) is not None:
@@ -182,4 +182,4 @@ def check_can_be_fragmented(variables: Sequence[Any]) -> None:
                     f"zero=3 each rank holds a fragment. Use {instead}"
                 )
         if getattr(variable, "overwrite_with_gradient", False):
-            raise UsageError(f"{variable.path!r} is overwritten with its gradient (float8), which cannot be shared out")
+            raise UsageError(f"{variable.path!r} is overwritten with its gradient (float8), which cannot be sharded")

@@ -1,7 +1,7 @@
-"""Stage 3 on PyTorch: a model that was built on the `meta` device gets its values unit by unit.
+"""Lazy initialization at stage 3 on PyTorch: a model built on the `meta` device gets its values unit by unit.
 
-Each rank runs the initialisers of all modules, as it would have when it built the model, in one unit's memory at a
-time; rank 0's values count, and of them each rank keeps its share.
+Each rank runs the initializers of all modules, as it would have when building the model, in one unit's memory at a
+time; rank 0's values count, and each rank keeps its shard of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from unidist.errors import UsageError
 from unidist_torch.models.lazy_init import BUILT_AS
 from unidist_torch.operations.functions import broadcast_parameters
-from unidist_zero._torch.parameters.units import Unit, Units
+from unidist_zero._torch.parameters.fsdp_units import Unit, Units
 
 INIT = "_unidist_init"
 """The attribute of a model that holds what `init_with` was given."""
@@ -25,14 +25,14 @@ Initializer = Callable[[torch.nn.Module], Any]
 
 
 class DeferredModel:
-    """What is known of such a model until it has its values.
+    """A model without values, until it has them.
 
     Args:
-        model: some of whose tensors are on the meta device. Afterwards none is: parameters are the same objects, on
-            torch's default device and with values that mean nothing; `Units` gives them their place later.
+        model: some of its tensors are on the meta device. Afterwards none is: parameters are the same objects, on
+            torch's default device and with arbitrary values; `Units` gives them their memory later.
 
     Raises:
-        UsageError: a module that cannot initialise its tensors; names it.
+        UsageError: a module that cannot initialize its tensors; names it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -53,11 +53,11 @@ class DeferredModel:
         self._set: set[int] = set()  # parameters that have their values
 
     def initialize(self, units: Units) -> None:
-        """Give all tensors rank 0's values, and the parameters' memory back but for the shards. Collective."""
+        """Give all tensors rank 0's values, and free all parameter memory but the shards. Collective."""
         own = None if self._has_function and self._function is None else _run_own
         self._walk(units, Unit.fill, own, is_last=self._function is None)
         if self._function is not None:
-            self._walk(units, Unit.let_write, self._function, is_last=True)
+            self._walk(units, Unit.gather_for_writing, self._function, is_last=True)
         broadcast_parameters(dict(self._model.named_buffers()))
         for parameter in self._model.parameters():
             if hasattr(parameter, BUILT_AS):
@@ -66,13 +66,13 @@ class DeferredModel:
     def _walk(
         self, units: Units, open_unit: Callable[[Unit], None], initializer: Initializer | None, *, is_last: bool
     ) -> None:
-        """Run an initialiser on all modules, children first, as `Module.apply` does.
+        """Run an initializer on all modules, children first, as `Module.apply` does.
 
         Args:
-            units: of the model. The root unit is there all the time, each of the others while its modules are visited.
-            open_unit: gives a unit its memory.
-            initializer: takes each module; None: values are loaded later.
-            is_last: nothing comes after it that could set values.
+            units: of the model. The root unit stays gathered, each of the others while its modules are visited.
+            open_unit: allocates a unit's memory.
+            initializer: called with each module; None: values are loaded later.
+            is_last: no later initializer could still set values.
         """
         checks = is_last and initializer is not None
         unit_of = {id(module): unit for unit in reversed(units.units[1:]) for module in unit.module.modules()}
@@ -187,7 +187,7 @@ def _own_initializer(module: torch.nn.Module) -> Callable[[], Any] | None:
 
 
 def _run_own(module: torch.nn.Module) -> None:
-    """Let a module initialise its tensors."""
+    """Let a module initialize its tensors."""
     method = _own_initializer(module)
     if method is not None:
         method()
@@ -205,7 +205,7 @@ def _children_first(module: torch.nn.Module, seen: set[int] | None = None) -> It
 
 @contextmanager
 def _in_built_types(unit: Unit) -> Iterator[None]:
-    """Let the parameters have the types that the script built them in: random numbers of 16 bits are coarse."""
+    """Give the parameters the types that the script built them in: random numbers of 16 bits are coarse."""
     places = []
     for parameter in unit.parameters.values():
         dtype = getattr(parameter, BUILT_AS, parameter.dtype)
@@ -219,9 +219,9 @@ def _in_built_types(unit: Unit) -> Iterator[None]:
 
 
 def _move(parameter: torch.nn.Parameter, device: torch.device) -> None:
-    """Take a parameter from the meta device; it stays the same object, as the optimizer and tied modules hold it.
+    """Take a parameter off the meta device; it stays the object that the optimizer and tied modules refer to.
 
-    On the CPU memory that nobody writes to takes none; elsewhere one element stands for all.
+    On the CPU, memory that is never written takes none; elsewhere one element stands for all.
     """
     if device.type == "cpu":
         data = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=device)
@@ -235,7 +235,7 @@ def _move(parameter: torch.nn.Parameter, device: torch.device) -> None:
 
 
 def _give_buffers(model: torch.nn.Module, device: torch.device) -> dict[int, tuple[torch.Tensor, int]]:
-    """Give buffers memory; returns those that had none, with the number of writes that they have seen, by identity."""
+    """Allocate buffers; returns those that had no memory, with their version counters, by identity."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

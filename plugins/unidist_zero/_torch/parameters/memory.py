@@ -1,4 +1,4 @@
-"""Where parameters are whose updates are shared: flat memory of all of them, one for all ranks, or shards (stage 3)."""
+"""Memory of parameters whose updates are sharded: flat on each rank, one copy for all ranks, or shards (stage 3)."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ import torch
 from unidist.timeline import Recorder
 from unidist_torch.gradients.parameters import shaped, take_back
 from unidist_torch.memory import tensor_of
-from unidist_zero._torch.parameters.gathered import Presence
+from unidist_zero._torch.parameters.gathered_bucket import BucketState
 from unidist_zero._torch.parameters.shared_pages import move_to_pages
-from unidist_zero._torch.parameters.stage3 import SharedModel
+from unidist_zero._torch.parameters.stage3 import ShardedModel
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
-from unidist_zero.sharding.shared_pages import SharedShards
+from unidist_zero.sharding.shared_pages import SharedBuckets
 
 
 class ParameterMemory(ABC):
-    """The memory of the parameters of one exchange, as the inner step needs it: `before_step`, `start`, `finish`.
+    """The memory of the parameters of one exchange, as the inner step uses it.
+
+    The step calls `before_step`, `start_gather` and `finish_gather`, in this order.
 
     Attributes:
-        is_offloaded: the shards are where the strategy's option `offload` says, and need no copy there.
+        is_offloaded: the shards are where the option `offload` says, and need no copy there.
     """
 
     is_offloaded: bool = False
 
     @abstractmethod
     def own(self, number: int) -> torch.Tensor:
-        """Return this rank's shard of bucket `number`, flat: to be updated in place."""
+        """Return this rank's shard of bucket `number`, flat, to be updated in place."""
 
     @abstractmethod
     def before_step(self) -> None:
-        """Return when the shards hold what the parameters are, and this rank may write to them. Collective."""
+        """Return when the shards hold the parameters' values and this rank may write to them. Collective."""
 
     @abstractmethod
-    def start(self) -> None:
-        """The shards are updated: start to bring them to all ranks. Collective."""
+    def start_gather(self) -> None:
+        """Start to send the updated shards to all ranks. Collective."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Return when all ranks have all parameters, or will get them when they use them. Collective."""
+    def finish_gather(self) -> None:
+        """Return when all ranks have all parameters, or will get them on first use. Collective."""
 
 
 class FlatMemory(ParameterMemory):
@@ -61,7 +63,7 @@ class FlatMemory(ParameterMemory):
             for index, (number, slot) in partition.places().items()
         ]
         self._num_buckets = len(memory)
-        self._gather = ShardGather(partition, memory, exchange.lanes, recorder)
+        self._gather = ShardGather(partition, memory, exchange.shard_groups, recorder)
 
     def own(self, number: int) -> torch.Tensor:
         """See `ParameterMemory.own`."""
@@ -72,13 +74,13 @@ class FlatMemory(ParameterMemory):
         for parameter, place in self._places:
             take_back(parameter, place)
 
-    def start(self) -> None:
-        """See `ParameterMemory.start`."""
+    def start_gather(self) -> None:
+        """See `ParameterMemory.start_gather`."""
         for number in range(self._num_buckets):
             self._gather.post(number)
 
-    def finish(self) -> None:
-        """See `ParameterMemory.finish`."""
+    def finish_gather(self) -> None:
+        """See `ParameterMemory.finish_gather`."""
         self._gather.wait()
 
 
@@ -91,7 +93,7 @@ class SharedPagesMemory(ParameterMemory):
     """
 
     def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor]) -> None:
-        self._shards = SharedShards(exchange.partition, next(iter(exchange.lanes.values())))
+        self._shards = SharedBuckets(exchange.partition, next(iter(exchange.shard_groups.values())))
         self._places = move_to_pages(self._shards, exchange.partition.places(), parameters)
 
     def own(self, number: int) -> torch.Tensor:
@@ -104,26 +106,28 @@ class SharedPagesMemory(ParameterMemory):
             take_back(parameter, place)
         self._shards.begin_update()
 
-    def start(self) -> None:
-        """See `ParameterMemory.start`."""
+    def start_gather(self) -> None:
+        """See `ParameterMemory.start_gather`."""
         self._shards.end_update()
 
-    def finish(self) -> None:
-        """See `ParameterMemory.finish`."""
+    def finish_gather(self) -> None:
+        """See `ParameterMemory.finish_gather`."""
         self._shards.finish_update()
 
 
 class UnitMemory(ParameterMemory):
-    """Stage 3: every rank has its shards; units gather the rest when they compute.
+    """Stage 3: every rank has its shards; FSDP units gather the rest when they compute.
 
     Args:
-        exchange: of the gradients; each bucket is of one unit.
+        exchange: of the gradients; each bucket belongs to one unit.
         parameters: as numbered by the exchange.
-        model: whose units they are of.
+        model: has the units.
     """
 
-    def __init__(self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], model: SharedModel) -> None:
-        made = model.add(exchange.partition, dict(enumerate(parameters)), model.lanes_for(exchange))
+    def __init__(
+        self, exchange: ReduceScatterExchange, parameters: Sequence[torch.Tensor], model: ShardedModel
+    ) -> None:
+        made = model.add(exchange.partition, dict(enumerate(parameters)), model.shard_groups_for(exchange))
         self.is_offloaded = model.offload is not None
         self._buckets = {bucket.number: bucket for bucket in made}
 
@@ -134,20 +138,20 @@ class UnitMemory(ParameterMemory):
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`."""
         for bucket in self._buckets.values():
-            bucket.settle()
+            bucket.update_shard()
 
-    def start(self) -> None:
-        """See `ParameterMemory.start`: what is gathered is out of date."""
+    def start_gather(self) -> None:
+        """See `ParameterMemory.start_gather`: what is gathered is out of date."""
         for bucket in self._buckets.values():
-            if bucket.presence is Presence.GATHERED:
+            if bucket.state is BucketState.GATHERED:
                 bucket.release()
 
-    def finish(self) -> None:
-        """See `ParameterMemory.finish`: units gather when they compute."""
+    def finish_gather(self) -> None:
+        """See `ParameterMemory.finish_gather`: units gather when they compute."""
 
 
 def _move(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """Let a parameter have its values in other memory; returns its place there."""
+    """Move a parameter's values to other memory; returns the parameter's view of it."""
     with torch.no_grad():
         place = shaped(flat, parameter)
         place.copy_(parameter)

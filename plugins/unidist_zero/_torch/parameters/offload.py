@@ -21,7 +21,7 @@ _IN_FILE = "_unidist_in_file"
 
 
 class StateMemory(ABC):
-    """Where the optimizer keeps what it has for this rank's shards, and what it steps on. The host can read all of it.
+    """Memory for the optimizer's state of this rank's shards, and for what it steps on. The host can read all of it.
 
     Attributes:
         option: as it was given to the strategy.
@@ -31,14 +31,14 @@ class StateMemory(ABC):
         self.option = option
 
     def is_away(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor has to be copied before the host can step on it: it is in an accelerator's memory."""
+        """Say whether a tensor must be copied before the host can step on it: it is in an accelerator's memory."""
         return tensor.device.type != "cpu"
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - nothing to refuse is a valid answer
-        """Raise ConfigurationError if it would be of no use for these parameters. Alike on every rank."""
+        """Raise ConfigurationError if offloading is useless for these parameters. The same on every rank."""
 
     def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which an optimizer steps, and makes its state where it belongs.
+        """Return a context in which an optimizer steps, and creates its state in this memory.
 
         Args:
             leaves: the optimizer's parameters.
@@ -55,7 +55,7 @@ class StateMemory(ABC):
 
     @abstractmethod
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with these values in this memory; itself if it is there."""
+        """Return a tensor with these values in this memory; the tensor itself if it is there already."""
 
     def zeros_like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return zeros of a tensor's shape and memory order."""
@@ -64,7 +64,7 @@ class StateMemory(ABC):
 
 
 class HostMemory(StateMemory):
-    """Memory of the host, from which an accelerator copies without an intermediate one (pinned), where it can."""
+    """Host memory, pinned if possible, so that an accelerator copies from it directly."""
 
     def __init__(self) -> None:
         super().__init__("host")
@@ -89,15 +89,15 @@ class HostMemory(StateMemory):
 
 
 class FileMemory(StateMemory):
-    """Files that are mapped to memory: the system writes to disk what does not fit.
+    """Files mapped to memory: the system writes to disk what does not fit.
 
-    A file has no name any more once it is mapped, so nothing is left behind, however the process ends.
+    A mapped file has no name any more, so nothing is left behind, however the process ends.
 
     Args:
-        folder: where the files are: on a disk that is fast, with room for this host's share of the state.
+        folder: on a fast disk with enough room for this host's optimizer state.
 
     Raises:
-        ConfigurationError: there is no such folder, or no file can be made in it.
+        ConfigurationError: the folder does not exist, or no file can be created in it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -134,12 +134,12 @@ class FileMemory(StateMemory):
 
 
 class StateInFiles(TorchFunctionMode):
-    """While this is entered, the state that an optimizer makes for its parameters begins its life in files.
+    """Context in which state that an optimizer creates for its parameters is allocated in files.
 
-    Made in ordinary memory and then moved it would be there at once, all of it.
+    If it were created in ordinary memory and then moved, all of it would be in memory at once.
 
     Args:
-        files: where to.
+        files: allocates.
         leaves: the optimizer's parameters.
     """
 
@@ -159,10 +159,10 @@ class StateInFiles(TorchFunctionMode):
 
 
 def make_state_memory(offload: str | None) -> StateMemory | None:
-    """Return what the strategy's option `offload` asks for; None: state is beside the parameters.
+    """Return the memory that the option `offload` asks for; None: state stays beside the parameters.
 
     Raises:
-        ConfigurationError: a folder that will not do.
+        ConfigurationError: the folder is unusable.
     """
     if offload is None:
         return None
@@ -170,14 +170,14 @@ def make_state_memory(offload: str | None) -> StateMemory | None:
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor in host memory, pinned where that can be; torch keeps such memory for the next one."""
+    """Return a copy of a tensor in host memory, pinned if possible; torch keeps such memory for the next one."""
     made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
     made.copy_(tensor)
     return made
 
 
 def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -> None:
-    """Raise ConfigurationError if parameter groups ask for a step that is made for an accelerator alone."""
+    """Raise ConfigurationError if parameter groups ask for a step that only accelerators can run."""
     if any(group.get("capturable") for group in groups):
         raise ConfigurationError(
             f"zero:offload={memory.option}: the optimizer steps on the host, and capturable=True is for steps on an "

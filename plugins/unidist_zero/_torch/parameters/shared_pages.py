@@ -11,18 +11,19 @@ import torch
 from unidist.gradients.buckets import ParameterInfo, Slot, plan_buckets
 from unidist_torch.gradients.parameters import shaped
 from unidist_torch.memory import dtype_of, memory_kind, tensor_of
-from unidist_zero.sharding.lanes import Lane
 from unidist_zero.sharding.partition import partition
-from unidist_zero.sharding.shared_pages import SharedShards
+from unidist_zero.sharding.shard_groups import ShardGroup
+from unidist_zero.sharding.shared_pages import SharedBuckets
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
 
 
 class PagedModel:
-    """A model at stage 3 that needs no units, because its host holds every parameter once for all ranks.
+    """A model at stage 3 without FSDP units: its host holds one copy of every parameter for all ranks.
 
-    What an optimizer trains is in its `SharedPagesMemory`; the rest is here. Every rank calls the methods alike.
+    Parameters that an optimizer trains are in its `SharedPagesMemory`; the others are here. Every rank makes the same
+    calls.
 
     Args:
         context: that it was made in.
@@ -31,19 +32,19 @@ class PagedModel:
     def __init__(self, context: RuntimeAPI) -> None:
         self._context = weakref.ref(context)
         self._trained: set[int] = set()
-        self._frozen: list[tuple[frozenset[int], SharedShards]] = []  # with the identities of the parameters
+        self._frozen: list[tuple[frozenset[int], SharedBuckets]] = []  # with the identities of the parameters
 
     def is_of(self, context: RuntimeAPI | None) -> bool:
         """Say whether it was made in this context."""
         return context is not None and self._context() is context
 
-    def leave(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Take note of parameters that an optimizer trains: they have their place elsewhere."""
+    def note_trained(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Note parameters that an optimizer trains: their memory is elsewhere."""
         self._trained.update(map(id, parameters))
         self._frozen = [(held, shards) for held, shards in self._frozen if not held <= self._trained]
 
-    def add_frozen(self, parameters: Iterable[torch.Tensor], lane: Lane) -> None:
-        """Move what no optimizer trains to memory that the ranks of a lane share. Collective."""
+    def add_frozen(self, parameters: Iterable[torch.Tensor], shard_group: ShardGroup) -> None:
+        """Move parameters that no optimizer trains to memory that the ranks of a shard group share. Collective."""
         frozen = [parameter for parameter in parameters if id(parameter) not in self._trained]
         if not frozen:
             return
@@ -51,13 +52,13 @@ class PagedModel:
             ParameterInfo(str(number), tuple(parameter.shape), dtype_of(parameter), memory_kind(parameter))
             for number, parameter in enumerate(frozen)
         ]
-        divided = partition(plan_buckets(infos, bucket_bytes=1 << 25), lane.shard.size)
-        shards = SharedShards(divided, lane)
-        move_to_pages(shards, divided.places(), frozen)
-        self._frozen.append((frozenset(map(id, frozen)), shards))
+        divided = partition(plan_buckets(infos, bucket_bytes=1 << 25), shard_group.communicator.size)
+        buckets = SharedBuckets(divided, shard_group)
+        move_to_pages(buckets, divided.places(), frozen)
+        self._frozen.append((frozenset(map(id, frozen)), buckets))
 
-    def settle(self) -> None:
-        """Bring what the script has written to frozen parameters to shared memory; copies of it go. Collective."""
+    def publish_writes(self) -> None:
+        """Copy the script's writes to frozen parameters to shared memory, and drop private copies. Collective."""
         for _, shards in self._frozen:
             shards.begin_update()
             shards.wait()
@@ -65,9 +66,9 @@ class PagedModel:
 
 @torch.no_grad()
 def move_to_pages(
-    shards: SharedShards, places: Mapping[int, tuple[int, Slot]], parameters: Sequence[torch.Tensor]
+    shards: SharedBuckets, places: Mapping[int, tuple[int, Slot]], parameters: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Let parameters have their values in shared memory. Where ranks differ, each keeps its own. Collective.
+    """Move parameters to shared memory. If their values differ between ranks, each keeps its own. Collective.
 
     Returns:
         The parameters with their places.

@@ -1,7 +1,7 @@
-"""Stage 3 on PyTorch: a model whose parameters are shared over the ranks.
+"""Stage 3 on PyTorch: a model whose parameters are sharded over the ranks.
 
-`in_units` finds the units before the optimizer is bound, `UnitMemory` is where the inner step finds shards, `add_rest`
-shares out what the optimizer does not train; `state_dict` and checkpoints see whole parameters.
+`prepare_units` finds the FSDP units before the optimizer is bound, `UnitMemory` gives the inner step its shards, and
+`add_untrained` shards parameters that the optimizer does not train; `state_dict` and checkpoints see whole parameters.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from unidist_torch.checkpoint.states import ModelState
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, dtype_of, memory_kind
-from unidist_zero._torch.parameters.gathered import GatheredBucket, Presence
+from unidist_zero._torch.parameters.fsdp_units import Unit, Units
+from unidist_zero._torch.parameters.gathered_bucket import BucketState, GatheredBucket
 from unidist_zero._torch.parameters.lazy_init import DeferredModel, has_deferred
 from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero._torch.parameters.shared_pages import PagedModel
-from unidist_zero._torch.parameters.units import Unit, Units
-from unidist_zero.sharding.gathering import GathersParameters
-from unidist_zero.sharding.lanes import Lane, allocate
+from unidist_zero.sharding.gathered_model import GathersParameters
 from unidist_zero.sharding.partition import Partition, Piece, ShardedBucket
 from unidist_zero.sharding.partition import partition as cut
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+from unidist_zero.sharding.shard_groups import ShardGroup, allocate
 
 if TYPE_CHECKING:
     from unidist.optim.update import Update
     from unidist.runtime_api import RuntimeAPI
 
 UNIT = "_unidist_units"
-"""The attribute by which a parameter knows the `SharedModel`, or `PagedModel`, that it is of."""
+"""The attribute by which a parameter knows the `ShardedModel`, or `PagedModel`, that it is of."""
 
 
-class SharedModel(HasKeptState, GathersParameters):
-    """What a model at stage 3 carries.
+class ShardedModel(HasKeptState, GathersParameters):
+    """Attached to a model at stage 3.
 
     Args:
         model: the model.
         patterns: see `find_units`.
-        num_ahead: units that are fetched ahead.
+        num_ahead: units to prefetch.
 
     Attributes:
-        offload: where shards are kept; None: where the parameters were. Set before anything is shared out.
+        offload: where shards are kept; None: where the parameters were. Set before anything is sharded.
     """
 
     offload: StateMemory | None = None
@@ -59,7 +59,7 @@ class SharedModel(HasKeptState, GathersParameters):
         self._quiet = False
         self._context: RuntimeAPI | None = None
         self._is_moving = False  # the parameters have lost their shards, and not all have a new place yet
-        self._lanes: dict[str, Lane] = {}
+        self._shard_groups: dict[str, ShardGroup] = {}
         self._deferred = DeferredModel(model) if has_deferred(model) else None
         self.units = Units(model, patterns, num_ahead=num_ahead)
         for parameter in model.parameters():
@@ -73,25 +73,25 @@ class SharedModel(HasKeptState, GathersParameters):
         hooked.register_load_state_dict_post_hook(lambda module, *args: self._after_load(module))
 
     def __deepcopy__(self, memo: Any) -> None:
-        """A copy of the model is a plain one, of all values. Its hooks do nothing, as they are for this model."""
-        if not self.units.paused and any(bucket.presence is Presence.ABSENT for bucket in self._buckets()):
+        """A copy of the model is a plain one, with all values; the hooks do nothing for it."""
+        if not self.units.paused and any(bucket.state is BucketState.ABSENT for bucket in self._buckets()):
             raise UsageError(
                 "this model is divided over the ranks (zero=3), and its parameters are away: copy it on every rank in "
                 "`with unidist_zero.gathered(model):`"
             )
 
     def move_to(self, context: RuntimeAPI) -> None:
-        """Be divided in this context from now on.
+        """Belong to this context from now on.
 
-        If it was in another one before, the shards are forgotten: `add` and `add_rest` give all parameters a place, and
-        a state that is loaded gives them values. What was half done in the old context is forgotten too.
+        If the model belonged to another one before, its shards are dropped: `add` and `add_untrained` allocate new ones
+        for all parameters, and loading a state gives them values. An unfinished step of the old context is dropped too.
         """
         if self._context is not None and self._context is not context:
             self._is_moving = True
             self.units.abandon()
-            for lane in self._lanes.values():
-                lane.close()
-            self._lanes = {}
+            for shard_group in self._shard_groups.values():
+                shard_group.close()
+            self._shard_groups = {}
         self._context = context
 
     def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -108,42 +108,51 @@ class SharedModel(HasKeptState, GathersParameters):
         return tuple(tuple(positions) for positions in found.values())
 
     def add(
-        self, partition: Partition, parameters: Mapping[int, torch.Tensor], lanes: Mapping[str, Lane]
+        self, partition: Partition, parameters: Mapping[int, torch.Tensor], shard_groups: Mapping[str, ShardGroup]
     ) -> list[GatheredBucket]:
-        """Share out parameters from now on; returns their buckets, of which each is of one unit."""
+        """Shard parameters from now on; returns their buckets, each of which belongs to one unit."""
         made = []
         for number, bucket in enumerate(partition.buckets):
             if not bucket.slots:
                 continue
-            lane = lanes[bucket.memory]
-            rank = lane.shard.rank
+            shard_group = shard_groups[bucket.memory]
+            rank = shard_group.communicator.rank
             own = {slot.parameter: parameters[slot.parameter] for slot in bucket.slots}
             for parameter in own.values():
                 self._leave_old_bucket(parameter)
-            shard = self._allocate(bucket, lane)
+            shard = self._allocate(bucket, shard_group)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
             is_offloaded = self.offload is not None
             made.append(
-                GatheredBucket(number, bucket, pieces, own, lane, shard, begins=self._begins, is_offloaded=is_offloaded)
+                GatheredBucket(
+                    number,
+                    bucket,
+                    pieces,
+                    own,
+                    shard_group,
+                    shard,
+                    initial=self._initial_state,
+                    is_offloaded=is_offloaded,
+                )
             )
             unit = self._unit_of(own.values())
             unit.buckets.append(made[-1])
         return made
 
-    def lanes_for(self, exchange: ReduceScatterExchange) -> Mapping[str, Lane]:
-        """Return the lanes by which parameters are gathered, apart from those of gradients: each has its own order.
+    def shard_groups_for(self, exchange: ReduceScatterExchange) -> Mapping[str, ShardGroup]:
+        """Return the shard groups that gather parameters, apart from those of gradients: each has its own order.
 
-        Collective when first asked for a kind of memory.
+        Collective when first called for a kind of memory.
         """
-        for kind, lane in exchange.lanes.items():
-            if kind not in self._lanes:
-                duplicate = lane.shard.split(range(lane.shard.size))
+        for kind, shard_group in exchange.shard_groups.items():
+            if kind not in self._shard_groups:
+                duplicate = shard_group.communicator.split(range(shard_group.communicator.size))
                 assert duplicate is not None
-                self._lanes[kind] = Lane(duplicate)
-        return self._lanes
+                self._shard_groups[kind] = ShardGroup(duplicate)
+        return self._shard_groups
 
-    def add_rest(self, update: Update) -> None:
-        """Share out the parameters that no optimizer trains, when the others have their place. Collective."""
+    def add_untrained(self, update: Update) -> None:
+        """Shard the parameters that no optimizer trains, after the others. Collective."""
         exchange = update.exchanges[0]
         assert isinstance(exchange, ReduceScatterExchange)
         known = self.held()
@@ -161,13 +170,13 @@ class SharedModel(HasKeptState, GathersParameters):
             for number, parameter in rest
         ]
         layouts = plan_buckets(infos, bucket_bytes=1 << 25)
-        lanes = self.lanes_for(exchange)
+        shard_groups = self.shard_groups_for(exchange)
         divided = cut(layouts, exchange.partition.num_shards)
-        self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, lanes)
+        self.add(divided, {i: parameter for i, (_, parameter) in enumerate(rest)}, shard_groups)
         self._is_moving = False
 
     def initialize(self) -> None:
-        """Give a model that was built without memory its values, when all its parameters are shared out. Collective."""
+        """Initialize a model that was built without memory, once all its parameters are sharded. Collective."""
         if self._deferred is not None:
             deferred, self._deferred = self._deferred, None
             deferred.initialize(self.units)
@@ -176,7 +185,7 @@ class SharedModel(HasKeptState, GathersParameters):
     def gathered(self) -> Iterator[None]:
         """See `GathersParameters.gathered`."""
         for bucket in self._buckets():
-            bucket.let_write()
+            bucket.gather_for_writing()
         self.units.paused = True
         try:
             yield
@@ -188,7 +197,7 @@ class SharedModel(HasKeptState, GathersParameters):
         """See `HasKeptState.kept_state`."""
         self._quiet = True  # only names are wanted of `state_dict`
         try:
-            return SharedModelState(self._model, self)
+            return ShardedModelState(self._model, self)
         finally:
             self._quiet = False
 
@@ -205,19 +214,19 @@ class SharedModel(HasKeptState, GathersParameters):
         return found
 
     @property
-    def _begins(self) -> Presence:
-        """What there is of the parameters of a new bucket."""
+    def _initial_state(self) -> BucketState:
+        """The state of a new bucket."""
         if self._deferred is not None:
-            return Presence.EMPTY
-        return Presence.LOST if self._is_moving else Presence.WHOLE
+            return BucketState.EMPTY
+        return BucketState.LOST if self._is_moving else BucketState.WHOLE
 
-    def _allocate(self, bucket: ShardedBucket, lane: Lane) -> Buffer:
+    def _allocate(self, bucket: ShardedBucket, shard_group: ShardGroup) -> Buffer:
         """Return memory for this rank's shard."""
-        count = bucket.counts[lane.shard.rank]
+        count = bucket.counts[shard_group.communicator.rank]
         if self.offload is not None:
             return buffer_of(self.offload.zeros((count,), (1,), TORCH_DTYPES[bucket.dtype]))
         nbytes = count * bucket.dtype.itemsize
-        return allocate(TorchFramework(), lane.shard, bucket.memory, nbytes).cast(bucket.dtype)
+        return allocate(TorchFramework(), shard_group.communicator, bucket.memory, nbytes).cast(bucket.dtype)
 
     def _buckets(self) -> list[GatheredBucket]:
         return [bucket for unit in self.units.units for bucket in unit.buckets]
@@ -228,12 +237,12 @@ class SharedModel(HasKeptState, GathersParameters):
         return self.units.of_parameter[id(next(iter(units.values())))]
 
     def _leave_old_bucket(self, parameter: torch.Tensor) -> None:
-        """A frozen parameter is trained from now on: it gets a place in another bucket."""
+        """Take a frozen parameter that is trained from now on out of its old bucket."""
         for bucket in self._buckets():
             for slot in bucket.cut.slots:
                 if bucket.holds(slot.parameter) and bucket.parameter(slot.parameter) is parameter:
-                    bucket.finish()
-                    bucket.forget(slot.parameter)
+                    bucket.finish_gather()
+                    bucket.remove(slot.parameter)
 
     # Hooks
 
@@ -253,24 +262,24 @@ class SharedModel(HasKeptState, GathersParameters):
     def _before_load(self, module: torch.nn.Module) -> None:
         if module is self._model and not self.units.paused:
             for bucket in self._buckets():
-                bucket.let_write()
+                bucket.gather_for_writing()
 
     def _after_load(self, module: torch.nn.Module) -> None:
         if module is self._model and not self.units.paused:
             self.units.release()
 
 
-class SharedModelState(ModelState):
+class ShardedModelState(ModelState):
     """The model's part in checkpoints: shards of parameters, and whole buffers.
 
     Args:
         model: the model.
-        shared: has the shards.
+        sharded: has the shards.
     """
 
-    def __init__(self, model: torch.nn.Module, shared: SharedModel) -> None:
+    def __init__(self, model: torch.nn.Module, sharded: ShardedModel) -> None:
         super().__init__(model)
-        self._shared = shared
+        self._sharded = sharded
 
     def pieces(self) -> Sequence[SavedPiece]:
         """See `KeepsState.pieces`."""
@@ -295,7 +304,7 @@ class SharedModelState(ModelState):
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """See `KeepsState.load`: this rank reads its shards."""
         held = self._settled()
-        for unit in self._shared.units.units:
+        for unit in self._sharded.units.units:
             unit.release()
         for path, info, part in self._places():
             tensor = self._tensors[path]
@@ -308,55 +317,55 @@ class SharedModelState(ModelState):
                 self._check_order(path, piece, bucket)
                 wanted = part.range_within(piece.start, piece.start + piece.count)
                 read_into(section, info.name, wanted, bucket.piece(piece))
-        for unit in self._shared.units.units:
+        for unit in self._sharded.units.units:
             for bucket in unit.buckets:
-                bucket.restored()
+                bucket.mark_restored()
 
     def _settled(self) -> dict[int, list[tuple[GatheredBucket, Piece]]]:
-        for unit in self._shared.units.units:
+        for unit in self._sharded.units.units:
             for bucket in unit.buckets:
-                bucket.settle()
-        return self._shared.held()
+                bucket.update_shard()
+        return self._sharded.held()
 
     def _check_order(self, path: str, piece: Piece, bucket: GatheredBucket) -> None:
         if not bucket.is_row_major(piece.parameter):
             raise UsageError(
-                f"{path!r} is shared in the order of its memory, which is not that of its dims (channels_last?), so "
-                "the shares are no ranges of it. Keep the model in contiguous memory"
+                f"{path!r} is sharded in the order of its memory, which is not that of its dims (channels_last?), so "
+                "the shards are no ranges of it. Keep the model in contiguous memory"
             )
 
 
-def shared_model_of(parameters: Sequence[torch.Tensor]) -> SharedModel | PagedModel:
-    """Return what `in_units` or `in_pages` has made of the model of these parameters.
+def sharded_model_of(parameters: Sequence[torch.Tensor]) -> ShardedModel | PagedModel:
+    """Return what `prepare_units` or `prepare_pages` has attached to the model of these parameters.
 
     Raises:
         ConfigurationError: it was not prepared.
     """
     for parameter in parameters:
         found = getattr(parameter, UNIT, None)
-        if isinstance(found, SharedModel | PagedModel):
+        if isinstance(found, ShardedModel | PagedModel):
             return found
     raise ConfigurationError(
-        "zero=3 shares out the model's parameters, so it must see the model: bind the optimizer with "
+        "zero=3 shards the model's parameters, so it must see the model: bind the optimizer with "
         "distribute(model, optimizer). Stages 1 and 2 need the optimizer alone"
     )
 
 
-def in_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahead: int) -> torch.nn.Module:
-    """Prepare a model whose parameters are gathered; they stay as they are until the optimizer is bound.
+def prepare_units(model: torch.nn.Module, patterns: Sequence[str] | None, *, num_ahead: int) -> torch.nn.Module:
+    """Prepare a model whose parameters are gathered unit by unit; they stay as they are until the optimizer is bound.
 
     Args:
         model: the model.
         patterns: see `find_units`.
-        num_ahead: units that are fetched ahead.
+        num_ahead: units to prefetch.
     """
     _refuse_second(model, None)
-    model._unidist = SharedModel(model, patterns, num_ahead=num_ahead)  # type: ignore[assignment]  # no parameter and no module
+    model._unidist = ShardedModel(model, patterns, num_ahead=num_ahead)  # type: ignore[assignment]  # no parameter and no module
     return model
 
 
-def in_pages(model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
-    """Prepare a model whose parameters will be in memory that all ranks share, and need no units.
+def prepare_pages(model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
+    """Prepare a model whose parameters will be in memory that all ranks share; it needs no units.
 
     Args:
         model: the model.
@@ -371,7 +380,7 @@ def in_pages(model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
 
 def _refuse_second(model: torch.nn.Module, context: RuntimeAPI | None) -> None:
     found = [getattr(parameter, UNIT, None) for parameter in model.parameters()]
-    if any(isinstance(one, SharedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
+    if any(isinstance(one, ShardedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
         raise ConfigurationError(
             "this model, or a part of it, is distributed already with zero=3, which takes one optimizer for a model: "
             "call distribute() once, with one optimizer that has several parameter groups, or use zero=1 or zero=2"

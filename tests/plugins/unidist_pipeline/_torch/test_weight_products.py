@@ -67,7 +67,7 @@ def products_of(make: Make, run: Any = whole, *, receives: bool = True, num_micr
                 total += each
     noted = sums.products
     for weight, total in zip((w, v), expected, strict=True):
-        got = sums.take(weight)
+        got = sums.pop(weight)
         torch.testing.assert_close(torch.zeros_like(weight) if got is None else got, total, rtol=0, atol=1e-12)
     return w in noted, v in noted
 
@@ -151,10 +151,10 @@ def test_sums_take_gradients_of_every_kind_in_any_order() -> None:
                 sums = GradientSums()
                 for add in (first, second, third):
                     add(sums)
-                total = sums.take(weight)
+                total = sums.pop(weight)
                 assert total is not None
                 assert total.to_dense().tolist() == [[9.0, 9.0]] * 4
-                assert sums.take(weight) is None
+                assert sums.pop(weight) is None
 
 
 def test_a_gradient_of_autograds_is_not_changed() -> None:
@@ -165,7 +165,7 @@ def test_a_gradient_of_autograds_is_not_changed() -> None:
     sums.add_product(weight, torch.ones(4, 3), torch.ones(3, 2))
     sums.add(weight, gradient)
     assert gradient.eq(1).all()
-    total = sums.take(weight)
+    total = sums.pop(weight)
     assert total is not None
     assert total.eq(5).all()
 
@@ -179,6 +179,6 @@ def test_sums_are_made_where_they_are_wanted(kinds: str) -> None:
             sums.add_product(weight, torch.ones(4, 3), torch.ones(3, 2))
         else:
             sums.add(weight, torch.full((4, 2), 3.0))
-    total = sums.take(weight)
+    total = sums.pop(weight)
     assert total is place
     assert place.eq(9).all()

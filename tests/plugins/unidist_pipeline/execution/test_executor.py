@@ -14,12 +14,12 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, Work
 from unidist.testing import ThreadWorld
 from unidist.testing.recording import RecordingCommunicator
-from unidist_pipeline.execution.agreed import Form, Message, StageFormError, TensorForm
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
+from unidist_pipeline.execution.messages import Form, Message, StageFormError, TensorForm
 from unidist_pipeline.schedules.model import Schedule
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import simulate
+from unidist_pipeline.simulation.simulator import simulate
 from unidist_torch.framework import TorchFramework
 
 torch = pytest.importorskip("torch", reason="its tensors are the messages")
@@ -88,7 +88,7 @@ def test_every_schedule_brings_every_message_to_its_stage() -> None:
             sizes = [3] * (schedule.num_microbatches - 1) + [2]
             for turn in range(2):  # before the forms are known, and after
                 stages = stages_of(schedule, communicator.rank, sizes)
-                channels.begin(f"{schedule.name} {schedule.num_microbatches} {turn}", sizes)
+                channels.begin_run(f"{schedule.name} {schedule.num_microbatches} {turn}", sizes)
                 Executor(channels, stages).run(schedule, communicator.rank)
                 last = schedule.num_stages - 1
                 for number, stage in stages.items():
@@ -114,7 +114,7 @@ def test_a_form_is_sent_once() -> None:
         counts = []
         for _ in range(2):
             records.clear()
-            channels.begin("", [3] * 4)
+            channels.begin_run("", [3] * 4)
             Executor(channels, stages_of(schedule, communicator.rank, [3] * 4)).run(schedule, communicator.rank)
             counts.append(sum(record.operation == "send" for record in records))  # type: ignore[attr-defined]
         return counts
@@ -126,7 +126,7 @@ def test_a_form_is_sent_once() -> None:
 def test_another_form_than_agreed_is_refused_and_named() -> None:
     def main(communicator: Communicator) -> None:
         channels = Channels({HOST: communicator}, TorchFramework())
-        channels.begin("", ["a", "a"])
+        channels.begin_run("", ["a", "a"])
         if communicator.rank:
             return
         message = Message(Form((TensorForm((2,), DType.FLOAT32),)), [torch.zeros(2)])
@@ -143,8 +143,8 @@ def test_ranks_that_begin_something_else_are_told() -> None:
     def main(communicator: Communicator) -> None:
         channels = Channels({HOST: communicator}, TorchFramework())
         with pytest.raises(DifferentInputsError, match=r"rank 0: step 0; rank 1: step 1"):
-            channels.begin(f"step {communicator.rank}", [])
-        channels.begin("the same", [])
+            channels.begin_run(f"step {communicator.rank}", [])
+        channels.begin_run("the same", [])
 
     with ThreadWorld(2) as world:
         world.run(main)
@@ -208,7 +208,7 @@ def test_messages_and_computing_overlap_as_the_simulator_says(name: str) -> None
         for _ in range(2):  # the first one agrees on forms, and waits for them
             work = lambda kind: time.sleep(durations[kind])  # noqa: E731 - one line says it
             number = schedule.stages[communicator.rank][0]
-            channels.begin("", [3] * 8)
+            channels.begin_run("", [3] * 8)
             start = time.monotonic()
             stage = Adding(number, 4, [3] * 8, work)
             Executor(channels, {number: stage}).run(schedule, communicator.rank)

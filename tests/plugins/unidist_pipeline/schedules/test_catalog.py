@@ -99,7 +99,7 @@ import sys
 from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.registration import ScheduleSpec
-from unidist_pipeline.simulation.simulate import simulate
+from unidist_pipeline.simulation.simulator import simulate
 registry = PluginManager().load().registry(ScheduleSpec)
 for spec in registry:
     simulate(build_schedule(spec.name, registry, num_ranks=2, num_microbatches=4))

@@ -8,7 +8,7 @@ from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward, rounds_of
 from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import simulate
+from unidist_pipeline.simulation.simulator import simulate
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 2), (4, 4), (4, 5), (4, 8), (5, 3), (8, 31)]
 

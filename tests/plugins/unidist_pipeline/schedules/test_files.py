@@ -8,7 +8,7 @@ import pytest
 
 from tests.plugins.unidist_pipeline.sizes import all_schedules
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.building import with_gathers
+from unidist_pipeline.schedules.builder import with_gathers
 from unidist_pipeline.schedules.classic import one_forward_one_backward
 from unidist_pipeline.schedules.files import read_schedule, write_schedule
 from unidist_pipeline.schedules.model import PipelineSize, ScheduleError

@@ -7,7 +7,7 @@ import pytest
 from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.schedules.v_shape import v_half, v_min, zbv
-from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, simulate
 
 
 def simulated(function: object, p: int, m: int) -> Simulation:

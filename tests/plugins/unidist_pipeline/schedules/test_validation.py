@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plugins.unidist_pipeline.sizes import all_schedules
-from unidist_pipeline.schedules.building import with_gathers
+from unidist_pipeline.schedules.builder import with_gathers
 from unidist_pipeline.schedules.model import Schedule, ScheduleError, parse_action
 from unidist_pipeline.schedules.validation import validate
 
@@ -127,7 +127,7 @@ def test_a_schedule_that_lacks_or_repeats_any_action_is_invalid(valid: Schedule,
 def test_a_schedule_in_another_order_is_refused_or_runs_to_its_end(valid: Schedule, data: st.DataObject) -> None:
     """No order makes validation or simulation hang or fail in another way than they should."""
     from unidist_pipeline.schedules.execution_model import Messages
-    from unidist_pipeline.simulation.simulate import simulate
+    from unidist_pipeline.simulation.simulator import simulate
 
     rank = data.draw(st.integers(0, valid.num_ranks - 1))
     shuffled = tuple(data.draw(st.permutations(valid.ranks[rank])))

@@ -9,7 +9,7 @@ from unidist_pipeline.schedules.classic import one_forward_one_backward
 from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.schedules.zero_bubble import zb_h1, zb_h2
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulate import simulate
+from unidist_pipeline.simulation.simulator import simulate
 
 
 def costs(f: float, b: float, w: float) -> Costs:

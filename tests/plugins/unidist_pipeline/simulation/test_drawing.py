@@ -11,7 +11,7 @@ from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.schedules.zero_bubble import zb_h1
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.drawing import MAX_ROWS, Chart, headline
-from unidist_pipeline.simulation.simulate import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, simulate
 
 
 def drawn(simulation: Simulation, *, width: int, colours: bool = False) -> list[str]:

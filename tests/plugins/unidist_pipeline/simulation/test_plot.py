@@ -11,7 +11,7 @@ from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.model import PipelineSize
 from unidist_pipeline.schedules.zero_bubble import zb_h1
 from unidist_pipeline.simulation.plot import write_plot
-from unidist_pipeline.simulation.simulate import simulate
+from unidist_pipeline.simulation.simulator import simulate
 
 
 def test_a_picture_is_written_with_every_bar(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from torch import nn  # noqa: E402
 from unidist.errors import ConfigurationError  # noqa: E402
 from unidist_tensor_parallel._torch.describe import describe  # noqa: E402
 from unidist_tensor_parallel._torch.layers.heads import HeadCounts  # noqa: E402
-from unidist_tensor_parallel._torch.probe import attentions, trial  # noqa: E402
+from unidist_tensor_parallel._torch.probe import find_attentions, trial  # noqa: E402
 from unidist_tensor_parallel._torch.tracing import feeds_of  # noqa: E402
-from unidist_tensor_parallel.layout.plan import Role, automatic  # noqa: E402
+from unidist_tensor_parallel.layout.roles import Role, automatic  # noqa: E402
 
 
 class Gated(nn.Module):
@@ -115,7 +115,7 @@ class WithMask(ByHead):
 )
 def test_attentions_are_tried_before_they_are_cut(model: Any, expected: bool | None) -> None:
     module = make(model) if isinstance(model, str) else model()
-    found = attentions(module, automatic(describe(module), 2).roles)
+    found = find_attentions(module, automatic(describe(module), 2).roles)
     assert len(found) == (2 if isinstance(model, str) else 1)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     for attention in found:

@@ -17,13 +17,13 @@ import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
 from unidist.buffer import DType  # noqa: E402 - after TensorFlow is known to be there
 from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
 from unidist_tensorflow.memory import address_of, array_of  # noqa: E402 - after TensorFlow is known to be there
-from unidist_zero._keras.adoption import (  # noqa: E402 - after TensorFlow is known to be there
-    put_back,
-    singles_of,
-    take_apart,
+from unidist_zero._keras.fragments.fsdp_units import find_units  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._keras.offload import FileBuffers  # noqa: E402 - after TensorFlow is known to be there
+from unidist_zero._keras.optimizer_rebuild import (  # noqa: E402 - after TensorFlow is known to be there
+    restore_variables,
+    single_variables,
+    unbuild,
 )
-from unidist_zero._keras.fragments.units import plan_units  # noqa: E402 - after TensorFlow is known to be there
-from unidist_zero._keras.offload import FileMemories  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero.sharding.state_files import StateFiles  # noqa: E402 - after TensorFlow is known to be there
 
 
@@ -82,7 +82,7 @@ def test_layers_of_a_model_and_of_models_in_it_are_units_and_what_they_share_bel
     features = keras.Input((4,))
     within = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="a"), keras.layers.ReLU()])
     model = keras.Model(features, shared(Uses()(Stack()(within(features)))))
-    units = plan_units(model, model.trainable_variables)
+    units = find_units(model, model.trainable_variables)
     names = [[variable.path.rpartition("/")[2] for variable in unit.variables] for unit in units]
     assert [unit.layer.name.rpartition("_")[0] or unit.layer.name for unit in units[:-1]] == [
         "a",
@@ -123,7 +123,7 @@ def test_at_stage_3_values_are_found_in_calls_and_within_gathered_only(tmp_path:
         (lambda: dense(kernel_constraint="unit_norm"), "zero=3", UsageError, "has a constraint"),
         (lambda: dense(kernel_regularizer="l2"), "zero=3", UsageError, "has a regularizer"),
         (lambda: keras.Sequential([keras.layers.Dense(2)]), "zero=3", UsageError, "build it before distribute"),
-        (dense, "zero=3:shard=1", ConfigurationError, "shard= is not there for Keras"),
+        (dense, "zero=3:shard=1", ConfigurationError, "shard= does not work with Keras"),
     ],
 )
 def test_what_stage_3_cannot_do_is_an_error(make: Any, strategy: str, error: type[Exception], text: str) -> None:
@@ -156,16 +156,16 @@ def test_an_optimizer_that_is_taken_apart_and_built_for_others_has_the_same_sing
     optimizer = keras.optimizers.LossScaleOptimizer(inner)
     first, second = (dense().trainable_variables for _ in range(2))
     optimizer.build(first)
-    count, singles = len(optimizer.variables), singles_of(optimizer)
+    count, singles = len(optimizer.variables), single_variables(optimizer)
     listed = {id(each) for each in optimizer.variables} & {id(each) for each in singles}
     inner._u_product.assign(0.25)
-    kept = [(owner, take_apart(owner)) for owner in (inner, optimizer)]
+    kept = [(owner, unbuild(owner)) for owner in (inner, optimizer)]
     assert not inner.built
     assert not optimizer.built
     optimizer.build(second[:3])
     for owner, variables in kept:
-        put_back(owner, variables)
-    assert [id(each) for each in singles_of(optimizer)] == [id(each) for each in singles]
+        restore_variables(owner, variables)
+    assert [id(each) for each in single_variables(optimizer)] == [id(each) for each in singles]
     assert float(inner._u_product) == 0.25
     found = [id(each) for each in optimizer.variables]
     assert listed <= set(found)
@@ -250,13 +250,13 @@ def test_files_that_are_used_no_more_are_given_out_again_until_other_sizes_are_w
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count(f"{tmp_path}/unidist-")
 
-    memories = FileMemories(StateFiles(str(tmp_path)))
-    kept, idle = memories.take(4096, DType.FLOAT32), memories.take(4096, DType.FLOAT32)
+    buffers = FileBuffers(StateFiles(str(tmp_path)))
+    kept, idle = buffers.acquire(4096, DType.FLOAT32), buffers.acquire(4096, DType.FLOAT32)
     del idle
-    again = memories.take(4096, DType.FLOAT32)
+    again = buffers.acquire(4096, DType.FLOAT32)
     assert mapped() == 2
     del again
-    memories.forget()
+    buffers.forget()
     assert mapped() == 1
     del kept
     assert mapped() == 0

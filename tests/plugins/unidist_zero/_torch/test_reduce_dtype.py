@@ -13,9 +13,9 @@ from unidist.communicator import Communicator, ReduceOp
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.gradients.precision import Precision
 from unidist.testing import RecordingCommunicator, ThreadWorld
-from unidist_zero.sharding.lanes import make_lane
 from unidist_zero.sharding.partition import partition
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+from unidist_zero.sharding.shard_groups import make_shard_group
 
 PARAMETERS = [ParameterInfo(f"p{i}", (count,), DType.FLOAT16) for i, count in enumerate((6, 40, 17))]
 WIDE = Precision(DType.FLOAT16, parameters=DType.FLOAT16, reduce=DType.FLOAT32)
@@ -48,7 +48,7 @@ def summed(precision: Precision | None, *, keeps_buckets: bool, passes: int = 1)
             PARAMETERS,
             partition(plan_buckets(PARAMETERS, bucket_bytes=60), world.size, whole=False),
             framework=framework,
-            lanes={HOST: make_lane(RecordingCommunicator(world, records), world.size)},
+            shard_groups={HOST: make_shard_group(RecordingCommunicator(world, records), world.size)},
             everyone=world,
             keeps_buckets=keeps_buckets,
             precision=precision,

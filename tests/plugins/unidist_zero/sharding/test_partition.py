@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unidist.buffer import DType
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
-from unidist_zero.sharding.partition import Partition, join_runs, partition
+from unidist_zero.sharding.partition import Partition, join_segments, partition
 
 QUICK = settings(max_examples=40, deadline=None)
 COUNTS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -97,15 +97,15 @@ def test_runs_join_neighbours_with_equal_keys(counts: list[int], num_shards: int
     for owner in range(num_shards):
         pieces = cuts.pieces(owner)
         keys = [piece.parameter % num_keys for piece in pieces]
-        runs = join_runs(pieces, keys)
-        assert [piece for run in runs for piece in run.pieces] == pieces
-        for run in runs:
-            assert run.offset == run.pieces[0].offset
-            assert run.offset + run.count == run.pieces[-1].offset + run.pieces[-1].count
-            assert len({piece.parameter % num_keys for piece in run.pieces}) == 1
-        for run, following in itertools.pairwise(runs):
-            if run.bucket == following.bucket:
-                assert run.pieces[-1].parameter % num_keys != following.pieces[0].parameter % num_keys
+        segments = join_segments(pieces, keys)
+        assert [piece for segment in segments for piece in segment.pieces] == pieces
+        for segment in segments:
+            assert segment.offset == segment.pieces[0].offset
+            assert segment.offset + segment.count == segment.pieces[-1].offset + segment.pieces[-1].count
+            assert len({piece.parameter % num_keys for piece in segment.pieces}) == 1
+        for segment, following in itertools.pairwise(segments):
+            if segment.bucket == following.bucket:
+                assert segment.pieces[-1].parameter % num_keys != following.pieces[0].parameter % num_keys
 
 
 def test_one_rank_owns_everything() -> None:

@@ -15,9 +15,9 @@ from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist_zero.sharding.all_gather import ShardGather
-from unidist_zero.sharding.lanes import make_lane
 from unidist_zero.sharding.partition import partition
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+from unidist_zero.sharding.shard_groups import make_shard_group
 
 R = TypeVar("R")
 COUNTS = (5, 40, 0, 1, 17)
@@ -47,14 +47,14 @@ def exchange_over(
     shard: int | None = None,
     parameters: Sequence[ParameterInfo] = PARAMETERS,
 ) -> ReduceScatterExchange:
-    lane = make_lane(communicator, shard or communicator.size)
+    shard_group = make_shard_group(communicator, shard or communicator.size)
     layouts = plan_buckets(parameters, bucket_bytes=bucket_bytes)
     framework: Any = HostFramework()
     return ReduceScatterExchange(
         parameters,
-        partition(layouts, lane.shard.size, whole=whole),
+        partition(layouts, shard_group.communicator.size, whole=whole),
         framework=framework,
-        lanes={HOST: lane},
+        shard_groups={HOST: shard_group},
         everyone=communicator,
         keeps_buckets=keeps_buckets,
     )
@@ -75,7 +75,7 @@ def write(exchange: ReduceScatterExchange, index: int, values: np.ndarray[Any, n
 
 def pieces_of(exchange: ReduceScatterExchange) -> list[tuple[int, int, np.ndarray[Any, np.dtype[Any]]]]:
     """Return number, start and values of each piece of a parameter that this rank's shards hold."""
-    rank = exchange.lanes[HOST].shard.rank
+    rank = exchange.shard_groups[HOST].communicator.rank
     found = []
     for piece in exchange.partition.pieces(rank):
         start = piece.offset - exchange.partition.buckets[piece.bucket].begin(rank)
@@ -231,7 +231,7 @@ def test_the_bytes_are_those_of_the_formula() -> None:
         assert sum(scattered) == padded, "each rank gives every element once"
         recording.records.clear()
         memory = [exchange.allocate(cut.count, cut) for cut in exchange.partition.buckets]
-        ShardGather(exchange.partition, memory, exchange.lanes).all()
+        ShardGather(exchange.partition, memory, exchange.shard_groups).all()
         gathered = [record.nbytes for record in recording.records]
         assert sum(gathered) * communicator.size == padded, "each rank gives its shard"
 
@@ -243,7 +243,7 @@ def test_gathering_brings_every_shard_to_all(whole: bool) -> None:
     def main(communicator: Communicator) -> None:
         exchange = exchange_over(communicator, keeps_buckets=True, whole=whole)
         memory = [exchange.allocate(cut.count, cut) for cut in exchange.partition.buckets]
-        gather = ShardGather(exchange.partition, memory, exchange.lanes)
+        gather = ShardGather(exchange.partition, memory, exchange.shard_groups)
         for number in range(len(memory)):
             array(gather.own(number))[:] = communicator.rank + 1
         gather.all()

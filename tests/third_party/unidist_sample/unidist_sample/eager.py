@@ -7,8 +7,7 @@ less time, and each rank holds up to twice as many micro-batches.
 from __future__ import annotations
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.building import complete
-from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule, round_robin
+from unidist_pipeline.schedules import Action, ActionKind, PipelineSize, Schedule, complete, round_robin
 
 
 def eager(size: PipelineSize) -> Schedule:

@@ -14,11 +14,11 @@ import tensorflow as tf
 from keras import layers, ops
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_pipeline._keras.released import release
-from unidist_pipeline._keras.tracing.follow import programs_of
-from unidist_pipeline._keras.tracing.measured import measured_costs
+from unidist_pipeline._keras.released_variables import release
+from unidist_pipeline._keras.tracing.costs import measured_costs
 from unidist_pipeline._keras.tracing.program import Program
 from unidist_pipeline._keras.tracing.split import balanced_starts, corresponding, segments_of, starts_at
+from unidist_pipeline._keras.tracing.tracer import programs_of
 
 
 @pytest.fixture(autouse=True)

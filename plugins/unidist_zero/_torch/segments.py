@@ -1,0 +1,155 @@
+"""The tensors that an inner optimizer steps on: this rank's pieces, joined into flat segments."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from unidist_torch.gradients.parameters import shaped
+from unidist_torch.memory import is_dense
+from unidist_zero._torch.parameters.offload import StateMemory, host_copy
+from unidist_zero.sharding.partition import Piece, Segment, join_segments
+
+State = dict[str, Any]
+
+_PART = 1 << 20  # elements
+
+
+class SegmentTensor:
+    """One segment as a leaf that an optimizer can update.
+
+    Args:
+        span: the pieces, and where they are in the bucket.
+        group: number of the optimizer's parameter group.
+        flat: the segment's elements of the parameters, `(span.count,)`.
+        gradient: the segment's elements of the reduced gradients, likewise.
+        form: the parameter whose shape the leaf has, if the segment is one whole parameter; None: the leaf is flat.
+        master: the type in which a copy is updated, if that differs from the type of `flat`.
+        memory: where copies are kept; None: beside `flat`.
+        is_copied: step on a copy in `memory`, even one of the same type.
+
+    Attributes:
+        leaf: what the optimizer steps on.
+    """
+
+    def __init__(
+        self,
+        span: Segment,
+        group: int,
+        flat: torch.Tensor,
+        gradient: torch.Tensor,
+        *,
+        form: torch.Tensor | None = None,
+        master: torch.dtype | None = None,
+        memory: StateMemory | None = None,
+        is_copied: bool = False,
+    ) -> None:
+        self.span = span
+        self.group = group
+        self.flat = flat.detach()
+        self.gradient = gradient
+        self.form = form
+        self.master = master
+        self.is_copied = is_copied or master is not None
+        self._memory = memory
+        base = self._base = self._copy(master or flat.dtype) if self.is_copied else self.flat
+        self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The pieces of the segment."""
+        return self.span.pieces
+
+    def set_gradient(self, factor: float) -> None:
+        """Give the leaf its gradient.
+
+        Args:
+            factor: what the gradient is still to be multiplied by, when it is converted to the master's type.
+        """
+        gradient = self.gradient
+        if self._memory is not None and self._memory.is_away(gradient):
+            gradient = host_copy(gradient)
+        if self.master is not None:
+            gradient = gradient.to(self.master).mul_(factor)
+        elif factor != 1.0:
+            gradient = gradient * factor
+        self.leaf.grad = self._formed(gradient)
+
+    def write_back(self) -> None:
+        """Copy what the optimizer has made of a copy to the parameters, rounded."""
+        if self.is_copied:
+            # An accelerator need not be waited for: nobody writes to the copy before the next gradient has come here.
+            self._formed(self.flat).copy_(self.leaf.detach(), non_blocking=True)
+
+    def follow_parameters(self) -> None:
+        """Update the copy where somebody has written to the parameters: a checkpoint, `load_state_dict`."""
+        if not self.is_copied:
+            return
+        # In small parts: what is computed on the way takes memory too.
+        for kept, current in zip(torch.split(self._base, _PART), torch.split(self.flat, _PART), strict=True):
+            current = current.to(kept.device)
+            changed = kept.to(current.dtype) != current
+            if changed.any():
+                kept.copy_(torch.where(changed, current.to(kept.dtype), kept))
+
+    def is_slot(self, value: Any) -> bool:
+        """Say whether an entry of the optimizer's state has an element for each of the leaf's."""
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.leaf.shape
+
+    def flat_slot(self, value: torch.Tensor) -> torch.Tensor:
+        """Return such an entry in the order of the leaf's memory, `(span.count,)`, without a copy if possible."""
+        return value if self.form is None else _in_memory_order(value, self.form)
+
+    def split(self, keys: Sequence[Hashable], state: State) -> list[tuple[SegmentTensor, State]]:
+        """Return smaller segments, of neighbours with equal keys, each with its part of this one's state."""
+        assert self.form is None, "a segment that is one whole parameter has one piece"
+        made = []
+        for segment in join_segments(self.pieces, keys):
+            begin, end = segment.offset - self.span.offset, segment.offset - self.span.offset + segment.count
+            flat, gradient = self.flat[begin:end], self.gradient[begin:end]
+            part = SegmentTensor(
+                segment, self.group, flat, gradient, master=self.master, memory=self._memory, is_copied=self.is_copied
+            )
+            with torch.no_grad():
+                if self.is_copied:
+                    part.leaf.copy_(self.leaf[begin:end])
+            made.append((part, {name: self._part_of(value, begin, end) for name, value in state.items()}))
+        return made
+
+    def _copy(self, dtype: torch.dtype) -> torch.Tensor:
+        if self._memory is None:
+            return self.flat.to(dtype)
+        copied = self._memory.zeros_like(self.flat, dtype)
+        copied.copy_(self.flat)
+        return copied
+
+    def _part_of(self, value: Any, begin: int, end: int) -> Any:
+        if self.is_slot(value):
+            return value[begin:end].clone()  # a view would keep all of it
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    def _formed(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat if self.form is None else shaped(flat, self.form)
+
+
+def form_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the parameter's shape and memory order, without memory; row-major if there are gaps."""
+    if not is_dense(parameter):
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+
+
+def piece_in_memory_order(value: torch.Tensor, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a piece's elements of a tensor of the parameter's shape."""
+    return _in_memory_order(value, parameter)[piece.start : piece.start + piece.count]
+
+
+def _in_memory_order(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return all elements flat, in the memory order of `parameter`."""
+    if not is_dense(parameter):
+        return value.reshape(-1)
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda dim: (-strides[dim], dim))
+    return value.permute(order).reshape(-1)
