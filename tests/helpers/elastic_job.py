@@ -19,7 +19,8 @@ from typing import Any
 
 SCRIPT = """
 import array, os, sys, time
-from unidist import context, elastic
+from unidist import elastic
+from unidist.runtime import context
 from unidist.buffer import Buffer
 
 steps, pace = int(sys.argv[1]), float(sys.argv[2])
