@@ -1,4 +1,4 @@
-"""What the Horovod adapter registers. Imports neither Horovod nor a framework: specs only."""
+"""The plugin of the Horovod adapter: registers its engine. Imports neither Horovod nor a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MPI adapter registers. Imports neither mpi4py nor a framework: specs only."""
+"""The plugin of the MPI adapter: registers its engine. Imports neither mpi4py nor a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the TensorFlow adapter registers. Imports no tensorflow: specs only."""
+"""The plugin of the TensorFlow adapter: registers its framework. Imports no tensorflow."""
 
 from __future__ import annotations
 

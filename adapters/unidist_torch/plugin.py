@@ -1,4 +1,4 @@
-"""What the PyTorch adapter registers. Imports no torch: specs only."""
+"""The plugin of the PyTorch adapter: registers its engines and its framework. Imports no torch."""
 
 from __future__ import annotations
 

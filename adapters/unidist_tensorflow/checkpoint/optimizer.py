@@ -1,4 +1,4 @@
-"""What a Keras 3 optimizer keeps for its variables, as the state of a checkpoint."""
+"""The state of a Keras 3 optimizer in a checkpoint: the slots of its variables, counts and learning rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTS_OF_ALL = frozenset(("_variables", "_trainable_variables"))
 
 
 class OptimizerState(KeepsState):
-    """What an optimizer that every rank steps as a whole keeps for its variables.
+    """The state of an optimizer that every rank steps as a whole.
 
     Args:
         optimizer: of Keras 3, bound or not, perhaps a LossScaleOptimizer.

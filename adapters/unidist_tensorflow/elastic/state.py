@@ -98,7 +98,7 @@ class _Variables(Handler):
 
 
 def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
-    """Return a tensor's values in memory of their own: that of the commit before, where it fits."""
+    """Return a copy of a tensor's values, in the memory of the previous commit if it fits."""
     if tensor.dtype not in DTYPES:  # a table, say
         return np.array(tensor.numpy())
     values = array_of(tensor)

@@ -1,4 +1,4 @@
-"""What a forward pass of a Keras model computes, counted in TensorFlow's graph of it; nothing is computed."""
+"""The operations of a Keras model's forward pass, counted in TensorFlow's graph of it; nothing is computed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _blocks(model: Any) -> list[Any]:
 
 @contextmanager
 def _watched(layers: Sequence[Any]) -> Iterator[dict[int, list[tuple[int, int, int]]]]:
-    """Inside of the block calls of layers are noted: where their operations begin and end, and what they return."""
+    """Note calls of layers within the block: where their operations begin and end, and the size of the results."""
     calls: dict[int, list[tuple[int, int, int]]] = {id(layer): [] for layer in layers}
     plain = keras.Layer.__call__
 

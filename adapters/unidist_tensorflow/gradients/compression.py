@@ -1,4 +1,4 @@
-"""What a script may pass as `compression=`: names, unidist's compressors, and Horovod-style ones for single tensors."""
+"""The argument `compression=`: a name, a compressor of unidist, or one of single tensors in Horovod's style."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a step.
+    """The outcome of a step.
 
     Args:
         complete: the gradients are reduced; False inside a window of several passes, where nothing was sent, and where
@@ -92,7 +92,7 @@ class FusedExchange:
     def _follow(self) -> None:
         """In an elastic job, go on in the present generation of the world. Collective when that is another one.
 
-        Graphs that were traced before hold on to this object, so it stays, and what it exchanges over is made anew.
+        Graphs that were traced before hold on to this object, so it stays, and moves to the new communicator.
         """
         if not self.update.context.is_elastic or self.update.context is context.current():
             return
@@ -199,7 +199,7 @@ class FusedExchange:
         self.update.conclude([ReducedGradients(rows, copies=held)] if rows else [])
 
     def given(self, view: Array) -> Array:
-        """Return what a caller may have of an exchange's memory: a view, or a copy where it keeps results."""
+        """Return the caller's result from an exchange's memory: a view, or a copy if results are kept."""
         if not self._keeps_results:
             return view
         kept = empty_array(view.shape, view.dtype)
@@ -244,7 +244,7 @@ class FusedExchange:
         return self._slices
 
     def _take_part(self) -> None:
-        """Exchange on a rank that has joined, with nothing of its own but a window that `join` has cut short."""
+        """Exchange on a rank that has joined, without gradients but those of a window that `join` has cut short."""
         self._prepare({})
         result = self._complete(None)
         if self._step_on_joined is not None and result.complete:
@@ -269,7 +269,7 @@ def _copy(target: Array, source: Array) -> None:
 
 
 def nothing(info: ParameterInfo, *, sparse: bool) -> Array | Slices:
-    """Return what stands for a gradient that no rank has: no rows, or zeros."""
+    """Return a placeholder for a gradient that no rank has: no rows, or zeros."""
     dtype = NUMPY_DTYPES[info.dtype]
     if sparse:
         return Slices(np.empty((0, *info.shape[1:]), dtype), np.empty(0, np.int64))

@@ -85,7 +85,7 @@ class Binding:
         return made
 
     def register_local(self, variable: Any) -> None:
-        """Leave a variable out of the exchange; before the first update, alike on every rank."""
+        """Leave a variable out of the exchange; before the first update, the same ones on every rank."""
         if self._exchange is not None:
             raise UsageError("register_local_var() belongs before the first update: the exchange is set up already")
         self._local.add(self._key(variable))
@@ -361,7 +361,7 @@ class Binding:
         self._update.applied()
 
     def _step_on_joined(self, result: Result) -> None:
-        """Update this rank's share on a rank that has joined, with nothing of its own."""
+        """Update this rank's shard on a rank that has joined and has no gradients."""
         self._step_eagerly(self._variables, [None] * len(self._variables), result)
 
     # Graphs

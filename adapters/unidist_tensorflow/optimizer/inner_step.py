@@ -1,6 +1,6 @@
-"""What happens between the reduced gradients and the new variables: the inner step of a bound optimizer.
+"""The inner step of a bound optimizer: from the reduced gradients to the new variables.
 
-The usual one, `WholeStep`, gives the optimizer's own class every gradient as a whole. A strategy with the power
+The usual one, `WholeStep`, gives the optimizer's own class every gradient as a whole. A strategy with the capability
 `ShardsUpdates` brings another one.
 """
 

@@ -1,4 +1,4 @@
-"""Binds an update to a Keras optimizer: it stays the object it is, and its `apply` goes through unidist first."""
+"""Binds an update to a Keras optimizer: it stays the same object, and its `apply` goes through unidist first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unidist_tensorflow.optimizer.binding import Binding
 
 
 class BoundMixin:
-    """What every bound optimizer can do beyond its own class, of Keras 3 or tf_keras. Never instantiated."""
+    """Methods of every bound optimizer, of Keras 3 or tf_keras. Never instantiated by itself."""
 
     _unidist: Binding
     _unidist_plain: type[Any]
@@ -40,7 +40,7 @@ class BoundMixin:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **options: Any) -> Any:
-        """Return a plain optimizer: what binds this one to its job is in no configuration."""
+        """Return a plain optimizer: the binding to a job is in no configuration."""
         return cls._unidist_plain.from_config(config, **options)
 
 
@@ -59,7 +59,7 @@ def bound_class(plain: type[Any], mixin: type[BoundMixin]) -> type[Any]:
 
 
 class DistributedOptimizerMixin(BoundMixin):
-    """What a bound optimizer of Keras 3 can do beyond its own class. Never instantiated; see `bind`."""
+    """Methods that `bind` adds to an optimizer of Keras 3. Never instantiated by itself."""
 
     def build(self, var_list: Any) -> None:
         """Make the optimizer's own variables; Keras calls it before the first update."""
@@ -71,7 +71,7 @@ class DistributedOptimizerMixin(BoundMixin):
         self._unidist.inner.finalize(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save nothing where this rank has a share only: the file would be no optimizer's. Keras calls it."""
+        """Save nothing if this rank has a shard only: the file would be incomplete. Keras calls it."""
         if not self._unidist.inner.sharded:
             super().save_own_variables(store)  # type: ignore[misc]  # of an optimizer
             return
@@ -81,7 +81,7 @@ class DistributedOptimizerMixin(BoundMixin):
         )
 
     def load_own_variables(self, store: Any) -> None:
-        """Refuse where this rank has a share only. Keras calls it."""
+        """Refuse if this rank has a shard only. Keras calls it."""
         if self._unidist.inner.sharded and len(store.keys()):
             raise UsageError(
                 "the optimizer's state is shared over the ranks: a file with all of it cannot be loaded into it. Load "
@@ -90,7 +90,7 @@ class DistributedOptimizerMixin(BoundMixin):
         super().load_own_variables(store)  # type: ignore[misc]  # of an optimizer
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss as gradients are to be taken of it: `fit` calls it, and loops of one's own shall."""
+        """Return the loss to take gradients of: `fit` calls it, and custom training loops must."""
         loss = self._unidist.weighed(loss)
         scaled = self._unidist.scale_loss(loss)
         return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer

@@ -46,7 +46,7 @@ _exchanges: WeakKeyDictionary[context.Context, dict[_Key, FusedExchange]] = Weak
 
 
 class DistributedTapeMixin:
-    """What a distributed tape does beyond its own class. Never instantiated; see `DistributedGradientTape`."""
+    """Methods that `DistributedGradientTape` adds to a tape. Never instantiated by itself."""
 
     _reducer: _Reducer
 
@@ -85,7 +85,7 @@ class DistributedTapeMixin:
 
 
 class _Reducer:
-    """What a tape asks of its exchanges."""
+    """The exchanges of a tape."""
 
     def __init__(
         self, options: ExchangeOptions, groups: Sequence[Sequence[Any]] | None, *, average: bool, scale_local: bool

@@ -42,7 +42,7 @@ from unidist_tensorflow.training.step_runner import StepRunner
 def distribute(
     model: Any, optimizer: Any = None, strategy: StrategyLike = None, *, elastic: bool | Policy | None = None
 ) -> tuple[Any, Any]:
-    """Spread training over all ranks, for `model.fit` and for loops of one's own.
+    """Distribute training over all ranks, for `model.fit` and for custom training loops.
 
         model, optimizer = ud.distribute(model, keras.optimizers.Adam())
         model.compile(optimizer, loss="mse")
@@ -50,21 +50,21 @@ def distribute(
     Gives every rank rank 0's weights and optimizer state, and binds the optimizer: `apply` (`apply_gradients`, `fit`)
     first exchanges all gradients, then clips, unscales and updates. Collective, and so is every `apply`. A model that
     is not built yet gets rank 0's weights when it is: before its first step in `fit` and in `tf.function`, and in an
-    eager loop of one's own with the first `apply` (whose gradients come from the rank's own weights).
+    eager custom loop with the first `apply` (whose gradients come from the rank's own weights).
 
     The weights are what `model.weights` lists. The state of random generators and metrics stays each rank's own;
     `evaluate` returns this rank's metrics, and `MetricAverageCallback` averages them.
 
     Args:
-        model: of Keras 3, built alike on every rank or not at all.
+        model: of Keras 3, built in the same way on every rank, or not at all.
         optimizer: of Keras 3, not distributed; default: the one that the model was compiled with. For a model of the
             policy mixed_float16 it is put into a LossScaleOptimizer, as `compile` does.
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
-        elastic: what `fit` does in a job whose ranks come and go (`unidist launch --min-np`): True, or a
-            `ud.elastic.Policy`: each step is a transaction, and data of `ud.shard(dataset, batch_size=...)` is dealt
-            out anew, see docs/elastic.md; False: nothing; default: True where the data is such, and no
-            `ud.elastic.run` leads the training. In other jobs it changes nothing.
+        elastic: for jobs whose ranks join and leave (`unidist launch --min-np`). True, or a `ud.elastic.Policy`: each
+            step of `fit` is a transaction, and data of `ud.shard(dataset, batch_size=...)` is redistributed, see
+            docs/elastic.md. False: nothing. Default: True if the data is such, and no `ud.elastic.run` leads the
+            training. In other jobs it changes nothing.
 
     Returns:
         The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
@@ -139,7 +139,7 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
 
 
 def _make_equal(model: Any, binding: Binding) -> None:
-    """Give all ranks the same values of what there is, now; of what is made later, when it is there. Collective."""
+    """Give all ranks the same values of existing variables now, and of later ones when they are made. Collective."""
 
     def variables() -> list[Any]:
         return binding.inner.equal_everywhere(model)
@@ -282,8 +282,8 @@ def built_alike(model: Any, optimizer: Any, inputs: Any) -> None:
 def _is_built(model: Any) -> bool:
     """Say whether the model has all its variables.
 
-    Keras' own `build`, of a class that has none, says that it is built where the model has a weight of its own, and
-    leaves its layers as they are.
+    Keras' default `build` says that a model with a weight outside of its layers is built, and leaves its layers as
+    they are.
     """
     return model.built and all(layer.built for layer in model._flatten_layers())
 

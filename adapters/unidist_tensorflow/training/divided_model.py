@@ -1,4 +1,4 @@
-"""What goes before and after the division of a Keras model over ranks: equal values first, then a fitting optimizer."""
+"""Steps around the division of a Keras model over ranks: equal values before, the check of the optimizer after."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`model.fit` in an elastic job, by a flag: each call of Keras' train function is a transaction.
 
-A step that lost a peer is taken again, by the ranks that there are then, before Keras hears of it; so its loop, its
-progress bar and the callbacks go on as if nothing had happened. A rank that comes later runs the same `fit`: for what
-the others have done before, its steps do nothing.
+A step that lost a peer is taken again, by the remaining ranks, before Keras hears of it; so its loop, its progress bar
+and the callbacks go on as if nothing had happened. A rank that joins later runs the same `fit`: its steps do nothing
+for what the others have done before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ElasticFit:
         optimizer: bound.
         plan: of the run.
         choice: the user's, see `distribute`.
-        prepare: builds the model for a batch of inputs, on all ranks alike.
+        prepare: builds the model for a batch of inputs. Collective.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class ElasticFit:
         """Train as `keras.Model.fit` does, with the same arguments; see docs/elastic.md.
 
         Raises:
-            UsageError: the data cannot be dealt out anew, or is not that of the calls before.
-            SystemExit, StalledError, StateLostError: see `elastic_run.Generations.go_on`.
+            UsageError: the data cannot be redistributed, or is not that of the calls before.
+            SystemExit, StalledError, StateLostError: see `unidist.elastic.generations.Generations.go_on`.
         """
         given = inspect.signature(self._plain_fit).bind(*args, **options)
         given.apply_defaults()
@@ -257,9 +257,9 @@ class _Calls:
 
 
 class _LostAtBeginningError(Exception):
-    """A peer was lost in the first step of an epoch; the ranks have met anew.
+    """A peer was lost in the first step of an epoch; the ranks have formed a new world.
 
-    Another one may have been lost while the callbacks exchanged at the end of the epoch before: so all go back there.
+    Another one may have been lost in an exchange of callbacks at the end of the epoch before: so all go back there.
     """
 
 
@@ -294,7 +294,7 @@ class FitState(TensorFlowKerasState):
 
 
 class _MetricsHandler(Handler):
-    """What this rank's metrics have seen of the epoch: what was in a lost step does not count."""
+    """This rank's metrics of the epoch, without the samples of a lost step."""
 
     def save(self) -> None:
         self._saved = [(variable, variable.numpy()) for variable in self.value.metrics_variables]

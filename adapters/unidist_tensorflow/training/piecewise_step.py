@@ -1,7 +1,7 @@
 """A Keras train step on this rank's share of a global batch, in micro-batches; the mean is over all ranks' samples.
 
-How many micro-batches there are is known when the graph runs, so it is a loop in the graph, and ranks that come and go
-do not make TensorFlow trace anything anew.
+The number of micro-batches is known when the graph runs: it is a loop in the graph, and ranks that join or leave do not
+make TensorFlow trace it again.
 """
 
 from __future__ import annotations

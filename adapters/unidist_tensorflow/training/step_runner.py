@@ -1,4 +1,4 @@
-"""Who runs the passes of a training step: the interface, and the usual one, whole in a `tf.function`."""
+"""Runners of the passes of a training step: the interface, and the usual one, a `tf.function` of the whole step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LossFunction = Callable[[Any, Any], Any]
 
 
 class StepRunner(ABC):
-    """Trains a model on this rank's batches. Every rank calls its methods alike.
+    """Trains a model on this rank's batches. Its methods are collective.
 
     A strategy with the capability `RunsSteps` brings one: its `step_runner` returns a function that takes
 
@@ -43,7 +43,7 @@ class StepRunner(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """Return the loss of this rank's batch as in inference, without gradients; equal as that of `run`."""
+        """Return the loss of this rank's batch as in inference, without gradients; equal on ranks as `run`'s is."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:

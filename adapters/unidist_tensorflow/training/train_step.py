@@ -22,11 +22,11 @@ class TrainStep:
         for x, y in ud.shard(dataset, batch_size=32):
             loss = step(x, y)
 
-    For loops of one's own; `model.fit` needs `distribute` only. Gives all ranks rank 0's weights. Collective, and so is
-    every call of its methods. The step is compiled as a `tf.function`.
+    For custom training loops; `model.fit` needs `distribute` only. Gives all ranks rank 0's weights. Collective, and so
+    is every call of its methods. The step is compiled as a `tf.function`.
 
     Args:
-        model: of Keras 3, built alike on every rank, or not at all where no strategy divides it.
+        model: of Keras 3, built in the same way on every rank, or not at all if no strategy divides it.
         optimizer: of Keras 3, not distributed.
         loss_fn: takes targets and outputs, as Keras' losses do; the mean of what it returns is the loss, to which those
             that layers add (regularisation) are added.

@@ -41,7 +41,7 @@ def from_distributed_checkpoint(folder: Path) -> dict[str, MemoryState]:
     """Read the tensors of a DCP folder; see `Import`. Torch's own planner puts the pieces of all ranks together.
 
     Tensors under "model." become the section "model"; if there are none, all of them do. What is no tensor, and the
-    optimizer's state, is left out: DCP leaves its form to whoever saves.
+    optimizer's state, is left out: DCP leaves its form to the script that saves.
     """
     try:
         metadata = FileSystemReader(folder).read_metadata()

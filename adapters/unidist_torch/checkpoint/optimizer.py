@@ -1,4 +1,4 @@
-"""What a torch optimizer keeps for its parameters, as the state of a checkpoint."""
+"""The state of a torch optimizer in a checkpoint: the slots of its parameters, counts and options."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 
 MASTER = "master"
-"""The slot by which a strategy that shares updates saves its copy of a 16-bit parameter in a wider type."""
+"""The slot by which a strategy that shards updates saves its copy of a 16-bit parameter in a wider type."""
 
 
 class OptimizerState(KeepsState):
-    """What an optimizer that every rank steps as a whole keeps for its parameters.
+    """The state of an optimizer that every rank steps as a whole.
 
     Args:
         optimizer: bound or not.
@@ -203,7 +203,7 @@ def parameter_placements(
 
 
 def speech_of(optimizer: torch.optim.Optimizer) -> Speech:
-    """Return how an optimizer, bound or not, names its state."""
+    """Return the names that an optimizer, bound or not, gives to its state."""
     kind = type(optimizer)
     return Speech.of(TORCH, kind.__mro__[2] if hasattr(optimizer, "_unidist") else kind)
 

@@ -26,7 +26,7 @@ __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Deals the samples of an epoch out to the ranks, and after a change of ranks those that are left.
+    """Divides the samples of an epoch over the ranks, and the remaining ones again after a change of ranks.
 
     Put it into the `TorchState`, call `record_batch` after every batch, and `set_epoch` at the end of an epoch.
     Shares are of equal length: the first samples are repeated where they do not divide.
@@ -56,16 +56,16 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """Return where in which epoch training stands."""
+        """Return the epoch, and the number of samples that it has processed."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go to where a `state_dict` says."""
+        """Continue where a `state_dict` was taken."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal the samples that are left out to the ranks that there are now."""
+        """Divide the remaining samples over the present ranks."""
         topology = context.current().topology
         self.num_replicas, self.rank = topology.world_size, topology.rank
         count = len(self.dataset)
@@ -99,7 +99,7 @@ class _OptimizerHandler(_ModuleHandler):
 
 
 class _SharedModuleHandler(SharedHandler):
-    """A model whose parameters are shared out over the ranks; buffers are whole on each."""
+    """A model whose parameters are sharded over the ranks; buffers are whole on each."""
 
     def __init__(self, value: torch.nn.Module) -> None:
         super().__init__(value, self._sections, TorchStates.framework.convert)
@@ -115,7 +115,7 @@ class _SharedModuleHandler(SharedHandler):
 
 
 class _SharedOptimizerHandler(SharedHandler):
-    """An optimizer of whose state each rank has a share."""
+    """An optimizer whose state is sharded over the ranks."""
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
         super().__init__(value, self._sections, TorchStates.framework.convert)
@@ -126,10 +126,10 @@ class _SharedOptimizerHandler(SharedHandler):
 
 
 def shares_parameters(model: torch.nn.Module) -> bool:
-    """Say whether each rank keeps a share only of a model's parameters, which all gather when it computes.
+    """Say whether a model's parameters are sharded over the ranks, which gather them to compute.
 
     Raises:
-        UsageError: it does of a part of them.
+        UsageError: some of them are.
     """
     for path, module in model.named_modules():
         if kept_state(module) is not None:
@@ -151,7 +151,7 @@ class _SamplerHandler(_ModuleHandler):
 
 
 def _handler_for(value: Any) -> Handler | None:
-    """Return what keeps a value; None for a plain object."""
+    """Return the handler of a value; None for a plain object."""
     if isinstance(value, torch.nn.Module):
         return _SharedModuleHandler(value) if shares_parameters(value) else _ModuleHandler(value)
     if isinstance(value, torch.optim.Optimizer):
@@ -194,7 +194,7 @@ class TorchState(ObjectState):
         return parts_of(TorchStates(), models, optimizers, others, self._plain_sections())
 
     def reset(self) -> None:
-        """Deal the samples out to the new ranks."""
+        """Divide the samples over the new ranks."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

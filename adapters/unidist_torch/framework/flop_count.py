@@ -1,4 +1,4 @@
-"""What a forward pass of a model computes, counted operation by operation; also on the `meta` device."""
+"""The operations of a model's forward pass, counted one by one; also on the `meta` device."""
 
 from __future__ import annotations
 

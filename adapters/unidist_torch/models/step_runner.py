@@ -1,4 +1,4 @@
-"""Who runs the forward and backward passes of a step: the interface, and the usual one, which runs them whole."""
+"""Runners of the forward and backward passes of a step: the interface, and the usual one, which runs them whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class StepRunner(ABC):
-    """Runs a model forward and backward on this rank's batch. Every rank calls its methods alike.
+    """Runs a model forward and backward on this rank's batch. Its methods are collective.
 
     A strategy with the capability `RunsSteps` brings one: its `step_runner` returns a function that takes
 
@@ -40,7 +40,7 @@ class StepRunner(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Return the loss of this rank's batch in evaluation mode, without gradients; equal as that of `run`."""
+        """Return the loss of this rank's batch in evaluation mode, without gradients; equal on ranks as `run`'s is."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
@@ -48,7 +48,7 @@ class StepRunner(ABC):
 
 
 class PartOfOutputs:
-    """What a part of a model returns to a runner that runs the model in parts: values for the next part.
+    """The result of one part of a model, for a runner that runs the model in parts: values for the next part.
 
     They are not the model's outputs, so a strategy that changes outputs (precision) passes them on as they are.
 
@@ -118,7 +118,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 class evaluating:  # noqa: N801 - used as a function
-    """Inside of the block a model is in evaluation mode and nothing is recorded; its modules are as before after it."""
+    """Keeps models in evaluation mode, without recording gradients, within a block; restores their modes after it."""
 
     def __init__(self, *models: torch.nn.Module) -> None:
         self._modules = [module for model in models for module in model.modules()]

@@ -243,7 +243,7 @@ class Binding:
         return loss
 
     def _mean_loss(self, loss: Any) -> Any:
-        """Average the loss over the ranks: an optimizer that looks at it must decide alike everywhere."""
+        """Average the loss over the ranks: an optimizer that looks at it must decide the same everywhere."""
         value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1).cpu()
         self._announcing.loss()
         self._average(value)

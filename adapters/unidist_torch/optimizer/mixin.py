@@ -1,4 +1,4 @@
-"""Binds an update to a torch optimizer: the optimizer stays what it is, its `step` goes through unidist.
+"""Binds an update to a torch optimizer: the optimizer stays the same object, its `step` goes through unidist.
 
 The optimizer object keeps its identity, state and class for isinstance; its class is replaced by a subclass
 whose `step` and `zero_grad` ask the binding first.
@@ -22,7 +22,7 @@ warnings.filterwarnings("ignore", message="GradScaler is going to stop passing i
 
 
 class DistributedOptimizerMixin:
-    """What a bound optimizer can do beyond its own class. Never instantiated; see `bind`."""
+    """Methods that `bind` adds to an optimizer. Never instantiated by itself."""
 
     _unidist: Binding
     _step_supports_amp_scaling = True
@@ -47,7 +47,7 @@ class DistributedOptimizerMixin:
     def synchronize(self) -> None:
         """Complete the exchange: afterwards every `p.grad` holds the reduced gradient (to clip it, say).
 
-        Inside a window of accumulate=N it does nothing. Every rank calls it alike.
+        Inside a window of accumulate=N it does nothing. Collective.
         """
         self._unidist.synchronize()
 
@@ -76,7 +76,7 @@ class DistributedOptimizerMixin:
         return self._unidist.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Let an update take `passes` backward passes from now on. Between two updates, on every rank alike.
+        """Let an update take `passes` backward passes from now on. Between two updates, the same on every rank.
 
         Raises:
             UsageError: there are gradients that were not applied, or `--strategy accumulate` counts the passes.
@@ -92,19 +92,19 @@ class DistributedOptimizerMixin:
     def state_dict(self) -> dict[str, Any]:
         """Return state and options as torch does: of all parameters, on every rank.
 
-        Where a strategy shares the state over the ranks (`zero`), it is gathered from them from the first update on:
-        then every rank calls it alike.
+        If a strategy shards the state over the ranks (`zero`), it is gathered from the first update on: the call is
+        then collective.
         """
         state = self._unidist.state_dict()
         return super().state_dict() if state is None else state  # type: ignore[misc]  # of the torch optimizer
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as torch does; their gradients are exchanged from the next update on. All ranks alike."""
+        """Add parameters, as torch does; they are exchanged from the next update on. The same on every rank."""
         super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.gradients.changed = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy as the plain optimizer: what binds it to this process stays here."""
+        """Pickle and copy as the plain optimizer: its binding to this process stays here."""
         plain = type(self).__mro__[2]
         return plain.__new__, (plain,), self.__getstate__()
 

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 class AdasumOptimizerMixin:
-    """What an Adasum optimizer can do beyond its own class. Never instantiated; see `bind_adasum`."""
+    """Methods that `bind_adasum` adds to an optimizer. Never instantiated by itself."""
 
     _unidist: AdasumBinding
     _step_supports_amp_scaling = True
@@ -65,7 +65,7 @@ class AdasumOptimizerMixin:
         super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy as the plain optimizer: what binds it to this process stays here."""
+        """Pickle and copy as the plain optimizer: its binding to this process stays here."""
         plain = type(self).__mro__[2]
         return plain.__new__, (plain,), self.__getstate__()
 

@@ -30,14 +30,14 @@ from unidist_torch.training.divided_model import follow_model, prepare_to_divide
 def distribute(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike = None
 ) -> tuple[torch.nn.Module, Any]:
-    """Spread training over all ranks; the script keeps its loop, its model and its optimizer.
+    """Distribute training over all ranks; the script keeps its loop, its model and its optimizer.
 
     Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
     exchanged while `backward` runs, and when it returns every `p.grad` holds the average over the ranks, ready to be
     clipped. Collective, and so is every backward pass that completes an update. Broadcasts nothing later.
 
     Args:
-        model: built alike on every rank.
+        model: built in the same way on every rank.
         optimizer: over the model's parameters.
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.

@@ -1,4 +1,4 @@
-"""What goes before and after the division of a model over ranks: equal values first, then the optimizer follows.
+"""Steps around the division of a model over ranks: equal values before, adapting the optimizer after.
 
 A strategy cuts parameters in place (the object stays, its `data` is a part), or leaves whole ones to other ranks. The
 optimizer was made for all of them: here it forgets what is elsewhere, and its state is cut like the parameters.

@@ -34,16 +34,16 @@ class TrainStep:
     of its methods.
 
     Args:
-        model: built alike on every rank, whole.
+        model: built in the same way on every rank, whole.
         optimizer: over the model's parameters. With strategies that divide the model it is over this rank's part of
             them afterwards.
         loss_fn: takes what the model returns and the targets, and returns the mean loss over the samples, a scalar.
         strategy: a strategy line ("pipeline=2,zero=1"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
-        elastic: what a job does whose ranks come and go (`unidist launch --min-np`): True, or a `ud.elastic.Policy`:
-            each call is a transaction, and the loader of `ud.shard` that the batches come from deals them out anew,
-            see docs/elastic.md; False: nothing; default: True where the batches come from such a loader and no
-            `ud.elastic.run` leads the training. In other jobs True deals the samples out in the same way.
+        elastic: for jobs whose ranks join and leave (`unidist launch --min-np`). True, or a `ud.elastic.Policy`: each
+            call is a transaction, and the loader of `ud.shard` redistributes the samples, see docs/elastic.md. False:
+            nothing. Default: True if the batches come from such a loader and no `ud.elastic.run` leads the training. In
+            other jobs True divides the samples in the same way.
 
     Attributes:
         model: as this rank holds it.
