@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.elastic.batches import Deal, Position, SampleOrder
 from unidist.elastic.step_training import DealsAnew, Progress
@@ -56,12 +57,13 @@ class DealtData(DealsAnew):
         self.dataset = tf.data.Dataset.range(1).flat_map(self._epoch)
         setattr(self.dataset, _FEED, self)
 
+    @override
     def follow(self, progress: Callable[[], Progress]) -> None:
-        """See `DealsAnew.follow`."""
         self._progress = progress
 
+    @override
     def take(self) -> Deal | None:
-        """See `DealsAnew.take`; several deals are one of all their samples."""
+        """Return the next deals, joined to one of all their samples."""
         assert self._progress is not None, "somebody trains on it"
         now, place = self._progress(), context.current().topology
         state = (now.position, now.global_batch, place.rank, place.world_size)

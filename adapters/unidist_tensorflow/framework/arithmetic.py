@@ -14,14 +14,14 @@ _CHUNK = 2**16
 
 
 def norm(buffer: Buffer, order: float) -> float:
-    """See `Framework.norm`."""
+    """Return the norm of this order of a buffer, see `Framework.norm`."""
     array = array_of_buffer(buffer)
     parts = np.array([_norm(array[start : start + _CHUNK], order) for start in range(0, array.size, _CHUNK)])
     return _norm(parts, order)
 
 
 def clamp(buffer: Buffer, limit: float) -> None:
-    """See `Framework.clamp`."""
+    """Clamp a buffer in place to [-limit, limit], see `Framework.clamp`."""
     array = array_of_buffer(buffer)
     with np.errstate(over="ignore"):
         bound = array.dtype.type(limit)  # infinite where the type does not reach so far

@@ -44,37 +44,37 @@ class _OpError:
 
 
 class MismatchOpError(_OpError, MismatchError, tf.errors.FailedPreconditionError):
-    """See `MismatchError`."""
+    """A mismatch of the ranks' operations, as FailedPreconditionError."""
 
     tensorflow_code = tf.errors.FAILED_PRECONDITION
 
 
 class NotInitializedOpError(_OpError, NotInitializedError, tf.errors.FailedPreconditionError):
-    """See `NotInitializedError`."""
+    """A call before `init()`, as FailedPreconditionError."""
 
     tensorflow_code = tf.errors.FAILED_PRECONDITION
 
 
 class DuplicateNameOpError(_OpError, DuplicateNameError, tf.errors.InvalidArgumentError):
-    """See `DuplicateNameError`."""
+    """A name that is in use, as InvalidArgumentError."""
 
     tensorflow_code = tf.errors.INVALID_ARGUMENT
 
 
 class UsageOpError(_OpError, UsageError, tf.errors.InvalidArgumentError):
-    """See `UsageError`."""
+    """A wrong call, as InvalidArgumentError."""
 
     tensorflow_code = tf.errors.INVALID_ARGUMENT
 
 
 class StalledOpError(_OpError, StalledError, tf.errors.UnknownError):
-    """See `StalledError`."""
+    """A wait that took too long, as UnknownError."""
 
     tensorflow_code = tf.errors.UNKNOWN
 
 
 class PeerLostOpError(_OpError, PeerLostError, tf.errors.UnknownError):
-    """See `PeerLostError`."""
+    """The loss of a peer, as UnknownError."""
 
     tensorflow_code = tf.errors.UNKNOWN
 

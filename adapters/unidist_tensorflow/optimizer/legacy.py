@@ -74,7 +74,7 @@ class LegacyBinding(Binding):
         super().__init__(optimizer, self._apply_plainly, update)  # type: ignore[arg-type]  # has what it needs
 
     def apply_pairs(self, pairs: Sequence[tuple[Any, Any]], name: str | None) -> None:
-        """See `LegacyOptimizerMixin.apply_gradients`."""
+        """Exchange and apply gradients, given as pairs of gradient and variable."""
         self._apply_plainly.name = name
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
+from typing_extensions import override
 
 from unidist.elastic.batches import Deal, Position
 from unidist.elastic.step_training import DealsAnew, Progress
@@ -47,13 +48,13 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             self.dataset, batch_sampler=_Batches(self), **shared
         )
 
+    @override
     def follow(self, progress: Callable[[], Progress]) -> None:
-        """See `DealsAnew.follow`."""
         self._progress = progress
         self._iterations = 1  # this one is the first
 
+    @override
     def take(self) -> Deal | None:
-        """See `DealsAnew.take`."""
         deal, self._deal = self._deal, None
         return None if deal is None else deal()
 

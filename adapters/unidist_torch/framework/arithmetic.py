@@ -17,7 +17,7 @@ millions of elements in float32 is wrong in the fourth digit, and one in float64
 
 
 def norm(buffer: Buffer, order: float) -> float:
-    """See `Framework.norm`."""
+    """Return the norm of this order of a buffer, see `Framework.norm`."""
     tensor = tensor_of(buffer)
     if math.isinf(order):
         return _largest(tensor)
@@ -29,7 +29,7 @@ def norm(buffer: Buffer, order: float) -> float:
 
 
 def clamp(buffer: Buffer, limit: float) -> None:
-    """See `Framework.clamp`."""
+    """Clamp a buffer in place to [-limit, limit], see `Framework.clamp`."""
     tensor = tensor_of(buffer)
     if limit < torch.finfo(tensor.dtype).max:
         tensor.clamp_(-limit, limit)
