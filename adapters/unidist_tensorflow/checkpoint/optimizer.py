@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
@@ -48,16 +49,17 @@ class OptimizerState(KeepsState):
     def _inner(self) -> Any:
         return getattr(self._optimizer, "inner_optimizer", self._optimizer)
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`: nothing before the optimizer is built."""
+        """Return the slots; none before the optimizer is built."""
         found = []
         for _, placement, slot, value in self._slots():
             info, part = self._info(placement, slot, value)
             found.append(piece_of(info, part, value))
         return found
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         config = {key: value for key, value in self._inner.get_config().items() if _is_plain(value)}
         options = {**config, _OPTIONS: float(self._inner.learning_rate)}
         options["others"] = {name: float(each) for name, each in self._others().items()}
@@ -69,12 +71,12 @@ class OptimizerState(KeepsState):
                 record.scalars[path] = {STEP: float(self._inner.iterations)}
         return record.values()
 
+    @override
     def names(self) -> Collection[str]:
-        """See `KeepsState.names`."""
         return [self._placement(variable).name for variable in self._variables()]
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         placements = [self._placement(variable) for variable in self._variables()]
         record = OptimizerRecord.check(
             section, self._speech, {placement.name: placement for placement in placements}, strict=strict
@@ -86,8 +88,9 @@ class OptimizerState(KeepsState):
                     slot = name.removeprefix(slot_name(placement.name, ""))
                     self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`; an optimizer that is not built is built where there is state for it."""
+        """Load, and build the optimizer first if there is state for it."""
         record = OptimizerRecord.of(section.values)
         if not self._inner.built:
             if not section.tensors and not record.steps:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
@@ -22,36 +23,37 @@ from unidist_tensorflow.memory import dtype_of
 
 
 class KerasStates(StatesOf):
-    """See `StatesOf`."""
+    """The states of Keras models, optimizers and random generators."""
 
     framework = TensorFlowFramework()
 
+    @override
     def model(self, model: Any) -> KeepsState:
-        """See `StatesOf.model`."""
         return ModelState(model)
 
+    @override
     def optimizer(self, optimizer: Any, models: Mapping[str, Any]) -> KeepsState:
-        """See `StatesOf.optimizer`."""
         if not models:
             raise UsageError("the paths of an optimizer's variables are those of its model: give the model too")
         bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
         state: KeepsState | None = None if bound is None else bound.inner.kept_state(models)
         return OptimizerState(optimizer, models) if state is None else state
 
+    @override
     def random(self, rank: int, models: Mapping[str, Any]) -> KeepsState:
-        """See `StatesOf.random`."""
         return KerasRandom(rank, models)
 
+    @override
     def piece(self, name: str, tensor: Any) -> Piece:
-        """See `StatesOf.piece`."""
         return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
 
+    @override
     def update(self, optimizer: Any) -> Update | None:
-        """See `StatesOf.update`."""
         return getattr(getattr(optimizer, "__dict__", {}).get(CARRIED), "_update", None)
 
+    @override
     def settle(self, optimizer: Any) -> None:
-        """See `StatesOf.settle`: an optimizer of which each rank keeps a share is built, so that it can be loaded."""
+        """Build an optimizer whose state is sharded, so that it can be loaded."""
         bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
         if bound is not None:
             bound.build_to_load()
@@ -77,20 +79,20 @@ class ModelState(KeepsState):
             placement = placements.placement(path, tuple(variable.shape), dtype)
             self._places.append((placement.tensor(dtype), placement.part(), variable))
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         return [piece_of(info, part, variable) for info, part, variable in self._places]
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return {}
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         section.match([info for info, _, _ in self._places], strict=strict)
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         for info, part, variable in self._places:
             if info.name in section.tensors:
                 read_into(section, info.name, part, variable)
@@ -116,8 +118,8 @@ class KerasRandom(RandomState):
                 self._variables[f"keras.seed.{prefix}.{number}"] = variable
         self._variables["tensorflow"] = tf.random.get_global_generator().state
 
+    @override
     def tensors(self) -> Sequence[Piece]:
-        """See `RandomState.tensors`."""
         return [
             piece_of(
                 TensorInfo(self.name(name), tuple(each.shape), dtype_of(each)), Part.whole(tuple(each.shape)), each
@@ -125,8 +127,8 @@ class KerasRandom(RandomState):
             for name, each in self._variables.items()
         ]
 
+    @override
     def set_tensor(self, generator: str, section: SavedSection, name: str) -> None:
-        """See `RandomState.set_tensor`."""
         if generator in self._variables:
             variable = self._variables[generator]
             read_into(section, name, Part.whole(tuple(variable.shape)), variable)

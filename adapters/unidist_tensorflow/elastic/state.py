@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
@@ -178,8 +179,8 @@ class TensorFlowKerasState(ObjectState):
         own = [] if self.optimizer is None else self.optimizer.variables
         return [*self.model.variables, *(own() if callable(own) else own)]
 
+    @override
     def durable_parts(self) -> DurableParts:
-        """See `State.durable_parts`."""
         states = KerasStates()
         if self.optimizer is not None:
             states.settle(self.optimizer)

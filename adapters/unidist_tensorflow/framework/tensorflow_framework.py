@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist.algorithms import reduce_into
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 
 
 class TensorFlowFramework(Framework, SizesModels, CountsOperations):
-    """See `unidist.framework.Framework`. tensorflow is imported when a tensor is first handled."""
+    """TensorFlow and Keras for the core. tensorflow is imported when a tensor is first handled."""
 
     name = "tensorflow"
 
+    @override
     def is_tensor(self, value: object) -> bool:
-        """See `Framework.is_tensor`. Variables, TensorFlow's and Keras', count as tensors."""
+        """Say whether it is a tensor; variables of TensorFlow and Keras count as such."""
         tensorflow, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
         if tensorflow is None:
             return False
@@ -37,27 +40,29 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
             keras is not None and isinstance(value, keras.Variable)
         )
 
+    @override
     def is_model(self, value: object) -> bool:
-        """See `Framework.is_model`."""
         tensorflow, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
         if keras is not None and isinstance(value, keras.Model):
             return True
         return tensorflow is not None and isinstance(value, tensorflow.Module) and not self.is_tensor(value)
 
+    @override
     def buffer(self, tensor: tf.Tensor) -> Buffer:
-        """See `Framework.buffer`. Tensors are immutable: the buffer may be read from only."""
+        """Return the memory of a tensor. Tensors are immutable: the buffer may only be read."""
         from unidist_tensorflow.memory import buffer_of
 
         return buffer_of(tensor)
 
+    @override
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> tf.Tensor:
-        """See `Framework.tensor`. There is a copy where the memory is not at TensorFlow's alignment, of 64 bytes."""
+        """Return a tensor over the memory, or a copy if that is not at TensorFlow's alignment of 64 bytes."""
         from unidist_tensorflow.memory import array_of_buffer, tensor_of_array
 
         return tensor_of_array(array_of_buffer(buffer, shape))
 
+    @override
     def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        """See `Framework.allocate`."""
         if memory != HOST:
             raise UsageError(f"TensorFlow gives no memory of kind {memory!r} that could be written to; choices: {HOST}")
         from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, empty_array
@@ -66,58 +71,61 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
         self.zero(buffer)
         return buffer
 
+    @override
     def zero(self, buffer: Buffer) -> None:
-        """See `Framework.zero`."""
         ctypes.memset(buffer.address, 0, buffer.nbytes)
 
+    @override
     def multiply(self, buffer: Buffer, factor: float) -> None:
-        """See `Framework.multiply`."""
         from unidist_tensorflow.memory import array_of_buffer
 
         array = array_of_buffer(buffer)
         array *= array.dtype.type(factor)
 
+    @override
     def add(self, source: Buffer, target: Buffer) -> None:
-        """See `Framework.add`."""
         reduce_into(target, source, ReduceOp.SUM)
 
+    @override
     def convert(self, source: Buffer, target: Buffer) -> None:
-        """See `Framework.convert`."""
         from unidist_tensorflow.memory import array_of_buffer
 
         array_of_buffer(target)[:] = array_of_buffer(source)
 
+    @override
     def norm(self, buffer: Buffer, order: float) -> float:
-        """See `Framework.norm`."""
         from unidist_tensorflow.framework.arithmetic import norm
 
         return norm(buffer, order)
 
+    @override
     def clamp(self, buffer: Buffer, limit: float) -> None:
-        """See `Framework.clamp`."""
         from unidist_tensorflow.framework.arithmetic import clamp
 
         clamp(buffer, limit)
 
+    @override
     def dtype(self, tensor: tf.Tensor) -> DType:
-        """See `Framework.dtype`."""
         from unidist_tensorflow.memory import dtype_of
 
         return dtype_of(tensor)
 
+    @override
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """See `Framework.parameters`. Those that are not trainable belong to `model_state` only, as Keras sees it."""
+        """Return the trainable variables; Keras counts the others as state only."""
         return _by_path(model.trainable_variables)
 
+    @override
     def model_state(self, model: Any) -> Mapping[str, Any]:
-        """See `Framework.model_state`."""
         return _by_path(model.variables)
 
+    @override
     def without_memory(self) -> None:
-        """See `SizesModels.without_memory`. TensorFlow's variables have memory as soon as there are any."""
+        """Return None: TensorFlow's variables have memory as soon as they are made."""
 
+    @override
     def parameter_figures(self, model: Any) -> Mapping[str, ParameterFigures]:
-        """See `SizesModels.parameter_figures`. What is not trainable, statistics included, counts as frozen."""
+        """Return sizes by path; variables that are not trainable, statistics included, count as frozen."""
         if getattr(model, "built", True) is False:
             raise UsageError("the model is not built yet: give it an Input, or call it once, then return it")
         trained = {id(variable) for variable in model.trainable_variables}
@@ -126,11 +134,12 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
             for path, item in _by_path(model.variables).items()
         }
 
+    @override
     def activations(self, model: Any, inputs: Sequence[Any]) -> None:
-        """See `SizesModels.activations`. TensorFlow does not show what its tape keeps."""
+        """Return None: TensorFlow does not show what its tape saves."""
 
+    @override
     def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:
-        """See `CountsOperations.count`."""
         from unidist_tensorflow.framework.flop_count import count
 
         return count(model, inputs)

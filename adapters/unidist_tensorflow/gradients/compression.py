@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.builtin.half import BFloat16, Float16
@@ -47,12 +48,12 @@ def compressor_of(compression: Any, registry: Registry[CompressorSpec]) -> Gradi
 class EagerTensors(TensorAccess):
     """A compressor's two functions are given eager tensors, in graphs too: the exchange is a Python function there."""
 
+    @override
     def view(self, memory: Buffer, shape: Sequence[int]) -> Array:
-        """See `TensorAccess.view`."""
         return array_of_buffer(memory, shape)
 
+    @override
     def compress(self, compressor: Any, gradient: Array) -> tuple[Array, Buffer, Any]:
-        """See `TensorAccess.compress`."""
         with tf.device("CPU:0"):
             compressed, ctx = compressor.compress(tf.constant(gradient))  # a copy: tensors do not change
             compressed = tf.convert_to_tensor(compressed)
@@ -62,8 +63,8 @@ class EagerTensors(TensorAccess):
         wire[...] = array
         return wire, buffer_of_array(wire), ctx
 
+    @override
     def decompress(self, compressor: Any, gradient: Array, reduced: Array, ctx: Any) -> None:
-        """See `TensorAccess.decompress`."""
         with tf.device("CPU:0"):
             result = tf.convert_to_tensor(compressor.decompress(tensor_of_array(reduced), ctx))
         gradient[...] = array_of(result).reshape(gradient.shape)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, KeepsState
 from unidist.gradients.buckets import ParameterInfo
@@ -135,16 +136,16 @@ class WholeStep(InnerStep):
         self._belongings = belongings
 
     @property
+    @override
     def is_built(self) -> bool:
-        """See `InnerStep.is_built`."""
         return bool(self._optimizer.built)
 
+    @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
-        """See `InnerStep.build`."""
         self._plain.build(self._optimizer, [entry.variable for entry in entries])
 
+    @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
-        """See `InnerStep.step_eagerly`."""
         reduced = []
         for entry in entries:
             sparse = isinstance(entry.gradient, tf.IndexedSlices)
@@ -153,14 +154,14 @@ class WholeStep(InnerStep):
             )
         self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
 
+    @override
     def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
-        """See `InnerStep.taken`."""
         return whole_gradients(exchange.variables, *_wanted(entries))
 
+    @override
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        """See `InnerStep.step_in_graph`."""
         wanted, sparse = _wanted(entries)
         by_place = dict(zip(wanted, gradients_of(outputs, exchange.variables, wanted, sparse), strict=True))
         kept: list[tuple[tf.Tensor, Any, tf.Tensor]] = []
@@ -181,8 +182,8 @@ class WholeStep(InnerStep):
             self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
         return [gradient for gradient in by_place.values() if not isinstance(gradient, tf.IndexedSlices)]
 
+    @override
     def finalize(self, variables: Sequence[Any]) -> None:
-        """See `InnerStep.finalize`."""
         self._plain.finalize_variable_values(self._optimizer, variables)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import (
     KeepsState,
@@ -44,8 +45,9 @@ class OptimizerState(KeepsState):
         self._placements = placements
         self._speech = speech_of(optimizer)
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`: nothing before the first step."""
+        """Return the slots; none before the first step."""
         found = []
         for _, parameter in self._parameters():
             placement = self._placements[id(parameter)]
@@ -54,8 +56,8 @@ class OptimizerState(KeepsState):
                     found.append(self._piece(placement, self._speech.neutral(slot), value, parameter))
         return found
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         record = OptimizerRecord(self._speech)
         for number, group in enumerate(self._optimizer.param_groups):
             record.groups[str(number)] = plain_options(group)
@@ -71,12 +73,12 @@ class OptimizerState(KeepsState):
                 record.scalars[path] = scalars
         return record.values()
 
+    @override
     def names(self) -> Collection[str]:
-        """See `KeepsState.names`."""
         return [self._placements[id(parameter)].name for _, parameter in self._parameters()]
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         placements = [self._placements[id(parameter)] for _, parameter in self._parameters()]
         record = OptimizerRecord.check(
             section, self._speech, {placement.name: placement for placement in placements}, strict=strict
@@ -86,8 +88,9 @@ class OptimizerState(KeepsState):
             path, slot = split_slot(name)
             self._speech.factor(slot, record.speech, record.learning_rate(path))
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`. The optimizer's own `load_state_dict` takes it, with its hooks."""
+        """Load by the optimizer's own `load_state_dict`, with its hooks."""
         record = OptimizerRecord.of(section.values)
         slots: dict[str, list[str]] = {}
         for name in section.tensors:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
@@ -23,16 +24,16 @@ from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 
 
 class TorchStates(StatesOf):
-    """See `StatesOf`."""
+    """The states of torch models, optimizers and random generators."""
 
     framework = TorchFramework()
 
+    @override
     def model(self, model: torch.nn.Module) -> KeepsState:
-        """See `StatesOf.model`."""
         return ModelState(model)
 
+    @override
     def optimizer(self, optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]) -> KeepsState:
-        """See `StatesOf.optimizer`."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer: {type(optimizer).__name__} is no optimizer of PyTorch")
         placements = parameter_placements(optimizer, models)
@@ -40,20 +41,20 @@ class TorchStates(StatesOf):
         shared = None if binding is None else binding.kept_state(placements)
         return OptimizerState(optimizer, placements) if shared is None else shared
 
+    @override
     def random(self, rank: int, models: Mapping[str, torch.nn.Module]) -> KeepsState:
-        """See `StatesOf.random`."""
         return TorchRandom(rank)
 
+    @override
     def piece(self, name: str, tensor: torch.Tensor) -> Piece:
-        """See `StatesOf.piece`."""
         return piece_of(TensorInfo(name, tuple(tensor.shape), dtype_of(tensor)), Part.whole(tensor.shape), tensor)
 
+    @override
     def update(self, optimizer: Any) -> Update | None:
-        """See `StatesOf.update`."""
         return getattr(getattr(optimizer, "_unidist", None), "_update", None)
 
+    @override
     def settle(self, optimizer: Any) -> None:
-        """See `StatesOf.settle`."""
         binding = getattr(optimizer, "_unidist", None)
         if binding is not None:
             binding.settle()
@@ -80,27 +81,27 @@ class ModelState(KeepsState):
                 seen.add(id(value))
                 self._tensors[path] = value
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         return [piece_of(info, part, self._tensors[path]) for path, info, part in self._places()]
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return {"extra_state": self._others} if self._others else {}
 
+    @override
     def names(self) -> Collection[str]:
-        """See `KeepsState.names`."""
         return [info.name for _, info, _ in self._places()]
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         section.match([info for _, info, _ in self._places()], strict=strict)
         for path, tensor in self._tensors.items():
             if tensor.is_meta:
                 raise UsageError(f"{path!r} is on the meta device; give the model memory with to_empty() before load()")
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         for path, info, part in self._places():
             if info.name in section.tensors:
                 read_into(section, info.name, part, self._tensors[path])
@@ -120,15 +121,15 @@ class ModelState(KeepsState):
 class TorchRandom(RandomState):
     """The generators of torch, on the CPU and on CUDA devices, beside Python's and numpy's."""
 
+    @override
     def tensors(self) -> Sequence[Piece]:
-        """See `RandomState.tensors`."""
         states = {"torch": torch.get_rng_state()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["torch.cuda"] = torch.cuda.get_rng_state()
         return [Piece.whole(self.name(name), tuple(state.shape), buffer_of(state)) for name, state in states.items()]
 
+    @override
     def set_tensor(self, generator: str, section: SavedSection, name: str) -> None:
-        """See `RandomState.set_tensor`."""
         state = torch.empty(section.tensors[name].shape, dtype=torch.uint8)
         read_into(section, name, Part.whole(state.shape), state)
         if generator == "torch":

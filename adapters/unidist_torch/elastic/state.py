@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils.data
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
@@ -183,8 +184,8 @@ class TorchState(ObjectState):
         plain = {name: value for name, value in values.items() if name not in handlers}
         super().__init__(handlers, **plain)
 
+    @override
     def durable_parts(self) -> DurableParts:
-        """See `State.durable_parts`."""
         values = {name: handler.value for name, handler in self._handlers.items()}
         models = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
         optimizers = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}

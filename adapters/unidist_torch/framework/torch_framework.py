@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist.algorithms import reduce_into
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
@@ -24,34 +26,34 @@ if TYPE_CHECKING:
 
 
 class TorchFramework(Framework, SizesModels, CountsOperations):
-    """See `unidist.framework.Framework`. torch is imported when a tensor is first handled."""
+    """PyTorch for the core. torch is imported when a tensor is first handled."""
 
     name = "torch"
 
+    @override
     def is_tensor(self, value: object) -> bool:
-        """See `Framework.is_tensor`."""
         torch = sys.modules.get("torch")
         return torch is not None and isinstance(value, torch.Tensor)
 
+    @override
     def is_model(self, value: object) -> bool:
-        """See `Framework.is_model`."""
         torch = sys.modules.get("torch")
         return torch is not None and isinstance(value, torch.nn.Module)
 
+    @override
     def buffer(self, tensor: torch.Tensor) -> Buffer:
-        """See `Framework.buffer`."""
         from unidist_torch.memory import buffer_of
 
         return buffer_of(tensor)
 
+    @override
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> torch.Tensor:
-        """See `Framework.tensor`."""
         from unidist_torch.memory import tensor_of
 
         return tensor_of(buffer, shape)
 
+    @override
     def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        """See `Framework.allocate`."""
         import torch
 
         from unidist_torch.memory import TORCH_DTYPES, buffer_of
@@ -59,8 +61,8 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
         device = "cpu" if memory == HOST else memory
         return buffer_of(torch.zeros(count, dtype=TORCH_DTYPES[dtype], device=device))
 
+    @override
     def zero(self, buffer: Buffer) -> None:
-        """See `Framework.zero`."""
         if buffer.memory == HOST:
             ctypes.memset(buffer.address, 0, buffer.nbytes)
             return
@@ -68,56 +70,56 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
         tensor_of(buffer).zero_()
 
+    @override
     def multiply(self, buffer: Buffer, factor: float) -> None:
-        """See `Framework.multiply`."""
         from unidist_torch.memory import tensor_of
 
         tensor_of(buffer).mul_(factor)
 
+    @override
     def add(self, source: Buffer, target: Buffer) -> None:
-        """See `Framework.add`."""
         reduce_into(target, source, ReduceOp.SUM)
 
+    @override
     def convert(self, source: Buffer, target: Buffer) -> None:
-        """See `Framework.convert`."""
         from unidist_torch.memory import tensor_of
 
         tensor_of(target).copy_(tensor_of(source))
 
+    @override
     def norm(self, buffer: Buffer, order: float) -> float:
-        """See `Framework.norm`."""
         from unidist_torch.framework.arithmetic import norm
 
         return norm(buffer, order)
 
+    @override
     def clamp(self, buffer: Buffer, limit: float) -> None:
-        """See `Framework.clamp`."""
         from unidist_torch.framework.arithmetic import clamp
 
         clamp(buffer, limit)
 
+    @override
     def dtype(self, tensor: torch.Tensor) -> DType:
-        """See `Framework.dtype`."""
         from unidist_torch.memory import dtype_of
 
         return dtype_of(tensor)
 
+    @override
     def parameters(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-        """See `Framework.parameters`."""
         return dict(model.named_parameters())
 
+    @override
     def model_state(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-        """See `Framework.model_state`."""
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
+    @override
     def without_memory(self) -> AbstractContextManager[Any]:
-        """See `SizesModels.without_memory`."""
         import torch
 
         return torch.device("meta")
 
+    @override
     def parameter_figures(self, model: torch.nn.Module) -> Mapping[str, ParameterFigures]:
-        """See `SizesModels.parameter_figures`."""
         from torch.nn.parameter import is_lazy
 
         found = {}
@@ -127,14 +129,14 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
             found[path] = ParameterFigures(parameter.numel(), parameter.element_size(), parameter.requires_grad)
         return found
 
+    @override
     def activations(self, model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivations:
-        """See `SizesModels.activations`."""
         from unidist_torch.framework.saved_activations import measure
 
         return measure(model, inputs)
 
+    @override
     def count(self, model: torch.nn.Module, inputs: Sequence[Any]) -> CountedPass:
-        """See `CountsOperations.count`."""
         from unidist_torch.framework.flop_count import count
 
         return count(model, inputs)

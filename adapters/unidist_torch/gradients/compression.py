@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.builtin.half import BFloat16, Float16
@@ -68,17 +69,17 @@ def tensor_compressor(compression: CompressionLike) -> TensorCompressor:
 class TorchTensors(TensorAccess):
     """Gradients as PyTorch's tensors."""
 
+    @override
     def view(self, memory: Buffer, shape: Sequence[int]) -> torch.Tensor:
-        """See `TensorAccess.view`."""
         return tensor_of(memory, shape)
 
+    @override
     def compress(self, compressor: TensorCompressor, gradient: torch.Tensor) -> tuple[torch.Tensor, Buffer, Any]:
-        """See `TensorAccess.compress`."""
         compressed, ctx = compressor.compress(gradient)
         wire = compressed.detach().contiguous()
         return wire, buffer_of(wire), ctx
 
+    @override
     def decompress(self, compressor: TensorCompressor, gradient: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
-        """See `TensorAccess.decompress`."""
         with torch.no_grad():
             gradient.copy_(compressor.decompress(reduced, ctx))

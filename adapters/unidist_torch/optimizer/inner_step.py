@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.optim.update import Update
@@ -116,25 +117,28 @@ class WholeStep(InnerStep):
         self._parameters: Sequence[torch.Tensor] = ()
         self._views: Sequence[torch.Tensor | None] = ()
 
+    @override
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
     ) -> None:
-        """See `InnerStep.parameters_changed`."""
         self._parameters = parameters
         self._views = views
 
+    @override
     def take(self, first: int, present: Sequence[bool | None]) -> None:
-        """See `InnerStep.take`: a gradient becomes a view of the memory that it was reduced in."""
+        """Make each gradient a view of the memory that it was reduced in."""
         for index, is_present in enumerate(present, start=first):
             if is_present is not None:
                 self._parameters[index].grad = self._views[index] if is_present else None
 
+    @override
     def step(self, grad_scaler: Any) -> Any:
-        """See `InnerStep.step`. The gradients are reduced, so every rank's scaler finds the same overflows."""
+        """Step. The gradients are reduced, so every rank's scaler finds the same overflows."""
         return scaled_step(self._plain, self._optimizer, grad_scaler)
 
+    @override
     def skip(self) -> None:
-        """See `InnerStep.skip`: a script that never zeroes gradients must not add to infinities."""
+        """Drop the gradients: a script that never zeroes them must not add to infinities."""
         for parameter in self._parameters:
             parameter.grad = None
 

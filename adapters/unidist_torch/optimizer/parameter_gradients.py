@@ -137,7 +137,7 @@ class ParameterGradients:
             self._take(index, parameter)
 
     def memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """See `step_runner.gradient_memory`."""
+        """Return where the gradient of this pass may be computed, see `step_runner.gradient_memory`."""
         index = self._index.get(id(parameter))
         return None if index is None or self._update.has_gradient(index) else self._places[index].view
 
