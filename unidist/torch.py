@@ -30,7 +30,7 @@ from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_bui
 from unidist_torch.checkpoint.api import load, save
 from unidist_torch.elastic import state as elastic
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
-from unidist_torch.operations.api import (
+from unidist_torch.operations import (
     Adasum,
     Average,
     GroupHandle,
@@ -79,7 +79,7 @@ from unidist_torch.operations.functions import (
 )
 from unidist_torch.optimizer.clipping import clip_grad_norm_
 from unidist_torch.training.data import shard
-from unidist_torch.training.distribute import DistributedOptimizer, distribute
+from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_torch.training.train_step import TrainStep
 
 __all__ = [

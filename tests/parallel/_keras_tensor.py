@@ -17,7 +17,7 @@ from unidist.testing import RecordingCommunicator
 from unidist.testing.recording import Record
 from unidist_tensor_parallel._keras import binding
 from unidist_tensor_parallel._keras.layers.axis import TensorAxis
-from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.distributed_optimizer import distribute
 
 STEPS, BATCH, LENGTH, TOKENS, WIDTH = 4, 8, 5, 11, 8
 L = keras.layers

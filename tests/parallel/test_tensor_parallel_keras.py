@@ -37,7 +37,7 @@ from _keras_tensor import (
 import unidist.keras as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist_tensor_parallel._keras.layers.axis import SequenceAxis, TensorAxis
-from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.distributed_optimizer import distribute
 
 pytestmark = pytest.mark.parallel
 

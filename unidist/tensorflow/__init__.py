@@ -45,7 +45,7 @@ from unidist_tensorflow.basics import (
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
 from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.operations.api import (
+from unidist_tensorflow.operations import (
     Adasum,
     Average,
     Max,
@@ -78,7 +78,7 @@ from unidist_tensorflow.operations.functions import (
 )
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 from unidist_tensorflow.training.data import shard
-from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.distributed_optimizer import distribute
 from unidist_tensorflow.training.tf1 import DistributedOptimizer
 from unidist_tensorflow.training.train_step import TrainStep
 

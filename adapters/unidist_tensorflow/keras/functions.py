@@ -13,7 +13,7 @@ from unidist_tensorflow.operations import functions, movement, reductions
 from unidist_tensorflow.operations.compression import Compression, Compressor
 from unidist_tensorflow.operations.reductions import Average
 from unidist_tensorflow.optimizer.arguments import CompressionLike
-from unidist_tensorflow.training.distribute import DistributedOptimizer
+from unidist_tensorflow.training.distributed_optimizer import DistributedOptimizer
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

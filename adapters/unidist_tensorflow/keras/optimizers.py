@@ -1,4 +1,4 @@
-"""The optimizers of `horovod.keras`: what `training_distribute` has, with the arguments in another order."""
+"""The optimizers of `horovod.keras`: what `distributed_optimizer` has, with the arguments in another order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.optimizer.arguments import CompressionLike, local_variables
-from unidist_tensorflow.training import distribute as training_distribute
+from unidist_tensorflow.training import distributed_optimizer
 
 
 def DistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
@@ -32,10 +32,10 @@ def DistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
     """Return the optimizer, bound so that it uses gradients reduced over all ranks.
 
     Args:
-        optimizer: see `training_distribute.DistributedOptimizer`, as all further arguments. Those after `groups` are
+        optimizer: see `distributed_optimizer.DistributedOptimizer`, as all further arguments. Those after `groups` are
             not in `horovod.keras`.
     """
-    return training_distribute.DistributedOptimizer(
+    return distributed_optimizer.DistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -73,7 +73,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name and argume
     """Return a DistributedOptimizer that leaves out some layers: every rank trains its own.
 
     Args:
-        optimizer: see `training_distribute.DistributedOptimizer`, as all further arguments.
+        optimizer: see `distributed_optimizer.DistributedOptimizer`, as all further arguments.
         local_layers: one layer or several, built.
     """
     variables = local_variables(local_layers)

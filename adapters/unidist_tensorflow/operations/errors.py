@@ -1,7 +1,7 @@
 """Errors of operations in eager mode: what they are to unidist, and what Horovod raises, in one.
 
 `except MismatchError` and `except tf.errors.FailedPreconditionError` both catch a mismatch. Inside of graphs the
-error is TensorFlow's alone, of the same kind as here, with our text: `_failing`.
+error is TensorFlow's alone, of the same kind as here, with our text: `graph_failures`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ steps:
 
 1. *submit*: a Python function that submits the operation to the negotiator and returns at once.
 2. *wait*: an asynchronous node that completes when the operation's thread has waited for it, and gives the results
-   (`_waiting`). It keeps no inter-operation thread busy.
+   (`async_calls`). It keeps no inter-operation thread busy.
 
 Why it cannot hang: what the inter-operation threads run ends without waiting for a peer, so each operation whose
 inputs are there is submitted, whatever else is under way. The negotiator matches submitted operations by name, in
@@ -32,9 +32,9 @@ import numpy as np
 import tensorflow as tf
 
 from unidist_tensorflow.memory import Array
-from unidist_tensorflow.operations._failing import FAILURE, fail_where_asked, failure_of, no_failure
-from unidist_tensorflow.operations._waiting import Waiting, waiting_for
+from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
 from unidist_tensorflow.operations.exchange import Pending, PendingCall, Start
+from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
 
 
 def detached(
@@ -119,27 +119,27 @@ class _Node:
         self._name = name
         self._lock = threading.Lock()
         self._unfinished: list[Pending | PendingCall] = []
-        self._waiting: Waiting | None = None
+        self._async_call: AsyncCall | None = None
         self._dtypes: list[Any] = []  # of the outputs
 
     def build(self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec], scope: str) -> list[tf.Tensor]:
         """Add the two steps to the graph; return the outputs, or a token where there are none."""
         self._dtypes = [spec.dtype.as_numpy_dtype for spec in outputs] or [np.int64]
         types = [*map(tf.as_dtype, self._dtypes), *FAILURE]
-        self._waiting = waiting_for(self._wait, types)
+        self._async_call = async_call(self._wait, types)
         submitted = tf.numpy_function(self._submit, inputs, tf.int64)
         submitted.set_shape([])
-        *results, message, has_failed = self._waiting.results(submitted, name="wait")
-        with tf.control_dependencies([fail_where_asked(message, has_failed)]):
+        *results, message, has_failed = self._async_call.results(submitted, name="wait")
+        with tf.control_dependencies([fail_if_told(message, has_failed)]):
             return list(tf.identity_n(results, name=scope))
 
     def _submit(self, *arrays: Any) -> Array:
-        assert self._waiting is not None, "made before"
+        assert self._async_call is not None, "made before"
         given = [np.asarray(array) for array in arrays]  # scalars come as objects that are no arrays
         with self._lock:
             stale = list(self._unfinished)  # of a run that failed elsewhere; the name is in use until they end
             self._unfinished.append(PendingCall(lambda: self._restart(stale, given)) if stale else self._begin(given))
-        self._waiting.begin()
+        self._async_call.begin()
         return np.zeros((), np.int64)
 
     def _begin(self, arrays: Sequence[Array]) -> Pending | PendingCall:

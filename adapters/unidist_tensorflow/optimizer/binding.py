@@ -35,7 +35,7 @@ from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.arguments import with_groups
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, belongings, is_of_keras
-from unidist_tensorflow.optimizer.place import check_place
+from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
 _SCALE = tf.TensorSpec([], tf.float64)
 
@@ -160,7 +160,7 @@ class Binding:
         gradients = list(grads)
         if not gradients:
             return
-        check_place()
+        check_can_distribute()
         variables = self._build(trainable_variables)
         self.settle()
         self._started = True

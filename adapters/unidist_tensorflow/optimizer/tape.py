@@ -39,7 +39,7 @@ from unidist_tensorflow.optimizer.arguments import (
     with_groups,
 )
 from unidist_tensorflow.optimizer.inner_step import as_gradient
-from unidist_tensorflow.optimizer.place import check_place
+from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
 _Key = tuple[Any, ...]
 _exchanges: WeakKeyDictionary[context.Context, dict[_Key, FusedExchange]] = WeakKeyDictionary()
@@ -187,7 +187,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """
     del device_dense, device_sparse
     runtime = context.current()
-    check_place()
+    check_can_distribute()
     if runtime.plan.find(UpdateGate) is not None:
         raise UsageError(
             f"--strategy {runtime.settings.strategy} accumulates gradients, which a tape cannot do; use "

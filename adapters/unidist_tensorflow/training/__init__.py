@@ -1,1 +1,16 @@
-"""TODO."""
+"""Distributed training in TensorFlow: `distribute`, `TrainStep`, `shard`, elastic `fit` and optimizers of TF1.
+
+May import any other folder of this package but `keras`.
+"""
+
+from unidist_tensorflow.training.data import shard
+from unidist_tensorflow.training.distributed_optimizer import distribute
+from unidist_tensorflow.training.lazy_init import lacks_value
+from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, structure_of
+from unidist_tensorflow.training.tf1 import DistributedOptimizer
+from unidist_tensorflow.training.train_step import TrainStep
+
+__all__ = [
+    "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "distribute", "lacks_value", "shard",
+    "structure_of",
+]  # fmt: skip

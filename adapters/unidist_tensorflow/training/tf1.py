@@ -16,7 +16,7 @@ from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.operations.reductions import grouped_allreduce
 from unidist_tensorflow.optimizer.arguments import CompressionLike
-from unidist_tensorflow.training import distribute as training_distribute
+from unidist_tensorflow.training import distributed_optimizer
 
 
 class DistributedTF1Mixin:
@@ -104,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     del use_locking
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return training_distribute.DistributedOptimizer(
+        return distributed_optimizer.DistributedOptimizer(
             optimizer,
             name,
             device_dense,

@@ -11,7 +11,7 @@ from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.training.distribute import built_alike, spread
+from unidist_tensorflow.training.distributed_optimizer import built_alike, spread
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
 
 

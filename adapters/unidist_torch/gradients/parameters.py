@@ -29,8 +29,8 @@ def shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return flat.view(parameter.shape)
 
 
-def take_back(parameter: torch.Tensor, place: torch.Tensor) -> None:
-    """Bring a parameter back to its place in flat memory, with the values that it has.
+def reattach(parameter: torch.Tensor, place: torch.Tensor) -> None:
+    """Move a parameter back to its place in flat memory, with its present values.
 
     A script that assigns to `parameter.data`, as `torch.nn.utils.vector_to_parameters` does, gives it other memory.
 

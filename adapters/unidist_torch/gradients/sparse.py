@@ -11,7 +11,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.gradients.interface import ReducedGradients
 from unidist.negotiation.objects import gather_objects
-from unidist_torch.gradients.shared_gradient import SharedGradient
+from unidist_torch.gradients.placeholder import ShardedGradient
 from unidist_torch.memory import buffer_of
 
 
@@ -96,7 +96,7 @@ class SparseGradients:
             return
         for index in self._agreed:
             gradient = parameters[index].grad
-            if gradient is not None and gradient.layout is torch.strided and not isinstance(gradient, SharedGradient):
+            if gradient is not None and gradient.layout is torch.strided and not isinstance(gradient, ShardedGradient):
                 parameters[index].grad = gradient.to_sparse(1)
         self._pending.clear()
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
-from unidist_torch.operations.api import Sum, allgather, allreduce_
+from unidist_torch.operations import Sum, allgather, allreduce_
 
 
 class SyncBatchNorm(_BatchNorm):

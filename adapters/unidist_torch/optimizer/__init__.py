@@ -4,9 +4,9 @@ May import `framework`, `gradients` and the modules at the root of this package.
 """
 
 from unidist_torch.optimizer.clipping import clip_grad_norm_
+from unidist_torch.optimizer.clone import clone_for, options_of
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, keeps_share, refuse_scaler
-from unidist_torch.optimizer.optimizer_clone import clone_for, options_of
 
 __all__ = [
     "InnerStep", "clip_grad_norm_", "clone_for", "keeps_share", "needs_whole_tensors", "options_of",

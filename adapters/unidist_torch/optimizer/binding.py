@@ -17,7 +17,7 @@ from unidist.training import autotune
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import buffer_of
-from unidist_torch.optimizer.announcing import Announcing
+from unidist_torch.optimizer.announcements import Announcements
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
 from unidist_torch.optimizer.parameter_gradients import ParameterGradients
 
@@ -80,7 +80,7 @@ class Binding:
             sparse=self._sparse,
             before_gradient=self._finish_after_backward,
         )
-        self._announcing = Announcing(
+        self._announcements = Announcements(
             update, self._take_part, self._take_part_in_flush, self._take_part_in_loss, update.end_pass
         )
         self.gradients.agree()
@@ -113,7 +113,7 @@ class Binding:
                 "backward_passes_per_step."
             )
         if self._update.reduces_each_pass and not self._update.completes_window:
-            self._announcing.end_of_pass()
+            self._announcements.announce_end_of_pass()
         if not self._update.begin_step():
             return None
         self._check_order()
@@ -154,7 +154,7 @@ class Binding:
 
     def flush(self) -> bool:
         """See `DistributedOptimizerMixin.flush`."""
-        self._announcing.flush()
+        self._announcements.announce_flush()
         scale = self._update.short_window_scale()
         if scale is None:
             return False
@@ -245,7 +245,7 @@ class Binding:
     def _mean_loss(self, loss: Any) -> Any:
         """Average the loss over the ranks: an optimizer that looks at it must decide the same everywhere."""
         value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1).cpu()
-        self._announcing.loss()
+        self._announcements.announce_loss()
         self._average(value)
         if isinstance(loss, torch.Tensor):
             return value.to(device=loss.device, dtype=loss.dtype).reshape(loss.shape)
@@ -309,7 +309,7 @@ class Binding:
 
     def _finish(self) -> None:
         """Complete the exchange and give every parameter its reduced gradient. Collective."""
-        self._announcing.update()
+        self._announcements.announce_update()
         self._complete(scale=None)
 
     def _complete(self, *, scale: float | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unidist.errors import UsageError
-from unidist_torch.optimizer.optimizer_clone import clone_for
+from unidist_torch.optimizer.clone import clone_for
 
 _STEPS = 3  # of which the second and third use the state that the first has made
 _DTYPE = torch.float64

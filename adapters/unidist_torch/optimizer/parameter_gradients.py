@@ -18,7 +18,7 @@ from unidist.optim.update import Update
 from unidist.training.agreement import Description, check_alike, sparse_anywhere, trained_anywhere
 from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.gradients.parameters import describe
-from unidist_torch.gradients.shared_gradient import SharedGradient, shared_gradient
+from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import dtype_of, memory_kind
 from unidist_torch.optimizer.inner_step import InnerStep
@@ -169,13 +169,13 @@ class ParameterGradients:
 
     def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return what the script sees as a gradient."""
-        return self._places[index].view if self._shows else shared_gradient(parameter)
+        return self._places[index].view if self._shows else sharded_gradient(parameter)
 
     def take_stray(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
         for index in range(first, len(self.parameters)):
             gradient = self.parameters[index].grad
-            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, SharedGradient):
+            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, ShardedGradient):
                 continue
             if gradient.layout is not torch.strided:
                 if not self._sparse.as_dense:

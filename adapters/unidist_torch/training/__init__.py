@@ -1,1 +1,10 @@
-"""TODO."""
+"""Distributed training in PyTorch: `distribute`, `TrainStep`, `shard` and Horovod's `DistributedOptimizer`.
+
+The top of this package: may import any other folder of it.
+"""
+
+from unidist_torch.training.data import shard
+from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
+from unidist_torch.training.train_step import TrainStep
+
+__all__ = ["DistributedOptimizer", "TrainStep", "distribute", "shard"]

@@ -16,7 +16,7 @@ from unidist_torch.elastic.state import shares_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
-from unidist_torch.training.distribute import spread
+from unidist_torch.training.distributed_optimizer import spread
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member

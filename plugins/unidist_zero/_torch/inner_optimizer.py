@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unidist_torch.optimizer.optimizer_clone import clone_for, options_of
+from unidist_torch.optimizer.clone import clone_for, options_of
 from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero._torch.segments import SegmentTensor, State
 

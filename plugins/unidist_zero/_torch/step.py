@@ -11,7 +11,7 @@ import torch
 from unidist.buffer import HOST, DType
 from unidist.errors import ConfigurationError, UsageError
 from unidist.optim.update import Update
-from unidist_torch.gradients.shared_gradient import shared_gradient
+from unidist_torch.gradients.placeholder import sharded_gradient
 from unidist_torch.memory import memory_kind
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
@@ -145,7 +145,7 @@ class ShardedStep(InnerStep):
         for index, is_present in enumerate(present, start=first):
             self._present[index] = bool(is_present)
             parameter = self._parameters[index]
-            parameter.grad = shared_gradient(parameter) if is_present else None
+            parameter.grad = sharded_gradient(parameter) if is_present else None
 
     def step(self, grad_scaler: Any) -> Any:
         """See `InnerStep.step`."""

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import unidist.tensorflow as ud
-from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.distributed_optimizer import distribute
 
 STEPS, BATCH, FEATURES, CLASSES = 10, 12, 6, 3
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

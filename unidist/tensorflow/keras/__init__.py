@@ -39,10 +39,10 @@ from unidist_tensorflow.keras.functions import (
 )
 from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
 from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.operations.api import Adasum, Average, Sum
+from unidist_tensorflow.operations import Adasum, Average, Sum
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.training.data import shard
-from unidist_tensorflow.training.distribute import DistributedOptimizer, distribute
+from unidist_tensorflow.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from unidist.buffer import Buffer
 from unidist.communicator import Work
 from unidist.errors import UsageError
-from unidist_torch.gradients.parameters import shaped, take_back
+from unidist_torch.gradients.parameters import reattach, shaped
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 from unidist_torch.models.lazy_init import BUILT_AS
 from unidist_zero.sharding.partition import Piece, ShardedBucket
@@ -154,7 +154,7 @@ class GatheredBucket:
         """Copy this rank's part of the whole to the shard, if the whole is what counts."""
         if self.state is BucketState.WHOLE:
             for parameter, view, _ in self._places.values():
-                take_back(parameter, view)
+                reattach(parameter, view)
             self._own.copy_(self._own_place())
             self.state = BucketState.GATHERED
 

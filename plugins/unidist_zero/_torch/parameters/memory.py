@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from unidist.timeline import Recorder
-from unidist_torch.gradients.parameters import shaped, take_back
+from unidist_torch.gradients.parameters import reattach, shaped
 from unidist_torch.memory import tensor_of
 from unidist_zero._torch.parameters.gathered_bucket import BucketState
 from unidist_zero._torch.parameters.shared_pages import move_to_pages
@@ -72,7 +72,7 @@ class FlatMemory(ParameterMemory):
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`: shards are a part of the parameters."""
         for parameter, place in self._places:
-            take_back(parameter, place)
+            reattach(parameter, place)
 
     def start_gather(self) -> None:
         """See `ParameterMemory.start_gather`."""
@@ -103,7 +103,7 @@ class SharedPagesMemory(ParameterMemory):
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`."""
         for parameter, place in self._places:
-            take_back(parameter, place)
+            reattach(parameter, place)
         self._shards.begin_update()
 
     def start_gather(self) -> None:

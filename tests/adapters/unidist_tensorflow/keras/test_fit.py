@@ -30,7 +30,7 @@ from _keras_training import (
 import unidist.tensorflow as ud
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
-from unidist_tensorflow.training.distribute import DistributedOptimizer, distribute
+from unidist_tensorflow.training.distributed_optimizer import DistributedOptimizer, distribute
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

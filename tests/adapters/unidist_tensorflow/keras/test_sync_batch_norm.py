@@ -14,7 +14,7 @@ from _keras_training import runtime
 import unidist.tensorflow as ud
 from unidist.jobs.pool.pool import RankPool
 from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.training.distribute import DistributedOptimizer
+from unidist_tensorflow.training.distributed_optimizer import DistributedOptimizer
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

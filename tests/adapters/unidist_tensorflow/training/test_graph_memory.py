@@ -10,7 +10,7 @@ import pytest
 from _keras_training import BATCH, OPTIMIZERS, data, network, runtime, share, train
 
 from unidist.jobs.pool.pool import RankPool
-from unidist_tensorflow.training.distribute import distribute
+from unidist_tensorflow.training.distributed_optimizer import distribute
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

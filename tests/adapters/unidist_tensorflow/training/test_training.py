@@ -26,7 +26,7 @@ import unidist.tensorflow as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs.pool.pool import RankPool
 from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
-from unidist_tensorflow.training.distribute import DistributedOptimizer, distribute
+from unidist_tensorflow.training.distributed_optimizer import DistributedOptimizer, distribute
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel

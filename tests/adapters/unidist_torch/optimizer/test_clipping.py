@@ -121,7 +121,7 @@ def test_each_update_is_clipped_by_itself(rank_pool: RankPoolFactory) -> None:
     assert pool.run(train_in_16_bits, (True,)) == [pytest.approx([2.0, 2.0, 2.0], rel=1e-2)] * 2
 
 
-def use_shared_gradients(strategy: str) -> list[str]:
+def use_sharded_gradients(strategy: str) -> list[str]:
     messages = []
     with set_variables({"UNIDIST_STRATEGY": strategy}):
         ud.init()
@@ -150,9 +150,9 @@ def use_shared_gradients(strategy: str) -> list[str]:
 
 
 @pytest.mark.parallel
-def test_shared_gradients_cannot_be_used_by_mistake(rank_pool: RankPoolFactory) -> None:
+def test_sharded_gradients_cannot_be_used_by_mistake(rank_pool: RankPoolFactory) -> None:
     for strategy in ("zero=1", "zero=3"):
-        assert len(rank_pool(2).run(use_shared_gradients, (strategy,))[1]) == 8
+        assert len(rank_pool(2).run(use_sharded_gradients, (strategy,))[1]) == 8
 
 
 def test_plain_optimizers_and_bad_limits() -> None:

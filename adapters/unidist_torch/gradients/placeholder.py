@@ -15,7 +15,7 @@ _DESCRIBING = frozenset(
 )
 
 
-class SharedGradient(torch.Tensor):
+class ShardedGradient(torch.Tensor):
     """A gradient whose shard is elsewhere. Its shape and type can be read; its values raise UsageError.
 
     Without it a script that clips by `torch.nn.utils.clip_grad_norm_` would clip nothing, in silence.
@@ -40,6 +40,6 @@ class SharedGradient(torch.Tensor):
         )
 
 
-def shared_gradient(parameter: torch.Tensor) -> torch.Tensor:
+def sharded_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """Return the placeholder for the gradient of `parameter`; it takes no memory."""
-    return parameter.new_zeros(()).expand(parameter.shape).as_subclass(SharedGradient)
+    return parameter.new_zeros(()).expand(parameter.shape).as_subclass(ShardedGradient)

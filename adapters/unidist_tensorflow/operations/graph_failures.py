@@ -20,12 +20,12 @@ FAILURE = (tf.string, tf.int64)
 
 
 def no_failure() -> tuple[Any, Any]:
-    """Return what makes `fail_where_asked` do nothing."""
+    """Return what makes `fail_if_told` do nothing."""
     return _NO_MESSAGE, _EQUAL
 
 
 def failure_of(error: Exception) -> tuple[Any, Any]:
-    """Return what makes `fail_where_asked` fail with the text of this error, a failed precondition.
+    """Return what makes `fail_if_told` fail with the text of this error, a failed precondition.
 
     Raises:
         ValueError: of another misuse; an InvalidArgumentError to TensorFlow.
@@ -38,7 +38,7 @@ def failure_of(error: Exception) -> tuple[Any, Any]:
     raise error
 
 
-def fail_where_asked(message: tf.Tensor, has_failed: tf.Tensor) -> tf.Operation:
+def fail_if_told(message: tf.Tensor, has_failed: tf.Tensor) -> tf.Operation:
     """Add a node that fails with FailedPreconditionError and the message, unless it is told `no_failure`.
 
     A hash table that is given two values for one key does that, and names the key. It is the one operation of

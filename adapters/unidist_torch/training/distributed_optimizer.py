@@ -18,7 +18,7 @@ from unidist.training.binding import check_counts_alone, check_leaves_loop, chec
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
-from unidist_torch.operations.api import Adasum, Average, Op, Sum
+from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
 from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in

@@ -1,4 +1,4 @@
-"""Whether training can be distributed here: Keras runs on TensorFlow, and nothing else distributes too."""
+"""Preconditions of distributing training: Keras runs on TensorFlow, and nothing else distributes too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 from unidist.errors import ConfigurationError
 
 
-def check_place() -> None:
+def check_can_distribute() -> None:
     """Raise where something else distributes training, or Keras does not run on TensorFlow.
 
     Raises:

@@ -32,7 +32,7 @@ from unidist_tensorflow.optimizer.arguments import (
 from unidist_tensorflow.optimizer.binding import Binding
 from unidist_tensorflow.optimizer.legacy import bind_legacy, check_legacy
 from unidist_tensorflow.optimizer.mixin import bind, check_plain, scales_loss
-from unidist_tensorflow.optimizer.place import check_place
+from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
@@ -109,7 +109,7 @@ def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
         plan: of the run.
     """
     runtime = context.current()
-    check_place()
+    check_can_distribute()
     check_plain(optimizer)
     check_deferred(model, plan)
     divided = bool(plan.model_axes)
@@ -205,7 +205,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     del device_dense, device_sparse
     runtime = context.current()
-    check_place()
+    check_can_distribute()
     legacy = is_legacy_optimizer(optimizer)
     if legacy:
         check_legacy(optimizer)

@@ -9,14 +9,14 @@ from unidist.optim.update import Update
 from unidist.runtime import context
 
 
-class Announcing:
+class Announcements:
     """The announcements of one optimizer. They cost a named operation of one byte each.
 
     Only an optimizer whose gradients go to every rank announces: a joined rank serves all that is announced.
 
     Args:
         update: of the optimizer.
-        take_part: what a joined rank does in an update's exchange.
+        take_part: the part of a joined rank in an update's exchange.
         take_part_in_flush: the same for `flush`.
         take_part_in_loss: the same for the mean of a closure's loss.
         take_part_in_pass: the same for a pass that is not the last of its window, where that is exchanged.
@@ -36,20 +36,20 @@ class Announcing:
             for served in (take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass):
                 self._announcements.append(runtime.announcements.register(served))
 
-    def update(self) -> None:
-        """An update's exchange comes. Collective."""
+    def announce_update(self) -> None:
+        """Announce the exchange of an update. Collective."""
         self._announce(0)
 
-    def flush(self) -> None:
-        """A `flush` comes. Collective."""
+    def announce_flush(self) -> None:
+        """Announce a `flush`. Collective."""
         self._announce(1)
 
-    def loss(self) -> None:
-        """The mean of a loss comes. Collective."""
+    def announce_loss(self) -> None:
+        """Announce the mean of a loss. Collective."""
         self._announce(2)
 
-    def end_of_pass(self) -> None:
-        """The end of a pass that is exchanged comes. Collective."""
+    def announce_end_of_pass(self) -> None:
+        """Announce the end of a pass that is exchanged. Collective."""
         self._announce(3)
 
     def _announce(self, number: int) -> None:

@@ -17,7 +17,7 @@ from typing_extensions import override
 Call = Callable[[], Sequence[Any]]
 
 
-class Waiting(ABC):
+class AsyncCall(ABC):
     """Calls a function asynchronously, once in each run of the graph."""
 
     @abstractmethod
@@ -29,7 +29,7 @@ class Waiting(ABC):
         """Add the node to the graph; it follows `begun`, whose function calls `begin`, and gives the call's results."""
 
 
-def waiting_for(call: Call, dtypes: Sequence[tf.DType]) -> Waiting:
+def async_call(call: Call, dtypes: Sequence[tf.DType]) -> AsyncCall:
     """Return an asynchronous call for the graph that is being built.
 
     Args:
@@ -38,11 +38,11 @@ def waiting_for(call: Call, dtypes: Sequence[tf.DType]) -> Waiting:
     """
     with tf.init_scope():
         if tf.executing_eagerly():
-            return _OwnThread(call, dtypes)
-    return _OwnIterator(call, dtypes)
+            return _ThreadCall(call, dtypes)
+    return _IteratorCall(call, dtypes)
 
 
-class _OwnThread(Waiting):
+class _ThreadCall(AsyncCall):
     """For functions that run in eager mode: a thread calls, and reports by a queue, whose reader is asynchronous.
 
     A run that fails while it waits leaves the queue as it was. What was called for it then reports to nobody.
@@ -95,7 +95,7 @@ class _OwnThread(Waiting):
         return results
 
 
-class _OwnIterator(Waiting):
+class _IteratorCall(AsyncCall):
     """For TF1 graphs: nothing outside of a session can write to its queues.
 
     The function is mapped over a dataset, whose iterator has its own threads. A run that fails cancels its
