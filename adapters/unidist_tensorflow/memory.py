@@ -18,6 +18,11 @@ import tensorflow as tf
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
 
+__all__ = [
+    "DTYPES", "NUMPY_DTYPES", "Array", "address_of", "array_of", "array_of_buffer", "buffer_of", "buffer_of_array",
+    "dtype_of", "empty_array", "tensor_of_array",
+]  # fmt: skip
+
 Array = np.ndarray[Any, Any]
 
 DTYPES: dict[tf.DType, DType] = {

@@ -1,1 +1,11 @@
-"""The PyTorch adapter. Scripts import it as `unidist.torch`; importing this package imports nothing heavy."""
+"""The PyTorch adapter. Scripts import it as `unidist.torch`; importing this package imports nothing heavy.
+
+The modules at its root know buffers and memory, and import no folder. Folders import those below them: `operations` and
+`framework`, then `models`, `gradients` and `checkpoint`, then `optimizer` and `elastic`, and `training` at the top;
+`engines` is beside them. Plugins may import the modules and folders listed here, and of a folder the names it lists.
+"""
+
+__all__ = [
+    "checkpoint", "elastic", "engines", "framework", "gradients", "memory", "models", "operations", "optimizer",
+    "training",
+]  # fmt: skip

@@ -12,6 +12,11 @@ from unidist.algorithms import copy_memory
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
 
+__all__ = [
+    "DTYPES", "TORCH_DTYPES", "CopyInto", "buffer_of", "copy_plain", "dtype_of", "is_dense", "is_plain_copy",
+    "memory_kind", "tensor_of",
+]  # fmt: skip
+
 DTYPES: dict[torch.dtype, DType] = {
     torch.bool: DType.BOOL,
     torch.uint8: DType.UINT8,

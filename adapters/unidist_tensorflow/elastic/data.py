@@ -21,13 +21,13 @@ from unidist.elastic.batches import Deal, Position, SampleOrder
 from unidist.elastic.step_training import DealsAnew, Progress
 from unidist.mesh import DATA_AXIS
 from unidist.runtime import context
-from unidist_tensorflow.elastic.shuffling import shuffle_alike
+from unidist_tensorflow.elastic.shuffling import shuffle_identically
 from unidist_tensorflow.memory import Array
 
 _FEED = "_unidist_feed"
 
 
-class DealtData(DealsAnew):
+class ElasticDataset(DealsAnew):
     """The samples of a dataset, in this rank's shares of global batches.
 
     Until `fit` of an elastic job trains on it, each iteration is a separate epoch, divided over the ranks that are
@@ -116,7 +116,7 @@ class DealtData(DealsAnew):
         epoch, processed, rank, size, whole = (tf.identity(number) for number in tf.unstack(place))
         dealt, length = self._samples, tf.constant(self.order.count, tf.int64)
         if self.order.shuffle:
-            dealt = shuffle_alike(dealt, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
+            dealt = shuffle_identically(dealt, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
         if self.order.drop_last:
             length -= length % whole
 
@@ -130,11 +130,11 @@ class DealtData(DealsAnew):
         return dealt.take(length).skip(processed).batch(whole).map(share)
 
 
-def feed_of(dataset: Any) -> DealtData | None:
+def feed_of(dataset: Any) -> ElasticDataset | None:
     """Return the dealt data that a dataset has its samples from, whatever was done with them since."""
     if not isinstance(dataset, tf.data.Dataset):
         return None
-    own: DealtData | None = getattr(dataset, _FEED, None)
+    own: ElasticDataset | None = getattr(dataset, _FEED, None)
     if own is not None:
         return own
     return next((feed for each in dataset._inputs() if (feed := feed_of(each)) is not None), None)

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 
-def shuffle_alike(dataset: tf.data.Dataset, *, buffer_size: int, seed: tf.Tensor) -> tf.data.Dataset:
-    """Return a dataset in an order that depends on `seed` alone. Called in a function that tf.data traces.
+def shuffle_identically(dataset: tf.data.Dataset, *, buffer_size: int, seed: tf.Tensor) -> tf.data.Dataset:
+    """Return a dataset shuffled in an order that depends on `seed` alone. For functions that tf.data traces.
 
     Args:
         dataset: the same on every rank.
@@ -28,7 +28,7 @@ def reshuffled(dataset: tf.data.Dataset, *, buffer_size: int, seed: int) -> tf.d
     def epoch(_: tf.Tensor) -> tf.data.Dataset:
         number = tf.numpy_function(lambda: np.int64(next(epochs)), [], tf.int64)
         number.set_shape([])
-        return shuffle_alike(dataset, buffer_size=buffer_size, seed=number)
+        return shuffle_identically(dataset, buffer_size=buffer_size, seed=number)
 
     shuffled = tf.data.Dataset.range(1).flat_map(epoch)
     length = dataset.cardinality()

@@ -23,7 +23,7 @@ from unidist_tensorflow.checkpoint.states import KerasStates
 from unidist_tensorflow.memory import DTYPES, Array, array_of
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.operations.graph import take_failure
-from unidist_tensorflow.optimizer.inner_step import keeps_share
+from unidist_tensorflow.optimizer.inner_step import has_sharded_state
 
 __all__ = [
     "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState", "TensorFlowState", "run",
@@ -40,15 +40,15 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """
 
     @functools.wraps(func)
-    def recognising(state: State, *args: Any, **kwargs: Any) -> Result:
-        with recognising_losses():
+    def raising(state: State, *args: Any, **kwargs: Any) -> Result:
+        with raising_peer_losses():
             return func(state, *args, **kwargs)
 
-    return elastic.run(recognising)
+    return elastic.run(raising)
 
 
 @contextmanager
-def recognising_losses() -> Iterator[None]:
+def raising_peer_losses() -> Iterator[None]:
     """Raise PeerLostError where a graph has lost a peer, and TensorFlow passes on no more than a text."""
     take_failure()
     try:
@@ -109,7 +109,7 @@ def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
     return kept
 
 
-def _shared_optimizer(optimizer: Any, model: Any) -> SharedHandler:
+def _sharded_optimizer(optimizer: Any, model: Any) -> SharedHandler:
     def states(value: Any) -> Mapping[str, KeepsState]:
         of_keras = KerasStates()
         of_keras.settle(value)
@@ -155,10 +155,10 @@ class TensorFlowKerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self.backend = backend
-        self._is_shared = keeps_share(self.optimizer)
+        self._is_sharded = has_sharded_state(self.optimizer)
         handlers: dict[str, Handler] = {}
-        if self._is_shared:
-            handlers["optimizer"] = _shared_optimizer(self.optimizer, model)
+        if self._is_sharded:
+            handlers["optimizer"] = _sharded_optimizer(self.optimizer, model)
         else:
             self._build_optimizer()
         handlers["all_variables"] = _Variables(self._variables)
@@ -172,7 +172,7 @@ class TensorFlowKerasState(ObjectState):
 
     def _variables(self) -> list[Any]:
         """Return what every rank has as a whole."""
-        if self._is_shared:
+        if self._is_sharded:
             equal = self.optimizer.__dict__[CARRIED].inner.equal_everywhere(self.model)
             divided = {id(each) for each in self.model.weights} - {id(each) for each in equal}
             return [each for each in self.model.variables if id(each) not in divided]

@@ -3,8 +3,11 @@
 May import `operations` and the modules at the root of this package.
 """
 
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.slices import Slices
-from unidist_tensorflow.gradients.tensors import Gradient, HostFunction, Since, Taken, host_node
+from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, Gradient, HostFunction, host_node
 
-__all__ = ["FusedExchange", "Gradient", "HostFunction", "Result", "Since", "Slices", "Taken", "host_node"]
+__all__ = [
+    "AddedOperations", "ExchangeOutputs", "ExchangeResult", "FusedExchange", "Gradient", "HostFunction", "Slices",
+    "host_node",
+]  # fmt: skip

@@ -25,7 +25,7 @@ from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_
 
 
 @dataclass(frozen=True)
-class Result:
+class ExchangeResult:
     """The outcome of a step.
 
     Args:
@@ -62,7 +62,7 @@ class FusedExchange:
         *,
         keeps_results: bool,
         gathers: bool,
-        step_on_joined: Callable[[Result], None] | None = None,
+        step_on_joined: Callable[[ExchangeResult], None] | None = None,
     ) -> None:
         self.update = update
         self.variables = tuple(variables)
@@ -100,7 +100,7 @@ class FusedExchange:
         self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
         self._announce_to()
 
-    def run(self, own: Mapping[int, Array | Slices]) -> Result:
+    def run(self, own: Mapping[int, Array | Slices]) -> ExchangeResult:
         """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
 
         Collective over the ranks that exchange; which gradients there are may differ between them.
@@ -123,7 +123,7 @@ class FusedExchange:
         if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
             self._announcements[2].announce()
         if not self.update.begin_step():
-            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
+            return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._announcements:
             self._announcements[0].announce()
         return self._complete(None)
@@ -133,7 +133,7 @@ class FusedExchange:
         self._follow()
         self.update.take_steps(steps)
 
-    def flush(self) -> Result | None:
+    def flush(self) -> ExchangeResult | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
         self._follow()
         self._prepare({})
@@ -165,7 +165,7 @@ class FusedExchange:
             _copy(view, gradient)
         self.update.gradient_ready(index)
 
-    def _complete(self, scale: float | None) -> Result:
+    def _complete(self, scale: float | None) -> ExchangeResult:
         update = self.update
         assert self._slices is not None
         present, _ = update.finish(scale=scale)
@@ -173,9 +173,9 @@ class FusedExchange:
         self._conclude(gathered)
         update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
         if update.overflowed:
-            return Result(False, (None,) * len(self.variables), (False,) * len(self.variables))
+            return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._step_on_joined is not None:
-            return Result(True, (None,) * len(self.variables), tuple(present))
+            return ExchangeResult(True, (None,) * len(self.variables), tuple(present))
         gradients: list[Array | Slices | None] = []
         for place in range(len(self.variables)):
             if place in self._slices:
@@ -184,7 +184,7 @@ class FusedExchange:
                 gradients.append(None)
             else:
                 gradients.append(self.given(self._views[place]))
-        return Result(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
+        return ExchangeResult(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
 
     def _conclude(self, gathered: dict[int, Slices]) -> None:
         """Let the rules change what was reduced; they want each row of a sparse gradient once."""
@@ -268,7 +268,7 @@ def _copy(target: Array, source: Array) -> None:
         np.copyto(target, source)
 
 
-def nothing(info: ParameterInfo, *, sparse: bool) -> Array | Slices:
+def absent_gradient(info: ParameterInfo, *, sparse: bool) -> Array | Slices:
     """Return a placeholder for a gradient that no rank has: no rows, or zeros."""
     dtype = NUMPY_DTYPES[info.dtype]
     if sparse:

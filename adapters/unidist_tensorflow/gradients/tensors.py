@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result, nothing
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange, absent_gradient
 from unidist_tensorflow.gradients.slices import Slices
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
 from unidist_tensorflow.operations import graph
@@ -29,7 +29,7 @@ Gradient = Any
 
 
 @dataclass(frozen=True)
-class Taken:
+class ExchangeOutputs:
     """The outputs of an exchange that is a node of a graph.
 
     Args:
@@ -38,10 +38,10 @@ class Taken:
     """
 
     specs: Sequence[tf.TensorSpec]
-    arrays: Callable[[Result], Sequence[Array]]
+    arrays: Callable[[ExchangeResult], Sequence[Array]]
 
 
-def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Result:
+def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> ExchangeResult:
     """Run the exchange with this rank's gradients by place."""
     arrays: dict[int, Array | Slices] = {}
     for place, gradient in own.items():
@@ -53,7 +53,7 @@ def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Re
         return exchange.run(arrays)
 
 
-def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bool) -> Gradient | None:
+def tensor_of(exchange: FusedExchange, result: ExchangeResult, place: int, *, sparse: bool) -> Gradient | None:
     """Return a gradient that came out of an exchange, in the form wanted; None where no rank had one."""
     gradient = result.gradients[place]
     if gradient is None:
@@ -68,7 +68,7 @@ def tensor_of(exchange: FusedExchange, result: Result, place: int, *, sparse: bo
 def exchange_in_graph(
     exchange: FusedExchange,
     own: Mapping[int, Gradient],
-    taken: Taken,
+    taken: ExchangeOutputs,
     keeper: list[HostFunction] | None = None,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Add the exchange to the graph that is being built.
@@ -169,7 +169,7 @@ def _kept(function: HostFunction, keeper: list[HostFunction] | None) -> Callable
     return found
 
 
-class Since:
+class AddedOperations:
     """The operations that are added to the graph being built, from now on.
 
     TensorFlow keeps nodes of the host in program order among themselves, but not against those inside of a `tf.cond`:
@@ -187,7 +187,7 @@ class Since:
         return [operation for operation in self._graph.get_operations()[self._first :] if operation.op_def.is_stateful]
 
 
-def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> Taken:
+def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> ExchangeOutputs:
     """Return what takes gradients as a whole: first for each whether any rank had one, `(wanted,)` bool, then those.
 
     A gradient that no rank had is zeros.
@@ -206,18 +206,18 @@ def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], s
         else:
             specs.append(tf.TensorSpec(info.shape, dtype))
 
-    def arrays(result: Result) -> list[Array]:
+    def arrays(result: ExchangeResult) -> list[Array]:
         outputs = [np.array([result.gradients[place] is not None for place in wanted], bool)]
         for place in wanted:
             info, is_sparse = variables[place], place in sparse
             gradient = result.gradients[place]
             if gradient is None:
-                gradient = nothing(info, sparse=is_sparse)
+                gradient = absent_gradient(info, sparse=is_sparse)
             formed = _formed(gradient, info.shape, sparse=is_sparse)
             outputs += [formed.values, formed.indices] if isinstance(formed, Slices) else [formed]
         return outputs
 
-    return Taken(specs, arrays)
+    return ExchangeOutputs(specs, arrays)
 
 
 def gradients_of(

@@ -12,7 +12,7 @@ from unidist.runtime import context
 from unidist_tensorflow.keras_api import IS_LEGACY, VARIABLES, api, build_legacy_optimizer, is_old
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.operations.reductions import Average, grouped_allreduce
-from unidist_tensorflow.optimizer.inner_step import keeps_share
+from unidist_tensorflow.optimizer.inner_step import has_sharded_state
 
 
 class BroadcastGlobalVariablesCallback(api.callbacks.Callback):
@@ -59,7 +59,7 @@ class BroadcastGlobalVariablesCallback(api.callbacks.Callback):
         if not self.broadcast_done:
             self.broadcast_done = True
             optimizer = self.model.optimizer
-            if keeps_share(optimizer):
+            if has_sharded_state(optimizer):
                 variables = optimizer._unidist.inner.equal_everywhere(self.model)
             else:
                 own = optimizer.variables

@@ -4,11 +4,18 @@ May import `framework`, `gradients`, `operations` and the modules at the root of
 """
 
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
-from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, belongings, keeps_share, kept_lists, restoring
+from unidist_tensorflow.optimizer.inner_step import (
+    Entry,
+    InnerStep,
+    has_sharded_state,
+    restoring,
+    slot_lists,
+    variable_and_slots,
+)
 from unidist_tensorflow.optimizer.mixin import scales_loss
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "belongings", "keeps_share",
-    "kept_lists", "needs_whole_variables", "restoring", "scales_loss",
+    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "has_sharded_state",
+    "needs_whole_variables", "restoring", "scales_loss", "slot_lists", "variable_and_slots",
 ]  # fmt: skip

@@ -21,11 +21,11 @@ from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import (
+    AddedOperations,
     Gradient,
     HostFunction,
-    Since,
     exchange_eagerly,
     exchange_in_graph,
     host_node,
@@ -34,7 +34,7 @@ from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.arguments import with_groups
-from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, belongings, is_of_keras
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras, variable_and_slots
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
 _SCALE = tf.TensorSpec([], tf.float64)
@@ -69,7 +69,7 @@ class Binding:
         self._of_model: Callable[[], Sequence[Any]] | None = None
         self._started = False
         self._weight: tf.Tensor | None = None
-        self._has_weighed = False
+        self._has_weighted = False
         self._passes_vary = False
         self._host_functions: list[HostFunction] = []
         self.inner = self._make_inner()
@@ -77,7 +77,7 @@ class Binding:
     def _make_inner(self) -> InnerStep:
         sharding = self._update.sharding
         if sharding is None:
-            return WholeStep(self._optimizer, self._plain, self._belongings)
+            return WholeStep(self._optimizer, self._plain, self._variable_and_slots)
         make = sharding.inner_step(TensorFlowFramework(), self._update.context)
         made = make(self._optimizer, self._plain, self._update)
         if not isinstance(made, InnerStep):
@@ -144,7 +144,7 @@ class Binding:
                 self.build(variables)
                 self._optimizer.built = True
             elif self.inner.is_built:
-                self.inner.divide_anew(self.exchange)
+                self.inner.divide_again(self.exchange)
 
     def exchange(self) -> FusedExchange:
         """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""
@@ -195,29 +195,29 @@ class Binding:
             self._exchange.take_steps(steps)
 
     @contextmanager
-    def weighing(self, weight: tf.Tensor) -> Iterator[None]:
+    def weighting_loss(self, weight: tf.Tensor) -> Iterator[None]:
         """Let losses that are scaled within count so much more or less.
 
         Raises:
             UsageError: the loss was not scaled.
         """
         self._weight = weight
-        self._has_weighed = False
+        self._has_weighted = False
         try:
             yield
         finally:
             self._weight = None
-        if not self._has_weighed:
+        if not self._has_weighted:
             raise UsageError(
                 "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
                 "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
             )
 
-    def weighed(self, loss: Any) -> Any:
-        """Return the loss with the weight that `weighing` gives it."""
+    def weighted(self, loss: Any) -> Any:
+        """Return the loss with the weight that `weighting_loss` gives it."""
         if self._weight is None:
             return loss
-        self._has_weighed = True
+        self._has_weighted = True
         return loss * tf.cast(self._weight, loss.dtype)
 
     def flush(self) -> bool:
@@ -355,12 +355,12 @@ class Binding:
         if result.complete:
             self._step_eagerly(variables, gradients, result)
 
-    def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: Result) -> None:
+    def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: ExchangeResult) -> None:
         assert self._exchange is not None
         self.inner.step_eagerly(self._exchange, self._entries(variables, gradients), result)
         self._update.applied()
 
-    def _step_on_joined(self, result: Result) -> None:
+    def _step_on_joined(self, result: ExchangeResult) -> None:
         """Update this rank's shard on a rank that has joined and has no gradients."""
         self._step_eagerly(self._variables, [None] * len(self._variables), result)
 
@@ -370,7 +370,7 @@ class Binding:
         exchange = self._exchange
         assert exchange is not None
         entries = self._entries(variables, gradients)
-        taken = self.inner.taken(exchange, entries)
+        taken = self.inner.exchange_outputs(exchange, entries)
         complete, outputs = exchange_in_graph(exchange, self._own(variables, gradients), taken, self._host_functions)
         if self._update.accumulation.passes == 1 and self._update.scaler is None and not self._passes_vary:
             self._step_in_graph(exchange, entries, outputs)
@@ -378,15 +378,15 @@ class Binding:
             tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
 
     def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
-        since = Since()
+        added = AddedOperations()
         memory = self.inner.step_in_graph(exchange, entries, outputs)
-        with tf.control_dependencies(since.stateful()):
+        with tf.control_dependencies(added.stateful()):
             self._count(memory)
         return True
 
-    def _belongings(self, variable: Any) -> list[Any]:
-        """Return the variable, and what the optimizer keeps for it: momentum and the like."""
-        return belongings(self._optimizer, variable)
+    def _variable_and_slots(self, variable: Any) -> list[Any]:
+        """Return the variable and its slots in the optimizer: momentum and the like."""
+        return variable_and_slots(self._optimizer, variable)
 
     def _count(self, gradients: Sequence[tf.Tensor]) -> None:
         """Say that the update is done, after everything before; the gradients live until then."""

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, KeepsState
 from unidist.gradients.buckets import ParameterInfo
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
-from unidist_tensorflow.gradients.tensors import Gradient, Taken, gradients_of, tensor_of, whole_gradients
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_tensorflow.gradients.tensors import ExchangeOutputs, Gradient, gradients_of, tensor_of, whole_gradients
 from unidist_tensorflow.memory import dtype_of
 
 
@@ -77,11 +77,11 @@ class InnerStep(ABC):
         """
 
     @abstractmethod
-    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
         """Update the variables by what an exchange has reduced."""
 
     @abstractmethod
-    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+    def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
         """Return what `step_in_graph` needs of the exchange."""
 
     @abstractmethod
@@ -91,16 +91,16 @@ class InnerStep(ABC):
         """Add the update of the variables to the graph that is being built.
 
         Args:
-            exchange: as `taken` had it.
-            entries: as `taken` had them.
+            exchange: as `exchange_outputs` had it.
+            entries: as `exchange_outputs` had them.
             outputs: tensors of the arrays that it asked for.
 
         Returns:
             Tensors over memory of the exchange, which must live until the update is done.
         """
 
-    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:  # noqa: B027 - whole state stays as it is
-        """Divide for the present ranks what each rank keeps a share of, where they have changed. Collective.
+    def divide_again(self, exchange: Callable[[], FusedExchange]) -> None:  # noqa: B027 - whole state stays as it is
+        """Divide sharded state again, for the present ranks, if they have changed. Collective.
 
         The optimizer is built. What it keeps for the shares has any values afterwards: they are loaded next.
 
@@ -127,13 +127,13 @@ class WholeStep(InnerStep):
     Args:
         optimizer: the bound optimizer.
         plain: its class before it was bound, or what has its `apply`.
-        belongings: returns a variable and what the optimizer keeps for it.
+        variable_and_slots: returns a variable and what the optimizer keeps for it.
     """
 
-    def __init__(self, optimizer: Any, plain: Any, belongings: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(self, optimizer: Any, plain: Any, variable_and_slots: Callable[[Any], Sequence[Any]]) -> None:
         self._optimizer = optimizer
         self._plain = plain
-        self._belongings = belongings
+        self._variable_and_slots = variable_and_slots
 
     @property
     @override
@@ -145,7 +145,7 @@ class WholeStep(InnerStep):
         self._plain.build(self._optimizer, [entry.variable for entry in entries])
 
     @override
-    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
         reduced = []
         for entry in entries:
             sparse = isinstance(entry.gradient, tf.IndexedSlices)
@@ -155,7 +155,7 @@ class WholeStep(InnerStep):
         self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
 
     @override
-    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
+    def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
         return whole_gradients(exchange.variables, *_wanted(entries))
 
     @override
@@ -172,7 +172,7 @@ class WholeStep(InnerStep):
                 # Whether another rank has a gradient is known when the graph runs: it is updated by zeros if none
                 # has, and then made what it was.
                 is_present = outputs[0][wanted.index(entry.place)]
-                kept += [(is_present, each, tf.identity(each)) for each in self._belongings(entry.variable)]
+                kept += [(is_present, each, tf.identity(each)) for each in self._variable_and_slots(entry.variable)]
 
         def restore() -> None:
             for is_present, each, before in kept:
@@ -187,8 +187,8 @@ class WholeStep(InnerStep):
         self._plain.finalize_variable_values(self._optimizer, variables)
 
 
-def keeps_share(optimizer: Any) -> bool:
-    """Say whether an optimizer is bound so that each rank keeps a share of its state only."""
+def has_sharded_state(optimizer: Any) -> bool:
+    """Say whether an optimizer is bound and its state is sharded."""
     bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
     return bound is not None and bool(bound.inner.sharded)
 
@@ -199,14 +199,14 @@ def as_gradient(gradient: Any, variable: Any) -> Gradient:
     return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
 
 
-def belongings(optimizer: Any, variable: Any) -> list[Any]:
-    """Return a variable, and what an optimizer of Keras 3 keeps for it: momentum and the like.
+def variable_and_slots(optimizer: Any, variable: Any) -> list[Any]:
+    """Return a variable, and its slots in an optimizer of Keras 3: momentum and the like.
 
     Moving averages are left out: they are of the variable, whether it has a gradient or not.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     index = optimizer._get_variable_index(variable)
-    lists = [kept for name, kept in kept_lists(optimizer).items() if name != "_model_variables_moving_average"]
+    lists = [kept for name, kept in slot_lists(optimizer).items() if name != "_model_variables_moving_average"]
     return [variable, *(kept[index] for kept in lists if kept[index] is not None)]
 
 
@@ -237,10 +237,10 @@ def restoring(optimizer: Any, restore: Callable[[], None]) -> Iterator[None]:
         del optimizer.__dict__[name]
 
 
-def kept_lists(optimizer: Any) -> dict[str, list[Any]]:
-    """Return what an optimizer of Keras 3 keeps for each of its variables, in their order, by attribute.
+def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
+    """Return the slots of an optimizer of Keras 3: a list by attribute, in the order of its variables.
 
-    An element is None for a variable for which nothing is kept.
+    An element is None for a variable without this slot.
     """
     count = len(optimizer._trainable_variables)
     own = {id(each) for each in optimizer.variables}

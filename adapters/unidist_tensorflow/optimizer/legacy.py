@@ -96,7 +96,7 @@ class LegacyBinding(Binding):
     def _key(self, variable: Any) -> Any:
         return variable.ref()
 
-    def _belongings(self, variable: Any) -> list[Any]:
+    def _variable_and_slots(self, variable: Any) -> list[Any]:
         if is_old(self._optimizer):
             slots = self._optimizer.get_slot_names()
             return [variable, *(self._optimizer.get_slot(variable, slot) for slot in slots)]

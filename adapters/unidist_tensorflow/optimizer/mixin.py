@@ -91,7 +91,7 @@ class DistributedOptimizerMixin(BoundMixin):
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss to take gradients of: `fit` calls it, and custom training loops must."""
-        loss = self._unidist.weighed(loss)
+        loss = self._unidist.weighted(loss)
         scaled = self._unidist.scale_loss(loss)
         return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer
 

@@ -104,10 +104,10 @@ class _Reducer:
         exchanges = size > 1 or runtime.membership is not None or runtime.plan.find(ActsOnGradients) is not None
         if not exchanges:
             return gradients
-        shared = [index for index, source in enumerate(sources) if id(source) not in self.local]
-        exchange = self._exchange(runtime, [sources[index] for index in shared])
+        exchanged = [index for index, source in enumerate(sources) if id(source) not in self.local]
+        exchange = self._exchange(runtime, [sources[index] for index in exchanged])
         own: dict[int, Gradient] = {}
-        for place, index in enumerate(shared):
+        for place, index in enumerate(exchanged):
             if gradients[index] is not None:
                 own[place] = as_gradient(gradients[index], sources[index])
         if tf.executing_eagerly():
@@ -115,15 +115,15 @@ class _Reducer:
             exchange.update.applied()
             reduced: list[Any] = [
                 tensor_of(exchange, result, place, sparse=isinstance(own.get(place), tf.IndexedSlices))
-                for place in range(len(shared))
+                for place in range(len(exchanged))
             ]
         else:
-            wanted = range(len(shared))
+            wanted = range(len(exchanged))
             sparse = {place for place, gradient in own.items() if isinstance(gradient, tf.IndexedSlices)}
             taken = whole_gradients(exchange.variables, wanted, sparse)
             reduced = gradients_of(exchange_in_graph(exchange, own, taken)[1], exchange.variables, wanted, sparse)
         results = [self._scaled(gradient, size) for gradient in gradients]
-        for index, gradient in zip(shared, reduced, strict=True):
+        for index, gradient in zip(exchanged, reduced, strict=True):
             results[index] = gradient
         return results
 

@@ -9,7 +9,7 @@ from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail
-from unidist_tensorflow.elastic.data import DealtData
+from unidist_tensorflow.elastic.data import ElasticDataset
 from unidist_tensorflow.elastic.shuffling import reshuffled
 
 
@@ -67,7 +67,7 @@ def shard(
                 "number: say it with dataset.apply(tf.data.experimental.assert_cardinality(n))"
             )
         order = SampleOrder(count, seed, shuffle, drop_last=tail == "drop")
-        return DealtData(dataset, order, batch_size, buffer_size or max(count, 1)).dataset
+        return ElasticDataset(dataset, order, batch_size, buffer_size or max(count, 1)).dataset
     dealt = dataset
     if shuffle and count != 0:
         dealt = reshuffled(dealt, buffer_size=buffer_size or count, seed=seed)

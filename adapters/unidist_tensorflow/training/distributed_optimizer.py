@@ -78,14 +78,14 @@ def distribute(
     if elastic:
         passes_of_step(plan)
     chosen = _chosen_optimizer(model, optimizer)
-    model, bound = spread(model, chosen, plan)
+    model, bound = bind_model(model, chosen, plan)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     runs = plan.find(RunsSteps)
     if runs is None:
         _prepare_fit(model, bound)
         if context.current().membership is not None:
-            ElasticFit(model, bound, plan, elastic, lambda inputs: built_alike(model, bound, inputs))
+            ElasticFit(model, bound, plan, elastic, lambda inputs: build_on_all_ranks(model, bound, inputs))
     else:
         runner = runs.step_runner(TensorFlowFramework(), context.current())(model, None, bound)
         assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
@@ -100,7 +100,7 @@ def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
     return chosen
 
 
-def spread(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
+def bind_model(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model and it. Collective.
 
     Args:
@@ -260,13 +260,13 @@ def _prepare_fit(model: Any, optimizer: Any) -> None:
 
     def train_step(data: Any) -> Any:  # runs for each batch in eager mode, else when it is traced
         _check_not_compiled_by_xla(model)
-        built_alike(model, optimizer, keras.utils.unpack_x_y_sample_weight(data)[0])
+        build_on_all_ranks(model, optimizer, keras.utils.unpack_x_y_sample_weight(data)[0])
         return plain(data)
 
     model.train_step = train_step
 
 
-def built_alike(model: Any, optimizer: Any, inputs: Any) -> None:
+def build_on_all_ranks(model: Any, optimizer: Any, inputs: Any) -> None:
     """Make the model's variables, if there are none yet, and give all ranks the same. Collective, the first time.
 
     Args:

@@ -25,8 +25,8 @@ from unidist.errors import PeerLostError, UsageError
 from unidist.negotiation import objects
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
-from unidist_tensorflow.elastic.data import DealtData, feed_of
-from unidist_tensorflow.elastic.state import TensorFlowKerasState, recognising_losses
+from unidist_tensorflow.elastic.data import ElasticDataset, feed_of
+from unidist_tensorflow.elastic.state import TensorFlowKerasState, raising_peer_losses
 from unidist_tensorflow.training.piecewise_step import PiecewiseTrainStep
 
 _log = logging.getLogger("unidist.elastic")
@@ -55,7 +55,7 @@ class ElasticFit:
         self._choice, self._prepare = choice, prepare
         self._plain_fit = model.fit
         self._training: StepTraining | None = None
-        self._feed: DealtData | None = None
+        self._feed: ElasticDataset | None = None
         self._step: PiecewiseTrainStep | None = None
         self._function: Any = None  # Keras' own train function, of steps in pieces
         self._compiled: tuple[Any, ...] = ()  # what it was made for
@@ -81,7 +81,7 @@ class ElasticFit:
         with self._taking_steps():
             return self._through_generations(training, dict(given.arguments))
 
-    def _is_chosen(self, feed: DealtData | None) -> bool:
+    def _is_chosen(self, feed: ElasticDataset | None) -> bool:
         membership = context.current().membership
         if self._choice is False or membership is None:
             return False
@@ -111,7 +111,7 @@ class ElasticFit:
             )
         return True
 
-    def _begin(self, feed: DealtData, dataset: tf.data.Dataset) -> StepTraining:
+    def _begin(self, feed: ElasticDataset, dataset: tf.data.Dataset) -> StepTraining:
         if self._training is not None:
             if feed is not self._feed:
                 raise UsageError(
@@ -137,7 +137,7 @@ class ElasticFit:
         )
         return self._training
 
-    def _warm_up(self, feed: DealtData, dataset: tf.data.Dataset) -> None:
+    def _warm_up(self, feed: ElasticDataset, dataset: tf.data.Dataset) -> None:
         """Take a step alone, so that functions are traced before others wait; what it changes, they will overwrite."""
         with self._taking_steps():
             feed.take_alone()
@@ -192,7 +192,7 @@ class ElasticFit:
             given |= {"initial_epoch": initial + begun - first, "steps_per_epoch": calls.steps_per_epoch}
             reason, is_lost = "", True
             try:
-                with recognising_losses():
+                with raising_peer_losses():
                     self._plain_fit(**given)
                     if training.progress.position < Position(end):
                         training.skip_to(end)  # a callback has ended training, on all ranks
@@ -251,7 +251,7 @@ class _Calls:
         return Position(self._epoch)
 
     def _train(self, dataset: tf.data.Dataset) -> float:
-        with recognising_losses():
+        with raising_peer_losses():
             self._logs = self._fit.take_step(dataset)
         return math.nan  # Keras keeps the loss, in its metrics
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.checkpoint.format.interface import kept_state
-from unidist_tensorflow.elastic.data import DealtData
+from unidist_tensorflow.elastic.data import ElasticDataset
 from unidist_tensorflow.gradients.tensors import host_node
 from unidist_tensorflow.memory import Array
 
@@ -27,7 +27,7 @@ class PiecewiseTrainStep:
         feed: says what was dealt.
     """
 
-    def __init__(self, model: Any, optimizer: Any, feed: DealtData) -> None:
+    def __init__(self, model: Any, optimizer: Any, feed: ElasticDataset) -> None:
         self._plain = model.train_step
         self._model, self._optimizer, self._feed = model, optimizer, feed
         # Where no rank can compute while another one does not, one without samples does so with one that has no weight.
@@ -88,7 +88,7 @@ class PiecewiseTrainStep:
         return tf.cond(logs.has_value(), logs.get_value, nothing)
 
     def _train(self, data: Any, bound: tf.Tensor, weight: tf.Tensor) -> Any:
-        with self._optimizer._unidist.weighing(weight):
+        with self._optimizer._unidist.weighting_loss(weight):
             return self._plain(tf.nest.map_structure(lambda each: each[bound[0] : bound[1]], data))
 
     def _apply_nothing(self) -> None:

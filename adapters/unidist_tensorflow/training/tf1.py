@@ -44,17 +44,17 @@ class _Reduction:
     def reduce(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         size = scope_of(self._options["process_set"]).size
         results = list(pairs)
-        shared = [
+        exchanged = [
             index
             for index, (gradient, each) in enumerate(pairs)
             if gradient is not None and each.ref() not in self.local
         ]
-        gradients = [pairs[index][0] for index in shared]
+        gradients = [pairs[index][0] for index in exchanged]
         if self._sparse_as_dense:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        if shared and size > 1:
+        if exchanged and size > 1:
             reduced = grouped_allreduce(gradients, name="DistributedOptimizer_Allreduce", **self._options)
-            for index, gradient in zip(shared, reduced, strict=True):
+            for index, gradient in zip(exchanged, reduced, strict=True):
                 results[index] = (gradient, pairs[index][1])
         for index, (gradient, each) in enumerate(pairs):
             if self._scale_local and gradient is not None and each.ref() in self.local:

@@ -11,7 +11,7 @@ from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.training.distributed_optimizer import built_alike, spread
+from unidist_tensorflow.training.distributed_optimizer import bind_model, build_on_all_ranks
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
 
 
@@ -47,7 +47,7 @@ class TrainStep:
         plan = runtime.plan_for(strategy)
         runs = plan.find(RunsSteps)
         make: Any = WholeStepRunner if runs is None else runs.step_runner(TensorFlowFramework(), context.current())
-        self.model, self.optimizer = spread(model, optimizer, plan)
+        self.model, self.optimizer = bind_model(model, optimizer, plan)
         self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
         self._mean_loss = MeanLoss(runtime)
 
@@ -68,19 +68,19 @@ class TrainStep:
             PeerLostError: a rank has died or could not go on; names it.
         """
         inputs, targets = structure_of(inputs), structure_of(targets)
-        built_alike(self.model, self.optimizer, inputs)
+        build_on_all_ranks(self.model, self.optimizer, inputs)
         return self._mean(self._runner.run(inputs, targets))
 
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
         """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
         inputs, targets = structure_of(inputs), structure_of(targets)
-        built_alike(self.model, self.optimizer, inputs)
+        build_on_all_ranks(self.model, self.optimizer, inputs)
         return self._mean(self._runner.evaluate(inputs, targets))
 
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for this rank's inputs as in inference, on every rank along the model's axes."""
         inputs = structure_of(inputs)
-        built_alike(self.model, self.optimizer, inputs)
+        build_on_all_ranks(self.model, self.optimizer, inputs)
         return self._runner.predict(inputs)
 
     def _mean(self, loss: tf.Tensor) -> tf.Tensor:

@@ -38,8 +38,8 @@ class TorchStates(StatesOf):
             raise UsageError(f"optimizer: {type(optimizer).__name__} is no optimizer of PyTorch")
         placements = parameter_placements(optimizer, models)
         binding = getattr(optimizer, "_unidist", None)
-        shared = None if binding is None else binding.kept_state(placements)
-        return OptimizerState(optimizer, placements) if shared is None else shared
+        sharded = None if binding is None else binding.kept_state(placements)
+        return OptimizerState(optimizer, placements) if sharded is None else sharded
 
     @override
     def random(self, rank: int, models: Mapping[str, torch.nn.Module]) -> KeepsState:

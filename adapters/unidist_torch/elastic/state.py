@@ -21,7 +21,7 @@ from unidist.runtime import context
 from unidist.training.sharding import padded_share, shuffled
 from unidist_torch.checkpoint.states import TorchStates
 from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
-from unidist_torch.optimizer.inner_step import keeps_share
+from unidist_torch.optimizer.inner_step import has_sharded_state
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]
 
@@ -99,7 +99,7 @@ class _OptimizerHandler(_ModuleHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class _SharedModuleHandler(SharedHandler):
+class _ShardedModuleHandler(SharedHandler):
     """A model whose parameters are sharded over the ranks; buffers are whole on each."""
 
     def __init__(self, value: torch.nn.Module) -> None:
@@ -115,7 +115,7 @@ class _SharedModuleHandler(SharedHandler):
         broadcast_parameters({name: each for name, each in self.value.named_buffers() if name in kept}, root_rank=0)
 
 
-class _SharedOptimizerHandler(SharedHandler):
+class _ShardedOptimizerHandler(SharedHandler):
     """An optimizer whose state is sharded over the ranks."""
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
@@ -126,7 +126,7 @@ class _SharedOptimizerHandler(SharedHandler):
         return Subjects(None, value).sections(TorchStates())
 
 
-def shares_parameters(model: torch.nn.Module) -> bool:
+def has_sharded_parameters(model: torch.nn.Module) -> bool:
     """Say whether a model's parameters are sharded over the ranks, which gather them to compute.
 
     Raises:
@@ -154,9 +154,9 @@ class _SamplerHandler(_ModuleHandler):
 def _handler_for(value: Any) -> Handler | None:
     """Return the handler of a value; None for a plain object."""
     if isinstance(value, torch.nn.Module):
-        return _SharedModuleHandler(value) if shares_parameters(value) else _ModuleHandler(value)
+        return _ShardedModuleHandler(value) if has_sharded_parameters(value) else _ModuleHandler(value)
     if isinstance(value, torch.optim.Optimizer):
-        return _SharedOptimizerHandler(value) if keeps_share(value) else _OptimizerHandler(value)
+        return _ShardedOptimizerHandler(value) if has_sharded_state(value) else _OptimizerHandler(value)
     return _SamplerHandler(value) if isinstance(value, ElasticSampler) else None
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+__all__ = ["apply", "apply_group", "needs_gradients"]
+
 Run = Callable[..., Any]
 
 
-def wanted(*tensors: torch.Tensor) -> bool:
+def needs_gradients(*tensors: torch.Tensor) -> bool:
     """Say whether gradients must flow through an operation on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -20,7 +22,7 @@ def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:
 
     Every rank runs backward through it too: the backward operation is collective as well.
     """
-    if not wanted(tensor):
+    if not needs_gradients(tensor):
         output: torch.Tensor = run(tensor)
         return output
     return apply_group([tensor], lambda values: [run(values)], lambda gradient: [backward(gradient)])[0]
@@ -28,7 +30,7 @@ def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:
 
 def apply_group(tensors: Sequence[torch.Tensor], run: Run, backward: Run) -> list[torch.Tensor]:
     """Return `run(*tensors)`, a list of as many tensors; their gradients are `backward(*gradients)`."""
-    if not wanted(*tensors):
+    if not needs_gradients(*tensors):
         return list(run(*tensors))
     return list(_Operation.apply(run, backward, *tensors))
 

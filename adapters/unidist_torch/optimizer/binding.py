@@ -149,7 +149,7 @@ class Binding:
         if not self._update.window.finished:
             self._finish()
         norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self.gradients.parameters))
-        self.gradients.show_anew()
+        self.gradients.refresh_sparse()
         return norm
 
     def flush(self) -> bool:
@@ -340,7 +340,7 @@ class Binding:
 
     def _finish_from(self, first: int, scale: float | None) -> int:
         """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
-        self.gradients.take_stray(first)
+        self.gradients.take_unhooked(first)
         present, notice = self._update.finish(notice=int(self.gradients.changed), scale=scale, first_parameter=first)
         dense = self._sparse.as_dense
         self._inner.take(

@@ -96,8 +96,8 @@ class InnerStep(ABC):
         """Give back memory and communicators. Idempotent."""
 
 
-def keeps_share(optimizer: Any) -> bool:
-    """Say whether each rank keeps a share only of the state of an optimizer."""
+def has_sharded_state(optimizer: Any) -> bool:
+    """Say whether the state of an optimizer is sharded over the ranks."""
     return bool(getattr(getattr(optimizer, "_unidist", None), "sharded", False))
 
 

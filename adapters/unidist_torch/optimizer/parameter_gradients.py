@@ -171,7 +171,7 @@ class ParameterGradients:
         """Return what the script sees as a gradient."""
         return self._places[index].view if self._shows else sharded_gradient(parameter)
 
-    def take_stray(self, first: int) -> None:
+    def take_unhooked(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
         for index in range(first, len(self.parameters)):
             gradient = self.parameters[index].grad
@@ -187,8 +187,8 @@ class ParameterGradients:
             if not self._shows:
                 self.parameters[index].grad = None  # its share will be elsewhere
 
-    def show_anew(self) -> None:
-        """Give parameters whose sparse gradients travelled as dense ones what their places hold now, as sparse ones."""
+    def refresh_sparse(self) -> None:
+        """Show what the places of sparse gradients that travelled as dense ones hold now, as sparse gradients again."""
         if self._sparse.as_dense:
             for index, parameter in enumerate(self.parameters):
                 if self._sparse.agreed(index) and parameter.grad is not None:

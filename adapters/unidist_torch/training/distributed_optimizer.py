@@ -52,10 +52,10 @@ def distribute(
     runtime = context.current()
     plan = runtime.plan_for(strategy)
     check_leaves_loop(plan)
-    return spread(model, optimizer, plan, in_backward=True), optimizer
+    return bind_model(model, optimizer, plan, in_backward=True), optimizer
 
 
-def spread(
+def bind_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool
 ) -> torch.nn.Module:
     """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model. Collective.

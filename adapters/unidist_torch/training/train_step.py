@@ -12,11 +12,11 @@ from unidist.runtime import context
 from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
-from unidist_torch.elastic.state import shares_parameters
+from unidist_torch.elastic.state import has_sharded_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
-from unidist_torch.training.distributed_optimizer import spread
+from unidist_torch.training.distributed_optimizer import bind_model
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -69,7 +69,7 @@ class TrainStep:
             passes_of_step(plan)
         runs = plan.find(RunsSteps)
         make: Any = WholeStepRunner if runs is None else runs.step_runner(TorchFramework(), context.current())
-        self.model = spread(model, optimizer, plan, in_backward=False)
+        self.model = bind_model(model, optimizer, plan, in_backward=False)
         self.optimizer: Any = optimizer
         self._make_runner = lambda loss: make(self.model, loss, optimizer)
         self._loss_fn = loss_fn
@@ -130,7 +130,7 @@ class TrainStep:
 
     def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
         passes = passes_of_step(self._plan)
-        together = shares_parameters(self.model)
+        together = has_sharded_parameters(self.model)
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
             membership,

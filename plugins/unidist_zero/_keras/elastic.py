@@ -20,8 +20,8 @@ import tensorflow as tf
 from unidist.errors import UsageError
 from unidist.gradients.interface import GradientExchange
 from unidist.runtime import context
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
-from unidist_tensorflow.gradients.tensors import Since, Taken, host_node
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, host_node
 from unidist_tensorflow.memory import Array, array_of, tensor_of_array
 from unidist_tensorflow.optimizer.inner_step import Entry
 from unidist_zero._keras.fragments.variables import Fragment
@@ -43,8 +43,8 @@ class ElasticStep(ShardedStep):
         super().build(entries, exchange)
         self._divided = self._update.exchanges[0]
 
-    def divide_anew(self, exchange: Callable[[], FusedExchange]) -> None:
-        """See `InnerStep.divide_anew`."""
+    def divide_again(self, exchange: Callable[[], FusedExchange]) -> None:
+        """See `InnerStep.divide_again`."""
         self._divide_model()
         exchange()
         if self._update.exchanges[0] is self._divided:
@@ -63,15 +63,15 @@ class ElasticStep(ShardedStep):
         self._optimizer.built = True
         self._divided = self._update.exchanges[0]
 
-    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
         """See `InnerStep.step_eagerly`."""
         self._check_divided()
         super().step_eagerly(exchange, entries, result)
 
-    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
-        """See `InnerStep.taken`: who has a gradient. The gradients stay in the memory of the exchange."""
+    def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
+        """See `InnerStep.exchange_outputs`: who has a gradient. The gradients stay in the memory of the exchange."""
         spec = tf.TensorSpec([len(self._variables)], tf.bool)
-        return Taken([spec], lambda result: [np.array(result.present, bool)])
+        return ExchangeOutputs([spec], lambda result: [np.array(result.present, bool)])
 
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
@@ -93,10 +93,10 @@ class ElasticStep(ShardedStep):
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in targets]
         # TensorFlow knows nothing of what the node does to the optimizer's own variables. As they are written before
         # and after it, what the graph reads of them is of before or after, too.
-        since = Since()
+        added = AddedOperations()
         for echo in echoes:
             echo.variable.assign(tf.convert_to_tensor(echo.variable))
-        with tf.control_dependencies(since.stateful()):
+        with tf.control_dependencies(added.stateful()):
             values = [tf.convert_to_tensor(variable) for variable in given]
             found = host_node(run, [*outputs, *values], specs, name=NODE, keeper=self._host_functions)
         for each, value in zip(targets, found, strict=True):
@@ -132,14 +132,14 @@ class ElasticStep(ShardedStep):
 class ElasticFragmentStep(ElasticStep, FragmentStep):
     """The same at stage 3."""
 
-    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
         """See `InnerStep.step_eagerly`."""
         super().step_eagerly(exchange, entries, result)
         for fragment in self.model.fragments:
             fragment.show()
 
     def _divide_model(self) -> None:
-        self.model.divide_anew(context.current())
+        self.model.divide_again(context.current())
 
     def _given(self) -> Sequence[Any]:
         return ()

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from unidist.buffer import HOST
 from unidist.timeline import Recorder
-from unidist_tensorflow.gradients.tensors import HostFunction, Since, host_node
+from unidist_tensorflow.gradients.tensors import AddedOperations, HostFunction, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.shards import Shard
@@ -49,11 +49,11 @@ class VariableGather:
             of_bucket = [variables[slot.parameter] for slot in cut.slots]
             specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_bucket]
             values = [tf.convert_to_tensor(shard.variable) for shard in shards]
-            since = Since()
+            added = AddedOperations()
             with tf.control_dependencies(before):
                 function = partial(self._gathered, number, shards, specs)
                 gathered = host_node(function, values, specs, name=NODE, keeper=self._host_functions)
-            before = since.stateful()
+            before = added.stateful()
             for variable, value in zip(of_bucket, gathered, strict=True):
                 variable.assign(value)
 

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import Buffer, DType
-from unidist_tensorflow.gradients.tensors import Since, host_node
+from unidist_tensorflow.gradients.tensors import AddedOperations, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of
-from unidist_tensorflow.optimizer.inner_step import belongings
+from unidist_tensorflow.optimizer.inner_step import variable_and_slots
 from unidist_zero.sharding.state_files import StateFiles
 
 NODE = "unidist_move_of_state_to_files_which_needs_jit_compile_False"
@@ -106,11 +106,11 @@ class StateInFiles:
     def _update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update as the optimizer's class does, and move the variable's state to files."""
         with tf.control_dependencies(self._earlier()):
-            since = Since()
+            added = AddedOperations()
             self._plain(gradient, variable, learning_rate)
-            with tf.control_dependencies(since.stateful()):
-                self.move([each for each in belongings(self._optimizer, variable) if _is_slot(each, variable)])
-            self._before = since.stateful()
+            with tf.control_dependencies(added.stateful()):
+                self.move([each for each in variable_and_slots(self._optimizer, variable) if _is_slot(each, variable)])
+            self._before = added.stateful()
 
     def _earlier(self) -> list[tf.Operation]:
         """Return the operations that the update before this one added to the graph that is being built."""

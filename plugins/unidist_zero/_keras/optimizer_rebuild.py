@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from unidist_tensorflow.memory import Array
-from unidist_tensorflow.optimizer.inner_step import kept_lists
+from unidist_tensorflow.optimizer.inner_step import slot_lists
 from unidist_zero._keras.shards import Shard
 
 _OF_NO_BUILD = ("_iterations", "_learning_rate")
@@ -44,7 +44,7 @@ def save_state(optimizer: Any, variables: Sequence[Any], local: Sequence[Any]) -
     """
     order = [optimizer._get_variable_index(variable) for variable in (*variables, *local)]
     slots: dict[str, list[Array | None]] = {}
-    for name, kept in kept_lists(optimizer).items():
+    for name, kept in slot_lists(optimizer).items():
         slots[name] = [None if kept[index] is None else np.array(kept[index].numpy()) for index in order]
     return SavedState({name: np.array(value.numpy()) for name, value in unbuild(optimizer).items()}, slots)
 
@@ -60,7 +60,7 @@ def unbuild(optimizer: Any) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if isinstance(value, keras.Variable) and name not in _OF_NO_BUILD
     }
-    lists = kept_lists(optimizer)
+    lists = slot_lists(optimizer)
     _untrack(optimizer, [*(each for kept in lists.values() for each in kept if each is not None), *singles.values()])
     for name in lists:
         optimizer.__dict__[name] = []  # whose memory is free before that of others is taken

@@ -91,7 +91,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         for unit in self.units:
             unit.movement.connect(self.partition, self.communicator, buffers)
 
-    def divide_anew(self, context: RuntimeAPI) -> None:
+    def divide_again(self, context: RuntimeAPI) -> None:
         """Shard over the ranks of this context, if it is another one; values are loaded next. Collective."""
         if context is self._context:
             return

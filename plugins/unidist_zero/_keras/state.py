@@ -18,7 +18,7 @@ from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.checkpoint.optimizer import OptimizerState, plain_class, slot_of
 from unidist_tensorflow.checkpoint.tensors import piece_of, read_into
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, buffer_of_array, dtype_of, empty_array
-from unidist_tensorflow.optimizer.inner_step import kept_lists
+from unidist_tensorflow.optimizer.inner_step import slot_lists
 from unidist_zero._keras.fragments.variables import Fragment
 from unidist_zero._keras.shards import Shard
 
@@ -106,7 +106,7 @@ class ShardedOptimizerState(OptimizerState):
     def _shard_slots(self, optimizer: Any = None) -> list[_Slot]:
         optimizer = self._inner if optimizer is None else optimizer
         found = []
-        for attribute, kept in kept_lists(optimizer).items():
+        for attribute, kept in slot_lists(optimizer).items():
             for index, (shard, value) in enumerate(zip(self._shards, kept, strict=False)):
                 if value is not None:
                     name = self._speech.neutral(slot_of(value, shard.variable, attribute))

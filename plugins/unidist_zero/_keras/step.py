@@ -21,11 +21,11 @@ from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import ConfigurationError, UsageError
 from unidist.optim.interface import MakesInnerStep
 from unidist.optim.update import Update
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange, Result
-from unidist_tensorflow.gradients.tensors import HostFunction, Since, Taken
+from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, HostFunction
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
-from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, belongings, restoring
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, restoring, variable_and_slots
 from unidist_zero._keras.clipping import ShardedClipping, exchanged
 from unidist_zero._keras.gather import VariableGather
 from unidist_zero._keras.offload import StateInFiles
@@ -217,7 +217,7 @@ class ShardedStep(InnerStep):
             self.in_files = StateInFiles(inner, self.files)
             for shard in self._shards:
                 with tf.init_scope():
-                    self.in_files.move(belongings(inner, shard.variable))
+                    self.in_files.move(variable_and_slots(inner, shard.variable))
 
     def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
         """Say whether the gradients of all ranks are finite; the same on all."""
@@ -227,16 +227,16 @@ class ShardedStep(InnerStep):
 
     # Steps
 
-    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: Result) -> None:
+    def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
         """See `InnerStep.step_eagerly`."""
         outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
         self._step(entries, outputs, result.present, self._variables)
 
-    def taken(self, exchange: FusedExchange, entries: Sequence[Entry]) -> Taken:
-        """See `InnerStep.taken`: who has a gradient, and the gradients of the shards."""
+    def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
+        """See `InnerStep.exchange_outputs`: who has a gradient, and the gradients of the shards."""
         specs = [tf.TensorSpec([len(self._variables)], tf.bool)]
         specs += [tf.TensorSpec(shard.variable.shape, shard.variable.dtype) for shard in self._shards]
-        return Taken(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
+        return ExchangeOutputs(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
 
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
@@ -288,7 +288,9 @@ class ShardedStep(InnerStep):
                 continue
             stepped.append((shard, gradient))
             if not certain.issuperset(shard.places):  # made what it was after the step, where nobody has a gradient
-                kept += [(shard, each, tf.identity(each)) for each in belongings(self._optimizer, shard.variable)]
+                kept += [
+                    (shard, each, tf.identity(each)) for each in variable_and_slots(self._optimizer, shard.variable)
+                ]
 
         def restore() -> None:
             for shard, each, before in kept:
@@ -296,10 +298,10 @@ class ShardedStep(InnerStep):
                 mask = shard.spread(flags, True) if tuple(each.shape) == tuple(shard.variable.shape) else flags[0]
                 each.assign(tf.where(mask, tf.convert_to_tensor(each), before))
 
-        since = Since()
+        added = AddedOperations()
         with restoring(self._optimizer, restore):
             self._apply(stepped, local, nobody=known is not None and not any(known))
-        with tf.control_dependencies(since.stateful()):  # a bucket of which this rank has nothing waits for no value
+        with tf.control_dependencies(added.stateful()):  # a bucket of which this rank has nothing waits for no value
             self._gather_shards(variables)
         for place, variable in enumerate(variables):
             if getattr(variable, "constraint", None) is not None:  # which wants to see all of it

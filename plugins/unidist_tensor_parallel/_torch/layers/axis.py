@@ -16,7 +16,7 @@ import torch
 from unidist.communicator import ReduceOp
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
-from unidist_torch.operations.differentiable import apply, wanted
+from unidist_torch.operations.differentiable import apply, needs_gradients
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -88,11 +88,11 @@ class TensorAxis:
         """Give every rank the contiguous tensor of the first."""
         self._on(tensor).broadcast(buffer_of(tensor), root=0).wait()
 
-    # The conjugate pairs. Where no gradient is wanted, only the forward half is left of each.
+    # The conjugate pairs. Where no gradient is needs_gradients, only the forward half is left of each.
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`, the same on all ranks; its gradient is the sum over all ranks (Megatron's f)."""
-        if not wanted(x):
+        if not needs_gradients(x):
             return x
         return self._once(x, lambda: apply(x, lambda value: value.view_as(value), self.sum))
 

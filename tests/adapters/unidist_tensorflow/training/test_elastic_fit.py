@@ -21,7 +21,7 @@ import unidist.keras as ud
 from unidist.elastic.batches import Position, SampleOrder
 from unidist.elastic.step_training import Progress
 from unidist.jobs.pool.pool import RankPool
-from unidist_tensorflow.elastic.data import DealtData, feed_of
+from unidist_tensorflow.elastic.data import ElasticDataset, feed_of
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
@@ -244,7 +244,7 @@ def test_what_is_left_of_an_epoch_is_dealt_out_to_those_who_are_there(pool: Pool
         with runtime():
             order = SampleOrder(count, seed=4, shuffle=shuffle, drop_last=False)
             tf.random.set_seed(ud.rank())  # of the script; the order is not its business
-            feed = DealtData(tf.data.Dataset.range(count), order, 8 // ud.size(), count)
+            feed = ElasticDataset(tf.data.Dataset.range(count), order, 8 // ud.size(), count)
             assert feed_of(feed.dataset.map(lambda each: each).prefetch(1)) is feed
             plain = [each.numpy().tolist() for each in feed.dataset]
             feed.follow(lambda: Progress(order, 8 // ud.size(), 8, ud.size(), Position(epoch, processed)))
