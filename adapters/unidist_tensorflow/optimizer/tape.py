@@ -216,7 +216,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
-def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name and arguments
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",

@@ -10,8 +10,7 @@ from unidist.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
-from unidist_torch.optimizer.optimizer_clone import clone_for  # noqa: E402
-
+from unidist_torch.optimizer.clone import clone_for  # noqa: E402
 from unidist_torch.optimizer.elementwise import needs_whole_tensors  # noqa: E402
 
 
