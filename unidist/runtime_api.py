@@ -36,8 +36,12 @@ class Plugins(Protocol):
     def registry(self, kind: type[S]) -> Registry[S]:
         """Return all specs of one kind: `plugins.registry(EngineSpec)`."""
 
-    def framework_of(self, model: Any) -> Framework | None:
-        """Return the adapter of the framework that `model` belongs to; None if no adapter knows it."""
+    def framework_of(self, model: Any) -> Framework:
+        """Return the adapter of the framework that `model` belongs to.
+
+        Raises:
+            UsageError: no adapter knows it; lists the frameworks.
+        """
 
     def binding(self, strategy: str, framework: Framework) -> Any:
         """Return a new instance of a strategy's binding to a framework, see `unidist.strategy.BindingSpec`.

@@ -8,8 +8,7 @@ import os
 
 import psutil
 
-from unidist.errors import ConfigurationError
-from unidist.jobs.spill_file import unnamed_file
+from unidist.jobs import SpillFolder
 
 _log = logging.getLogger("unidist")
 _IN_MEMORY = frozenset(("tmpfs", "ramfs"))
@@ -27,10 +26,8 @@ class FileMemory:
     """
 
     def __init__(self, folder: str, *, rank: int) -> None:
-        self._folder = os.path.abspath(folder)
-        self._rank = rank
-        self.allocate(mmap.PAGESIZE)
-        kind = _file_system(self._folder)
+        self._files = SpillFolder(folder, option="activations=offload:path", contents=f"activations of rank {rank}")
+        kind = _file_system(self._files.folder)
         if kind in _IN_MEMORY:
             _log.warning("activations=offload:path=%s: that is memory (%s), so nothing is saved", folder, kind)
 
@@ -40,14 +37,8 @@ class FileMemory:
         Raises:
             ConfigurationError: the file cannot be made as large; a full disk is found here, not while it is written to.
         """
-        try:
-            with unnamed_file(self._folder, num_bytes) as (descriptor, _):
-                return mmap.mmap(descriptor, num_bytes)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"activations=offload: no file of {num_bytes} bytes can be made in {self._folder} on rank "
-                f"{self._rank}: {exc.strerror}. Give a folder with room, activations=offload:path=FOLDER"
-            ) from exc
+        with self._files.file(num_bytes) as (descriptor, _):
+            return mmap.mmap(descriptor, num_bytes)
 
     @staticmethod
     def let_go(memory: mmap.mmap) -> None:

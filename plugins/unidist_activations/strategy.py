@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unidist.cost_model.memory_interface import EstimatesMemory
-from unidist.errors import ConfigurationError, UsageError, unknown_choice
+from unidist.errors import ConfigurationError, unknown_choice
 from unidist.strategy.interface import Plan, Strategy
 from unidist_activations._blocks import PATTERN_SEPARATOR, find_blocks
 
@@ -66,11 +66,6 @@ class Activations(Strategy, EstimatesMemory):
             UsageError: the model is of a framework that this strategy does not know.
         """
         framework = context.plugins.framework_of(model)
-        if framework is None:
-            raise UsageError(
-                "strategy 'activations' knows models of the frameworks that unidist knows, not "
-                f"{type(model).__module__}.{type(model).__qualname__}"
-            )
         binding: ModelBinding = context.plugins.binding(self.name, framework)
         found = find_blocks(binding.members(model), self.patterns, separator=binding.separator)
         if self.policy == "recompute":

@@ -146,11 +146,6 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
             ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.
         """
         framework = context.plugins.framework_of(model)
-        if framework is None:
-            raise ConfigurationError(
-                f"pipeline={self.stages} cuts models of a framework that unidist knows, not {type(model).__module__}."
-                f"{type(model).__qualname__}"
-            )
         return self._binding(framework, context).partition(self, model, context)
 
     def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:

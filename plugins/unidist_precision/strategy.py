@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from unidist.buffer import DType
 from unidist.cost_model.memory import WorkingMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
-from unidist.errors import ConfigurationError, UsageError
+from unidist.errors import ConfigurationError
 from unidist.gradients.precision import LossScaling, Precision
 from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates, Strategy
 
@@ -95,8 +95,6 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
         if self.dtype == "fp32":
             return model
         framework = context.plugins.framework_of(model)
-        if framework is None:
-            raise UsageError(f"{type(model).__qualname__} is no model of any framework that unidist knows")
         return self._binding(framework, context).prepare(model, self.precision(plan))
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:

@@ -85,10 +85,9 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         Raises:
             ConfigurationError: a pattern matches nothing, or a layer cannot be cut; says why and what to do.
         """
-        framework = context.plugins.framework_of(model) if self.size > 1 else None
-        if framework is None:
+        if self.size == 1:
             return model
-        binding: TensorBinding = context.plugins.binding(self.name, framework)
+        binding: TensorBinding = context.plugins.binding(self.name, context.plugins.framework_of(model))
         return binding.partition(self, model, context)
 
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:

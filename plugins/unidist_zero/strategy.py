@@ -172,8 +172,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: at stage 3 a model of PyTorch is prepared; others are divided by `attach`."""
-        framework = context.plugins.framework_of(model) if self.stage == 3 else None
-        return model if framework is None else self._binding(framework, context).partition(self, model, context)
+        if self.stage < 3:
+            return model
+        return self._binding(context.plugins.framework_of(model), context).partition(self, model, context)
 
     def elastic_obstacle(self, plan: Plan) -> str:
         """See `SurvivesLoss.elastic_obstacle`: what a lost rank had another one has a copy of, since the commit."""

@@ -57,7 +57,7 @@ class Room:
 class PredictsStepTime(ABC):
     """Capability of a `Strategy`: it changes how long a step takes. Without it, a strategy changes nothing.
 
-    A trivial implementation returns `step` as it is. That of `data` is one line, see `unidist.cost_model.exchange_cost`.
+    A trivial implementation returns `step` as it is. That of `data` is one line, see `unidist.cost_model.allreduced`.
     """
 
     @abstractmethod

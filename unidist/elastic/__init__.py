@@ -1,7 +1,7 @@
 """Jobs whose ranks come and go: states that are committed and restored, and training that goes on through generations.
 
-`state` has Horovod's names; `step_training` makes each step of a script's own loop a transaction; `batches` assigns each
-sample of an epoch to exactly one rank.
+`state` has Horovod's names; `step_training` makes each step of a script's own loop a transaction; `batches` assigns
+each sample of an epoch to exactly one rank.
 
 Imports `peer/`, `durable/`, `checkpoint`, `runtime` and the folders below.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         parent_death_signal,
         watch_exit,
     )
-    from unidist.jobs.spill_file import unnamed_file
+    from unidist.jobs.spill_file import SpillFolder
     from unidist.jobs.watchdog import ProcessWatchdog
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "parent_death_signal",
     "preflight",
     "sweep",
-    "unnamed_file",
+    "SpillFolder",
     "watch_exit",
 ]
 
@@ -46,7 +46,7 @@ __getattr__ = lazy_names(
         "parent_death_signal": "processes",
         "preflight": "",
         "sweep": "",
-        "unnamed_file": "spill_file",
+        "SpillFolder": "spill_file",
         "watch_exit": "processes",
     },
 )

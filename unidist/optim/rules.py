@@ -147,7 +147,7 @@ class WholeGradient:
         return all(math.isfinite(norm) for part in self._parts for norm in part.norms(2.0))
 
     def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
-        """Return a measure of all parts, over all ranks that hold pieces of the gradient, then along the model's axes."""
+        """Return a measure of all parts, over the ranks that hold pieces of them, then along the model's axes."""
         join = _maximum if op is ReduceOp.MAX else operator.add
         total = 0.0
         divided: dict[tuple[int, ...], tuple[Communicator, float]] = {}

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from unidist.engine import EngineSpec
-from unidist.errors import ConfigurationError, PluginError, unknown_choice
+from unidist.errors import ConfigurationError, PluginError, UsageError, unknown_choice
 from unidist.framework import Framework, FrameworkSpec
 from unidist.gradients import CompressorSpec
 from unidist.launcher import LauncherSpec
@@ -157,9 +157,19 @@ class PluginManager:
         """Every registered launcher."""
         return self.registry(LauncherSpec)
 
-    def framework_of(self, model: Any) -> Framework | None:
-        """Return the adapter of the framework that `model` belongs to; None if no adapter knows it."""
-        return next((each for each in map(FrameworkSpec.load, self.frameworks) if each.is_model(model)), None)
+    def framework_of(self, model: Any) -> Framework:
+        """Return the adapter of the framework that `model` belongs to.
+
+        Raises:
+            UsageError: no adapter knows it; lists the frameworks.
+        """
+        for spec in self.frameworks:
+            framework = spec.load()
+            if framework.is_model(model):
+                return framework
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        known = ", ".join(sorted(spec.name for spec in self.frameworks)) or "none"
+        raise UsageError(f"{kind} is no model of a framework that unidist knows; it knows: {known}")
 
     def binding(self, strategy: str, framework: Framework) -> Any:
         """Return a new instance of a strategy's binding to a framework.

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import Buffer, DType
+from unidist.jobs import SpillFolder
 from unidist_tensorflow.gradients.tensors import AddedOperations, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of
 from unidist_tensorflow.optimizer.inner_step import variable_and_slots
-from unidist_zero.sharding.state_files import StateFiles
 
 NODE = "unidist_move_of_state_to_files_which_needs_jit_compile_False"
 
@@ -31,7 +31,7 @@ class FileBuffers:
         files: creates the files.
     """
 
-    def __init__(self, files: StateFiles) -> None:
+    def __init__(self, files: SpillFolder) -> None:
         self._files = files
         self._idle: dict[int, list[mmap.mmap]] = {}  # by size
 
@@ -48,7 +48,7 @@ class FileBuffers:
         self._idle.clear()
 
     def _new(self, nbytes: int) -> mmap.mmap:
-        with self._files.new(nbytes) as (descriptor, _):
+        with self._files.file(nbytes) as (descriptor, _):
             return mmap.mmap(descriptor, nbytes)
 
 
@@ -73,7 +73,7 @@ class StateInFiles:
         files: creates the files.
     """
 
-    def __init__(self, optimizer: Any, files: StateFiles) -> None:
+    def __init__(self, optimizer: Any, files: SpillFolder) -> None:
         self._optimizer = optimizer
         self._file_buffers = FileBuffers(files)
         self._plain = optimizer.update_step

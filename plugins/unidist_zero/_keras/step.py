@@ -19,6 +19,7 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import ConfigurationError, UsageError
+from unidist.jobs import SpillFolder
 from unidist.optim.interface import MakesInnerStep
 from unidist.optim.update import Update
 from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
@@ -33,7 +34,6 @@ from unidist_zero._keras.optimizer_rebuild import SavedState, restore_state, sav
 from unidist_zero._keras.shards import Shard, make_shards
 from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
-from unidist_zero.sharding.state_files import StateFiles
 from unidist_zero.strategy import Zero
 
 
@@ -49,7 +49,9 @@ class KerasZero(ZeroBinding):
                 "zero:offload=host does not work with tensorflow; leave it out, or give a folder "
                 "(one of this name: ./host)"
             )
-        files = None if strategy.offload is None else StateFiles(strategy.offload)
+        files = None
+        if strategy.offload is not None:
+            files = SpillFolder(strategy.offload, option="zero:offload", contents="optimizer state")
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -93,7 +95,7 @@ class ShardedStep(InnerStep):
     """
 
     sharded = True
-    files: StateFiles | None = None
+    files: SpillFolder | None = None
     """Where state is kept between two updates; None: in memory."""
     in_files: StateInFiles | None = None
     """Keeps it there, once the optimizer is built."""

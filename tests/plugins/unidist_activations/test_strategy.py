@@ -67,8 +67,8 @@ def test_an_unknown_policy_of_an_object_is_an_error(manager: PluginManager) -> N
 
 
 def test_what_is_no_model_is_an_error() -> None:
-    context = SimpleNamespace(topology=SimpleNamespace(rank=0))
-    with pytest.raises(UsageError, match=r"knows models of torch and keras, not builtins\.list"):
+    context = SimpleNamespace(topology=SimpleNamespace(rank=0), plugins=PluginManager().load())
+    with pytest.raises(UsageError, match=r"builtins\.list is no model of a framework .* it knows: tensorflow, torch"):
         Activations("recompute").partition([], cast(Any, context))
 
 
@@ -93,7 +93,7 @@ def test_file_memory_keeps_what_is_written_and_leaves_nothing(tmp_path: Path) ->
 
 
 def test_a_folder_that_is_missing_or_full_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"missing on rank 3: No such file"):
+    with pytest.raises(ConfigurationError, match=r"missing: .* activations of rank 3 .*: No such file"):
         FileMemory(str(tmp_path / "missing"), rank=3)
     memory = FileMemory(str(tmp_path), rank=0)
     with pytest.raises(ConfigurationError, match=r"File too large|No space left"):

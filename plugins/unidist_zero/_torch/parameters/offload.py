@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from unidist.errors import ConfigurationError
-from unidist_zero.sharding.state_files import StateFiles
+from unidist.jobs import SpillFolder
 
 _IN_FILE = "_unidist_in_file"
 
@@ -102,7 +102,7 @@ class FileMemory(StateMemory):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self._files = StateFiles(folder)
+        self._files = SpillFolder(folder, option="zero:offload", contents="optimizer state")
 
     def making_state(self, leaves: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
         """See `StateMemory.making_state`."""
@@ -114,7 +114,7 @@ class FileMemory(StateMemory):
         count = shape.numel()
         if not count:
             return torch.empty_strided(shape, stride, dtype=dtype)
-        with self._files.new(count * dtype.itemsize) as (_, name):
+        with self._files.file(count * dtype.itemsize) as (_, name):
             flat = torch.from_file(name, shared=True, size=count, dtype=dtype)
         made = flat.as_strided(shape, stride)
         setattr(made, _IN_FILE, True)

@@ -74,7 +74,9 @@ def test_megatron_s_throughput_on_a_whole_host_for_each_layer_within_8_percent(w
 
 
 def test_megatron_s_utilisation_rises_with_the_size_of_the_model(weak_scaling: list[float]) -> None:
-    """Table 1: from where a whole host divides each layer on, larger models use GPUs better, in spite of longer
+    """Table 1.
+
+    From where a whole host divides each layer on, larger models use GPUs better, in spite of longer
     pipelines.
     """
     whole_hosts = weak_scaling[3:]
@@ -85,7 +87,9 @@ def test_megatron_s_utilisation_rises_with_the_size_of_the_model(weak_scaling: l
 
 
 def test_tensor_parallelism_belongs_inside_of_a_host() -> None:
-    """Section 5.4.1, Figure 13: 162.2 billion parameters on 64 GPUs. Tensor 8 and pipeline 8, as many as a host has
+    """Section 5.4.1.
+
+    Figure 13: 162.2 billion parameters on 64 GPUs. Tensor 8 and pipeline 8, as many as a host has
     GPUs, is best for both batches, and 32 far behind.
     """
     for batch in (32, 128):
@@ -97,7 +101,9 @@ def test_tensor_parallelism_belongs_inside_of_a_host() -> None:
 
 @pytest.mark.parametrize("batch", [32, 128, 512])
 def test_data_before_pipeline_where_the_model_fits(batch: int) -> None:
-    """Section 5.4.2, Figure 14: 5.9 billion parameters on 64 GPUs. The longer the pipeline, the slower; least so for
+    """Section 5.4.2.
+
+    Figure 14: 5.9 billion parameters on 64 GPUs. The longer the pipeline, the slower; least so for
     the largest batch.
     """
     work = gpt(32, 3840, 32, batch)
@@ -147,7 +153,9 @@ def test_gpipe_s_speed_up_is_bounded_by_its_bubble(partitions: int, microbatches
 
 
 def test_gpipe_s_measured_speed_ups_come_near_the_bound() -> None:
-    """Same paper. Table 2, Transformer, M = 32: 1.8, 3.4 and 6.3 on 2, 4 and 8 accelerators. Table 3, GPUs without fast
+    """Same paper.
+
+    Table 2, Transformer, M = 32: 1.8, 3.4 and 6.3 on 2, 4 and 8 accelerators. Table 3, GPUs without fast
     links, relative to 2 of them: 1.8 and 3.3 on 4 and 8.
     """
     bounds = {partitions: bubble_bound(partitions, 32) for partitions in (2, 4, 8)}
@@ -165,7 +173,9 @@ def test_more_microbatches_than_four_times_the_stages_leave_little_idle() -> Non
 
 
 def test_zero_3_pays_for_small_batches_on_each_gpu() -> None:
-    """Narayanan et al., section 5.2, Figure 10: with a fixed batch, twice the GPUs hurt ZeRO-3 more than pipelines and
+    """Narayanan et al., section 5.2.
+
+    Figure 10: with a fixed batch, twice the GPUs hurt ZeRO-3 more than pipelines and
     tensors, because its traffic stays the same while there is less arithmetic to hide it behind.
     """
     work = gpt(96, 12288, 96, 1536)

@@ -16,6 +16,7 @@ import unidist.tensorflow as ud  # noqa: E402 - after TensorFlow is known to be 
 import unidist_zero  # noqa: E402 - after TensorFlow is known to be there
 from unidist.buffer import DType  # noqa: E402 - after TensorFlow is known to be there
 from unidist.errors import ConfigurationError, UsageError  # noqa: E402 - after TensorFlow is known to be there
+from unidist.jobs import SpillFolder  # noqa: E402
 from unidist_tensorflow.memory import address_of, array_of  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero._keras.fragments.fsdp_units import find_units  # noqa: E402 - after TensorFlow is known to be there
 from unidist_zero._keras.offload import FileBuffers  # noqa: E402 - after TensorFlow is known to be there
@@ -24,7 +25,6 @@ from unidist_zero._keras.optimizer_rebuild import (  # noqa: E402 - after Tensor
     single_variables,
     unbuild,
 )
-from unidist_zero.sharding.state_files import StateFiles  # noqa: E402 - after TensorFlow is known to be there
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +250,7 @@ def test_files_that_are_used_no_more_are_given_out_again_until_other_sizes_are_w
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count(f"{tmp_path}/unidist-")
 
-    buffers = FileBuffers(StateFiles(str(tmp_path)))
+    buffers = FileBuffers(SpillFolder(tmp_path, option="zero:offload", contents="optimizer state"))
     kept, idle = buffers.acquire(4096, DType.FLOAT32), buffers.acquire(4096, DType.FLOAT32)
     del idle
     again = buffers.acquire(4096, DType.FLOAT32)

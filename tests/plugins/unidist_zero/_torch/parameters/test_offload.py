@@ -49,13 +49,13 @@ def test_state_of_an_optimizer_begins_its_life_in_a_file(tmp_path: Path) -> None
 
 
 def test_folders_that_will_not_do_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no folder that can be written to"):
+    with pytest.raises(ConfigurationError, match=r"zero:offload=.*missing: no file for 1 bytes .*: No such file"):
         FileMemory(str(tmp_path / "missing"))
     files = FileMemory(str(tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(ConfigurationError, match=r"8192 bytes of optimizer state could not be had: File too large"):
+        with pytest.raises(ConfigurationError, match=r"8192 bytes of optimizer state .*: File too large"):
             files.zeros_like(torch.zeros(2048))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
