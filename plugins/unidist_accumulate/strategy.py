@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from typing_extensions import override
+
 from unidist.cost_model.step_interface import PredictsStepTime, Room, divisors
 from unidist.errors import ConfigurationError
 from unidist.strategy.interface import Plan, Strategy, UpdateGate
@@ -40,8 +42,8 @@ class Accumulate(Strategy, UpdateGate, PredictsStepTime):
         if self.reduction not in ("mean", "sum"):
             raise ConfigurationError(f"accumulate:reduction={self.reduction!r}; choices: mean, sum")
 
+    @override
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """See `PredictsStepTime.predict`."""
         return step.in_passes(self.passes)
 
     @classmethod
@@ -52,11 +54,11 @@ class Accumulate(Strategy, UpdateGate, PredictsStepTime):
         return tuple(f"accumulate={passes}" for passes in divisors(room.samples())[1:])
 
     @property
+    @override
     def passes_per_update(self) -> int:
-        """See `UpdateGate.passes_per_update`."""
         return self.passes
 
     @property
+    @override
     def averages_passes(self) -> bool:
-        """See `UpdateGate.averages_passes`."""
         return self.reduction == "mean"

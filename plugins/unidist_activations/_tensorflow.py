@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError, UsageError
 from unidist_activations._blocks import Member, Path
@@ -26,8 +27,8 @@ class TensorFlowBinding(ModelBinding):
 
     separator: ClassVar[str] = "/"
 
+    @override
     def members(self, model: Any) -> Sequence[Member]:
-        """See `ModelBinding.members`."""
         return [
             Member(
                 path,
@@ -38,13 +39,14 @@ class TensorFlowBinding(ModelBinding):
             for path, layer in _walk(model, ())
         ]
 
+    @override
     def recompute(self, model: Any, blocks: Sequence[Path]) -> None:
-        """See `ModelBinding.recompute`."""
         wanted = set(blocks)
         for path, layer in list(_walk(model, ())):
             if path in wanted:
                 _run_by(Recompute(layer), layer)
 
+    @override
     def offload(self, model: Any, blocks: Sequence[Path], *, path: str | None, rank: int) -> None:
         """See `ModelBinding.offload`. TensorFlow does not let one choose where a tape keeps tensors."""
         raise ConfigurationError(

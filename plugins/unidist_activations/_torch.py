@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist_activations._blocks import Member, Path
@@ -28,8 +29,8 @@ class TorchBinding(ModelBinding):
 
     separator: ClassVar[str] = "."
 
+    @override
     def members(self, model: torch.nn.Module) -> Sequence[Member]:
-        """See `ModelBinding.members`."""
         return [
             Member(
                 tuple(path.split(".")),
@@ -42,13 +43,13 @@ class TorchBinding(ModelBinding):
             if path
         ]
 
+    @override
     def recompute(self, model: torch.nn.Module, blocks: Sequence[Path]) -> None:
-        """See `ModelBinding.recompute`."""
         for path in blocks:
             _run_by(_recomputing, model.get_submodule(".".join(path)))
 
+    @override
     def offload(self, model: torch.nn.Module, blocks: Sequence[Path], *, path: str | None, rank: int) -> None:
-        """See `ModelBinding.offload`."""
         modules = [model.get_submodule(".".join(block)) for block in blocks]
         if path is None:
             devices = {parameter.device.type for module in modules for parameter in module.parameters()}

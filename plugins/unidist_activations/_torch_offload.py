@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist_activations._files import FileMemory
 
@@ -28,8 +29,8 @@ class Store(ABC):
 class HostStore(Store):
     """Host memory, pinned, for tensors of an accelerator: copies are ordered with what the device computes."""
 
+    @override
     def put(self, tensor: torch.Tensor) -> Load:
-        """See `Store.put`."""
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         copy.copy_(tensor, non_blocking=True)
         device = tensor.device
@@ -42,8 +43,8 @@ class FileStore(Store):
     def __init__(self, memory: FileMemory) -> None:
         self._memory = memory
 
+    @override
     def put(self, tensor: torch.Tensor) -> Load:
-        """See `Store.put`."""
         like = torch.empty_like(tensor, device="meta")  # its strides are dense
         piece = self._memory.allocate(like.numel() * like.element_size())
         copy = torch.frombuffer(piece, dtype=like.dtype, count=like.numel()).as_strided(like.shape, like.stride())

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.strategy.interface import Plan, Strategy
@@ -74,12 +76,12 @@ class Activations(Strategy, EstimatesMemory):
             binding.offload(model, found, path=self.path, rank=context.topology.rank)
         return model
 
+    @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        """See `EstimatesMemory.estimate`."""
         place: Literal["host", "file"] = "host" if self.path is None else "file"
         return replace(memory, activations=replace(memory.activations, policy=self.policy, place=place))
 
     @classmethod
+    @override
     def alternatives(cls) -> Sequence[str]:
-        """See `EstimatesMemory.alternatives`."""
         return ("activations=recompute",)

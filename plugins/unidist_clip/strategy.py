@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from unidist.errors import ConfigurationError
 from unidist.optim.rules import GradientRule, NormRule, WholeGradient
 from unidist.strategy.interface import ActsOnGradients, Plan, Strategy
@@ -37,8 +39,8 @@ class ClipNorm(Strategy, ActsOnGradients):
                 f"clip_norm:p={self.p:g}: the order of a norm is above 0; inf is the largest element"
             )
 
+    @override
     def gradient_rule(self) -> GradientRule:
-        """See `ActsOnGradients.gradient_rule`."""
         return NormRule(self.limit, self.p)
 
 
@@ -58,8 +60,8 @@ class ClipValue(Strategy, ActsOnGradients):
         """The limit is above 0."""
         _check_limit(self.name, self.limit)
 
+    @override
     def gradient_rule(self) -> GradientRule:
-        """See `ActsOnGradients.gradient_rule`."""
         return ValueRule(self.limit)
 
 
@@ -69,8 +71,8 @@ class ValueRule(GradientRule):
 
     limit: float
 
+    @override
     def apply(self, gradient: WholeGradient) -> None:
-        """See `GradientRule.apply`."""
         gradient.clamp(self.limit)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.cost_model.step import Order, RankStep
 from unidist.cost_model.step_interface import Room, Setting, divisors
 from unidist.errors import ConfigurationError
@@ -149,8 +151,8 @@ class Played(Order):
     registry: Registry[ScheduleSpec]
     axis = AXIS
 
+    @override
     def seconds(self, num_pieces: int, forward: float, backward: float, message: float) -> float:
-        """See `Order.seconds`."""
         piece = forward + backward
         if not piece:
             return 0.0

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
@@ -70,8 +72,8 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
     example: Any = field(default=None, compare=False, repr=False)
 
     @property
+    @override
     def axis_size(self) -> int | None:
-        """See `Strategy.axis_size`."""
         return self.stages
 
     @property
@@ -115,10 +117,11 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         for other in plan.strategies if self.stages > 1 else ():
             if isinstance(other, ShardsUpdates) and other.changes_model:
                 raise ConfigurationError(
-                    f"pipeline={self.stages} and {other.name!r} with shared parameters (zero=3): each micro-batch "
+                    f"pipeline={self.stages} and {other.name!r} with sharded parameters (zero=3): each micro-batch "
                     "would gather the parameters of its stage again. Use zero=1, or zero=2, beside a pipeline"
                 )
 
+    @override
     def check_plugins(self, plugins: Plugins) -> None:
         """See `NamesPlugins.check_plugins`: the schedule exists, for these sizes."""
         self.build(plugins, min(self.num_microbatches, _CHECKED_MICROBATCHES))
@@ -137,6 +140,7 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
             stages_per_rank=self.stages_per_rank,
         )
 
+    @override
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model.
 
@@ -148,25 +152,25 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         framework = context.plugins.framework_of(model)
         return self._binding(framework, context).partition(self, model, context)
 
+    @override
     def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
-        """See `RunsSteps.step_runner`."""
         return self._binding(framework, context).step_runner(self)
 
     def _binding(self, framework: Framework, context: RuntimeAPI) -> PipelineBinding:
         binding: PipelineBinding = context.plugins.binding(self.name, framework)
         return binding
 
+    @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        """See `EstimatesMemory.estimate`."""
         return planning.estimated(memory, workload, self._pipe())
 
+    @override
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """See `PredictsStepTime.predict`."""
         return planning.predicted(step, self._pipe(), setting)
 
     @classmethod
+    @override
     def proposals(cls, room: Room) -> Sequence[str]:
-        """See `PredictsStepTime.proposals`."""
         return planning.proposed(room)
 
     def _pipe(self) -> planning.Pipe:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.communicator import Work
@@ -80,8 +81,8 @@ class PowerSGDBucket(BucketCompressor):
         """Number of gradients that are compressed."""
         return len(self._matrices)
 
+    @override
     def allreduce(self, scale: float) -> Work:
-        """See `BucketCompressor.allreduce`."""
         communicator = self._bucket.communicator
         if self._rounds_to_go:
             self._rounds_to_go -= 1
@@ -127,13 +128,14 @@ class _SecondHalf(Work):
         self._first = first
         self._scale = scale
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         self._first.wait(timeout)
         if self._bucket is not None:
             bucket, self._bucket = self._bucket, None
             bucket.complete(self._scale)
 
+    @override
     def done(self) -> bool:
         """See `Work.done`; the second half is done by `wait`."""
         return self._bucket is None

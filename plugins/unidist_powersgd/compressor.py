@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from unidist.buffer import HOST, DType
 from unidist.errors import ConfigurationError
 from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor
@@ -29,15 +31,15 @@ class PowerSGD(GradientCompressor):
     rank: int = 2
     warmup: int = 10
 
+    @override
     def validate(self) -> None:
-        """See `GradientCompressor.validate`."""
         if self.rank < 1:
             raise ConfigurationError(f"powersgd/rank={self.rank}: give a rank of at least 1")
         if self.warmup < 0:
             raise ConfigurationError(f"powersgd/warmup={self.warmup}: give a number of updates, 0 or more")
 
+    @override
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """See `GradientCompressor.attach`."""
         if bucket.memory.dtype not in (DType.FLOAT32, DType.FLOAT64):
             return None
         if bucket.memory.memory != HOST:

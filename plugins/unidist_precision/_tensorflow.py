@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
@@ -18,6 +19,7 @@ from unidist_precision.binding import PrecisionBinding
 class TensorFlowPrecision(PrecisionBinding):
     """See `PrecisionBinding`."""
 
+    @override
     def prepare(self, model: Any, precision: Precision) -> Any:
         """See `PrecisionBinding.prepare`. Layers of the policy float32 get another one, whether they are built or not.
 
@@ -40,6 +42,7 @@ class TensorFlowPrecision(PrecisionBinding):
                     _narrow(variable, precision.parameters)
         return model
 
+    @override
     def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
         """See `PrecisionBinding.attach`. The scaler is the bound optimizer's, in place of Keras' own."""
         del compute

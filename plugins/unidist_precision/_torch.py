@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
@@ -27,6 +28,7 @@ _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 class TorchPrecision(PrecisionBinding):
     """See `PrecisionBinding`."""
 
+    @override
     def prepare(self, model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
         """See `PrecisionBinding.prepare`.
 
@@ -51,6 +53,7 @@ class TorchPrecision(PrecisionBinding):
                     _narrow(module, _TORCH[precision.parameters])
         return model
 
+    @override
     def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
         """See `PrecisionBinding.attach`. The model stays the object it is, of a subclass of its class."""
         plain = type(model)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from unidist.buffer import DType
 from unidist.cost_model.memory import WorkingMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
@@ -31,7 +33,7 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
 
     With plain data parallelism parameters, gradients and optimizer state stay float32. With a strategy that shards
     updates (zero) the model's parameters and gradients are of 16 bits, and each rank keeps float32 master weights of
-    its share. Parameters that are not float32 are left alone.
+    its shard. Parameters that are not float32 are left alone.
 
     Args:
         dtype: bf16 (the range of float32, 8 significant bits), fp16 (11 bits, little range: the loss is scaled), or
@@ -73,8 +75,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
             )
         self.precision(plan)
 
+    @override
     def precision(self, plan: Plan) -> Precision:
-        """See `ChoosesPrecision.precision`."""
         compute = DTYPES[self.dtype]
         scaling = None
         if self.dtype == "fp16":
@@ -90,8 +92,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
             scaling=scaling,
         )
 
+    @override
     def prepare(self, model: Any, plan: Plan, context: RuntimeAPI) -> Any:
-        """See `ChoosesPrecision.prepare`."""
         if self.dtype == "fp32":
             return model
         framework = context.plugins.framework_of(model)
@@ -106,8 +108,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
         binding: PrecisionBinding = context.plugins.binding(self.name, framework)
         return binding
 
+    @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        """See `EstimatesMemory.estimate`."""
         types = self.precision(plan)
         width = types.parameters.itemsize
         sized = memory.widths(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
@@ -55,8 +57,8 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
             object.__setattr__(self, "plan", text)
 
     @property
+    @override
     def axis_size(self) -> int | None:
-        """See `Strategy.axis_size`."""
         return self.size
 
     def validate(self, plan: Plan) -> None:
@@ -79,6 +81,7 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         """
         return None if self.plan is None else read_roles(self.plan)
 
+    @override
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: layers are cut in place.
 
@@ -90,15 +93,15 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         binding: TensorBinding = context.plugins.binding(self.name, context.plugins.framework_of(model))
         return binding.partition(self, model, context)
 
+    @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        """See `EstimatesMemory.estimate`."""
         return planning.estimated(memory, self.size, cuts_sequence=self.sequence)
 
+    @override
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """See `PredictsStepTime.predict`."""
         return planning.predicted(step, self.size, setting, cuts_sequence=self.sequence)
 
     @classmethod
+    @override
     def proposals(cls, room: Room) -> Sequence[str]:
-        """See `PredictsStepTime.proposals`."""
         return planning.proposed(room)

@@ -14,7 +14,7 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
         StrategySpec(
             "zero",
             "unidist_zero.strategy:Zero",
-            "share optimizer state (1), gradients (2) and parameters (3) over the ranks",
+            "shard optimizer state (1), gradients (2) and parameters (3) over the ranks",
         )
     )
 

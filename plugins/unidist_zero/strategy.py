@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from unidist.buffer import HOST
 from unidist.cost_model.exchange_cost import sharded as sharded_step
 from unidist.cost_model.memory_interface import EstimatesMemory
@@ -36,29 +38,29 @@ _NOT_ASKED = (None, "auto", "false")
 
 @dataclass(frozen=True)
 class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesModels, EstimatesMemory, PredictsStepTime):
-    """Shares optimizer state, and gradients, over the ranks: less memory, the same numbers, the same traffic.
+    """Shards optimizer state, gradients and parameters over the ranks: less memory, the same numbers, the same traffic.
 
-    Each rank updates its share of the parameters and sends it to the others (Rajbhandari et al. 2020,
-    https://arxiv.org/abs/1910.02054). Stage 1 shares the optimizer's state, stage 2 the gradients too,
-    stage 3 the parameters.
+    Each rank updates its shard of the parameters and sends it to the others (Rajbhandari et al. 2020,
+    https://arxiv.org/abs/1910.02054). Stage 1 shards the optimizer's state, stage 2 the gradients too, stage 3 the
+    parameters.
 
     Args:
         stage: 1, 2 or 3.
         bucket_mb: size of a gradient bucket in MiB; default: what suits the engine.
-        whole: "true" gives every parameter to one rank as a whole, which optimizers need that look at a parameter's
-            tensor (Muon, Adafactor); "false" cuts through parameters; "auto" tries the optimizer on a small one.
-        shard: ranks that share with each other, neighbours; the groups hold the same and add up their gradients.
+        whole: "true" gives every parameter to one rank as a whole, for optimizers that look at a parameter's tensor
+            (Muon, Adafactor); "false" cuts through parameters; "auto" tries the optimizer on a small one.
+        shard: size of a shard group, whose ranks are neighbours; the groups hold the same and add up their gradients.
             Divides the data axis. Default: all of it.
         shared: parameters of PyTorch are in memory that the ranks of a host share, so that nothing is gathered: "auto"
-            where the engine can do it, and not in elastic jobs; "true" or an error, "false" never.
-        offload: where optimizer state, what the optimizer steps on and, at stage 3 where parameters are
-            gathered, the shards of parameters are: "host", beside an accelerator (with PyTorch);
-            or a folder, in files that are mapped to memory. Default: where the parameters are.
-        units: with PyTorch, at stage 3: paths of the modules that are gathered one by one, `*` for any name, several
-            with + between them ("encoder.layers.*+decoder.layers.*"). Default: members of lists in which a class
-            repeats.
-        prefetch: with PyTorch, at stage 3: how many units are fetched ahead, 0 or more; default: 1. Either of these
-            two has parameters gathered also where shared=auto would share them.
+            if the engine can do it, and not in elastic jobs; "true" or an error, "false" never.
+        offload: where optimizer state, copies that the optimizer steps on and, at stage 3 if parameters are gathered,
+            the shards of parameters are kept: "host", beside an accelerator (with PyTorch); or a folder, in files that
+            are mapped to memory. Default: where the parameters are.
+        units: with PyTorch, at stage 3: paths of the modules that are FSDP units, gathered one by one, `*` for any
+            name, several with + between them ("encoder.layers.*+decoder.layers.*"). Default: members of lists in which
+            a class repeats.
+        prefetch: with PyTorch, at stage 3: number of units to prefetch, 0 or more; default: 1. With either of these
+            two, parameters are gathered even if shared=auto would share them.
     """
 
     name: ClassVar[str] = "zero"
@@ -105,16 +107,16 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         if self.prefetch is not None and self.prefetch < 0:
             raise ConfigurationError(f"zero:prefetch={self.prefetch}: give 0 or more units")
 
+    @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        """See `EstimatesMemory.estimate`."""
         replicas = plan.mesh.size(DATA_AXIS)
         shared_by = replicas if self._surely_shares else 1
         num_ranks = self.shard or replicas
         memory = sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model, shared_by=shared_by)
         return memory if self.offload is None else offloaded(memory, to_host=self.offload == "host", stage=self.stage)
 
+    @override
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """See `PredictsStepTime.predict`."""
         return sharded_step(step, stage=self.stage, shared=self._surely_shares)
 
     @property
@@ -123,19 +125,19 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return self.shared == "true" and self.shard != 1
 
     @classmethod
+    @override
     def alternatives(cls) -> Sequence[str]:
-        """See `EstimatesMemory.alternatives`."""
         return ("zero=1", "zero=2", "zero=3")
 
     @property
     def completes_in_backward(self) -> bool:
-        """False: there are no whole gradients that the script could look at after backward."""
+        """False: there are no whole gradients for the script to look at after backward."""
         return False
 
+    @override
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
-        """See `GradientOwner.make_exchange`."""
         from unidist_zero.sharding.partition import partition
         from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
         from unidist_zero.sharding.shard_groups import make_shard_group
@@ -161,21 +163,25 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         )
 
     @property
+    @override
     def changes_model(self) -> bool:
         """See `Strategy.changes_model`: at stage 3."""
         return self.stage == 3
 
     @property
+    @override
     def initializes(self) -> bool:
         """See `InitializesModels.initializes`: at stage 3."""
         return self.stage == 3
 
+    @override
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
         """See `Strategy.partition`: at stage 3 a model of PyTorch is prepared; others are divided by `attach`."""
         if self.stage < 3:
             return model
         return self._binding(context.plugins.framework_of(model), context).partition(self, model, context)
 
+    @override
     def elastic_obstacle(self, plan: Plan) -> str:
         """See `SurvivesLoss.elastic_obstacle`: what a lost rank had another one has a copy of, since the commit."""
         if self.shard is not None:
@@ -204,13 +210,14 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             return False
         return may_share(self.sharing(context), context.axis(DATA_AXIS), memory_kinds, self.shard)
 
+    @override
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """See `Strategy.attach`: at stage 3 the model is divided, now that the optimizer's needs are known."""
         if self.stage == 3:
             self._binding(framework, update.context).attach(self, model, update)
 
+    @override
     def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        """See `ShardsUpdates.inner_step`."""
         binding = self._binding(framework, context)
         asked = [f"{name}={value}" for name in binding.unsupported if (value := getattr(self, name)) not in _NOT_ASKED]
         if asked:

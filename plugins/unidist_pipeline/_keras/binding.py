@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist_pipeline._keras.division import divide
 from unidist_pipeline._keras.runner import PipelineRunner
 from unidist_pipeline.binding import PipelineBinding
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 class KerasPipeline(PipelineBinding):
     """See `PipelineBinding`."""
 
+    @override
     def partition(self, strategy: Pipeline, model: Any, context: RuntimeAPI) -> Any:
-        """See `PipelineBinding.partition`."""
         return divide(strategy, model, context)
 
+    @override
     def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
-        """See `PipelineBinding.step_runner`."""
         return functools.partial(PipelineRunner, strategy)

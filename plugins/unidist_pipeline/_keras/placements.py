@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.buffer import DType
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
@@ -33,12 +35,13 @@ class StagePlacements(PlacesParameters):
         self._whole = {path: whole_paths[id(variable)] for path, variable in stable_paths(held).items()}
         self._num_holders = {str(variable.path): num_holders[id(variable)] for variable in held}
 
+    @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`."""
         if path not in self._whole:
             raise UsageError(f"this rank's stages have no weight {path!r}; they have: {', '.join(self._whole)}")
         return self._inner.placement(self._whole[path], shape, dtype)
 
+    @override
     def copies(self, path: str) -> int:
         """See `PlacesParameters.copies`; the path is the one that Keras gives, as optimizers have it."""
         return self._num_holders[path] * self._inner.copies(path)

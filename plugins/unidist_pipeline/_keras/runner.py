@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError, UsageError
@@ -88,24 +89,24 @@ class PipelineRunner(StepRunner):
         program = self._division.programs[0]
         return any(program.values[number].masked for number in program.returned)
 
+    @override
     def run(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """See `StepRunner.run`."""
         assert self._loss is not None
         return self.train(inputs, targets, None, self._loss, training=True)
 
+    @override
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """See `StepRunner.evaluate`."""
         assert self._loss is not None
         return self.compute(inputs, targets, None, self._loss)
 
+    @override
     def predict(self, inputs: Any) -> Any:
-        """See `StepRunner.predict`."""
         with self._rank.guarded():
             self._go("prediction", inputs, None, None, loss=None, training=False)
             return self._spread(self.outputs() if self.has_outputs else None)
 
+    @override
     def prepare_fit(self) -> None:
-        """See `StepRunner.prepare_fit`."""
         if self._division.overridden:
             raise ConfigurationError(
                 f"the model has its own {' and '.join(self._division.overridden)}, which a pipeline cannot run: the "

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist_pipeline._keras.module import StageModule, losses_of
 from unidist_pipeline.execution.executor import Stage
@@ -105,8 +106,8 @@ class KerasStage(Stage):
         """See the class."""
         return sum(fraction * float(tf.cast(loss, tf.float64)) for fraction, loss in self._losses)
 
+    @override
     def forward(self, microbatch: int, received: Message | None) -> Message | None:
-        """See `Stage.forward`."""
         run = self._run
         assert run is not None
         part = run.microbatches[microbatch]
@@ -131,12 +132,13 @@ class KerasStage(Stage):
         )
         return Message(Form(tuple(forms)), outputs)
 
+    @override
     def backward(self, microbatch: int, gradients: Message | None) -> Message | None:
-        """See `Stage.backward`."""
         made = self.backward_input(microbatch, gradients)
         self.backward_weight(microbatch)
         return made
 
+    @override
     def backward_input(self, microbatch: int, gradients: Message | None) -> Message | None:
         """See `Stage.backward_input`: the gradients of the weights are computed along with those of the input."""
         run, recorded = self._run, self._recorded.pop(microbatch)
@@ -164,8 +166,8 @@ class KerasStage(Stage):
         forms = tuple(TensorForm(tuple(each.shape), dtype_of(each)) for each in there)
         return Message(Form(forms, tuple(each is not None for each in inner)), there)
 
+    @override
     def backward_weight(self, microbatch: int) -> None:
-        """See `Stage.backward_weight`."""
         for variable, gradient in zip(self.module.trainable_variables, self._weights.pop(microbatch), strict=True):
             if gradient is not None:
                 key = id(variable)

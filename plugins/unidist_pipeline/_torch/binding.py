@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from unidist_pipeline._torch.model import Division
 from unidist_pipeline._torch.model_programs import ModelPrograms
@@ -37,9 +38,8 @@ class TorchPipeline(PipelineBinding):
         model.__dict__[_DIVIDED] = DividedModel(strategy, programs, division, stages)
         return model
 
+    @override
     def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
-        """See `PipelineBinding.step_runner`."""
-
         def make(model: torch.nn.Module, loss_fn: LossFunction, optimizer: Any) -> StepRunner:
             return PipelineRunner(model.__dict__[_DIVIDED], model, loss_fn, optimizer)
 

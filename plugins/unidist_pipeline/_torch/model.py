@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.buffer import DType
 from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
@@ -72,12 +73,12 @@ class PipelinePlacements(PlacesParameters):
         self._names = names
         self._holders = holders
 
+    @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`."""
         return self._inner.placement(self._names.get(path, path), shape, dtype)
 
+    @override
     def copies(self, path: str) -> int:
-        """See `PlacesParameters.copies`."""
         return self._inner.copies(self._names.get(path, path)) * self._holders.get(path, 1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.runtime import context
@@ -70,20 +71,21 @@ class PipelineRunner(StepRunner):
         self._find_weights()
         self._trained: list[bool] = []
 
+    @override
     def run(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """See `StepRunner.run`."""
         self._sums.clear()
         with self._rank.guarded():
             outcome = self._run(inputs, targets, self._divided.strategy.num_microbatches, trains=True)
             self._hand_over_shared()
             return self._loss(outcome)
 
+    @override
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """See `StepRunner.evaluate`."""
         with self._rank.guarded(), evaluating(self._model):
             outcome = self._run(inputs, targets, self._divided.strategy.num_microbatches, trains=False)
             return self._loss(outcome)
 
+    @override
     def predict(self, inputs: Any) -> Any:
         """See `StepRunner.predict`: the whole batch at once, as outputs need not have a dim of samples."""
         with self._rank.guarded(), evaluating(self._model):

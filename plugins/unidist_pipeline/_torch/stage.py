@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist_pipeline._torch.backward import Gradients, SplitBackward, backward
@@ -136,8 +137,8 @@ class TorchStage(Stage):
         self._reduced = reduced
         self._held: dict[int, _SavedForward] = {}
 
+    @override
     def forward(self, microbatch: int, received: Message | None) -> Message | None:
-        """See `Stage.forward`."""
         batch = self._batch
         inputs: list[torch.Tensor] = []
         positions: list[int] = []
@@ -164,28 +165,28 @@ class TorchStage(Stage):
             self._held[microbatch] = _SavedForward(inputs, len(inputs), positions, roots)
         return message
 
+    @override
     def backward(self, microbatch: int, gradients: Message | None) -> Message | None:
-        """See `Stage.backward`."""
         held = self._held.pop(microbatch)
         roots, arriving = _paired(held.roots, gradients)
         found = backward(roots, arriving, held.inputs, self._weights, self._sums)
         return self._passed_back(found)
 
+    @override
     def backward_input(self, microbatch: int, gradients: Message | None) -> Message | None:
-        """See `Stage.backward_input`."""
         held = self._held[microbatch]
         roots, arriving = _paired(held.roots, gradients)
         held.split = SplitBackward(roots, arriving, held.inputs, self._weights)
         return self._passed_back(held.split.input(self._sums))
 
+    @override
     def backward_weight(self, microbatch: int) -> None:
-        """See `Stage.backward_weight`."""
         split = self._held.pop(microbatch).split
         assert split is not None
         split.weight(self._sums)
 
+    @override
     def reduce(self) -> None:
-        """See `Stage.reduce`."""
         self._reduced(self._number)
 
     def _finish(self, microbatch: int, outputs: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from typing_extensions import override
 
 from unidist.buffer import DType
 from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
@@ -64,10 +65,12 @@ class TensorPlacements(PlacesParameters):
         self._placements[stable_path] = placement
         self._cut.add(path)
 
+    @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
         """See `PlacesParameters.placement`; the path is a stable one."""
         return self._placements.get(path) or self._inner.placement(path, shape, dtype)
 
+    @override
     def copies(self, path: str) -> int:
         """See `PlacesParameters.copies`: variables that are not cut are on every rank. The path is Keras' own."""
         return self._inner.copies(path) * (1 if path in self._cut else self._size)

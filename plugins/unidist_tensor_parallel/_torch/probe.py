@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.layers.heads import head_counts
@@ -54,18 +55,20 @@ class AloneRegion(Region):
     def __init__(self, axis: Any) -> None:
         self.axis = axis
 
+    @override
     def begin_cut(self, layer: nn.Module, outputs: torch.Tensor) -> None:
         """See `Region.begin_cut`: nothing is drawn."""
 
+    @override
     def end_cut(self) -> None:
-        """See `Region.end_cut`."""
+        pass
 
+    @override
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.enter`."""
         return x
 
+    @override
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.leave`."""
         return x
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from unidist.buffer import DType
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
@@ -26,8 +28,8 @@ class CutParameters(PlacesParameters):
         self._size = size
         self._inner = inner
 
+    @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`."""
         cut = self.cuts.get(path)
         if cut is None:
             return self._inner.placement(path, shape, dtype)
@@ -36,6 +38,6 @@ class CutParameters(PlacesParameters):
         first, *more = cut.boxes(whole, self._rank)
         return Placement(name, whole, first, tuple(more))
 
+    @override
     def copies(self, path: str) -> int:
-        """See `PlacesParameters.copies`."""
         return self._inner.copies(path) * (1 if path in self.cuts else self._size)

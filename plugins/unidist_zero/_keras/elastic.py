@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.gradients.interface import GradientExchange
@@ -38,8 +39,8 @@ class ElasticStep(ShardedStep):
     _divided: GradientExchange | None = None
     """Whose partition the shards are of."""
 
+    @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
-        """See `InnerStep.build`."""
         super().build(entries, exchange)
         self._divided = self._update.exchanges[0]
 
@@ -73,10 +74,10 @@ class ElasticStep(ShardedStep):
         spec = tf.TensorSpec([len(self._variables)], tf.bool)
         return ExchangeOutputs([spec], lambda result: [np.array(result.present, bool)])
 
+    @override
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        """See `InnerStep.step_in_graph`."""
         given, echoes = self._given(), self._echoes()
         bare = [Entry(entry.variable, None, entry.place) for entry in entries]
 
@@ -103,8 +104,8 @@ class ElasticStep(ShardedStep):
             each.assign(value)
         return []
 
+    @override
     def finalize(self, variables: Sequence[Any]) -> None:
-        """See `InnerStep.finalize`."""
         if self._is_built:
             self._check_divided()
         super().finalize(variables)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, HasKeptState, KeepsState
 from unidist.communicator import Communicator
@@ -105,15 +106,15 @@ class FragmentedModel(GathersParameters, HasKeptState):
         """Say whether any call of its layer has read the variable: otherwise its gradient of zeros means None."""
         return id(fragment.variable) in self.units[self._unit_of[id(fragment.variable)]].read
 
+    @override
     def kept_state(self) -> KeepsState:
-        """See `HasKeptState.kept_state`."""
         from unidist_zero._keras.state import FragmentedModelState
 
         return FragmentedModelState(self._model, {id(each.variable): each for each in self.fragments})
 
     @contextmanager
+    @override
     def gathered(self) -> Iterator[None]:
-        """See `GathersParameters.gathered`."""
         if self._is_suspended:
             raise UsageError("the model's variables are gathered already; leave the inner `gathered(model)` out")
         if not tf.executing_eagerly():

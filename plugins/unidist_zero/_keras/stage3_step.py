@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.interface import CARRIED
 from unidist.communicator import Communicator
@@ -43,16 +45,17 @@ class FragmentStep(ShardedStep):
         fragment_model(model, self._update)
         self.model: FragmentedModel = model.__dict__[CARRIED]
 
+    @override
     def held(self, variable: Any) -> ParameterInfo:
-        """See `InnerStep.held`."""
         return described(self._fragment(variable))
 
+    @override
     def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
-        """See `InnerStep.own_gradient`."""
         if gradient is None or not self.model.is_read(self._fragment(variable)):
             return None
         return gradient
 
+    @override
     def equal_everywhere(self, model: Any) -> list[Any]:
         """See `InnerStep.equal_everywhere`: all but the fragments."""
         return [each for each in super().equal_everywhere(model) if not isinstance(each, FragmentedMixin)]
@@ -127,7 +130,7 @@ class FragmentExchange(AllReduceExchange):
         super().__init__(parameters, framework=TensorFlowFramework(), host=SingleCommunicator(), options=options)
         self._divided_over = communicator
 
+    @override
     def reduced(self) -> ReducedGradients:
-        """See `GradientExchange.reduced`."""
         whole = super().reduced()
         return ReducedGradients(whole.memory, self._divided_over if self._divided_over.size > 1 else None, whole.copies)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
@@ -65,16 +66,16 @@ class ShardedOptimizerState(OptimizerState):
         self._of_models = list(variables)
         self._shards = list(shards)
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         found = []
         for slot in self._shard_slots():
             for offset, count, info, part in self._parts(slot):
                 found.append(Piece(info, part, partial(_copied, slot.value, offset, count)))
         return found
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         record = OptimizerRecord.of(section.values)
         fresh: dict[tuple[int, str], Array] | None = None
         for slot in self._shard_slots():
@@ -147,8 +148,8 @@ class FragmentedModelState(KeepsState):
         self._weights = stable_paths(model.weights)
         self._fragments = fragments
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         found = []
         for path, variable in self._weights.items():
             info, fragment = self._info(path, variable), self._fragments.get(id(variable))
@@ -160,20 +161,21 @@ class FragmentedModelState(KeepsState):
                 found.append(Piece(info, part, partial(_converted, fragment)))
         return found
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return {}
 
+    @override
     def names(self) -> list[str]:
         """See `KeepsState.names`: also those of which this rank has nothing."""
         return list(self._weights)
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         section.match([self._info(path, variable) for path, variable in self._weights.items()], strict=strict)
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         for path, variable in self._weights.items():
             info, fragment = self._info(path, variable), self._fragments.get(id(variable))
             if path not in section.tensors:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import Plain, SavedSection
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
@@ -45,8 +46,8 @@ class ShardedOptimizerState(OptimizerState):
         self._inner = inner
         self._loaded = loaded
 
+    @override
     def pieces(self) -> Sequence[SavedPiece]:
-        """See `KeepsState.pieces`."""
         found = []
         for shard in self._shards:
             for segment in shard.segments:
@@ -59,6 +60,7 @@ class ShardedOptimizerState(OptimizerState):
                         found += [self._flat_piece(shard, segment, piece, slot, value) for piece in segment.pieces]
         return found
 
+    @override
     def values(self) -> dict[str, Plain]:
         """See `KeepsState.values`: of the parameters of which this rank has some."""
         values = super().values()
@@ -75,6 +77,7 @@ class ShardedOptimizerState(OptimizerState):
         values["scalars"] = scalars
         return values
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """See `KeepsState.load`: reads what belongs to this rank's segments."""
         record = OptimizerRecord.of(section.values)

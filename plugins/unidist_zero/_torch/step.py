@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from unidist.buffer import HOST, DType
 from unidist.errors import ConfigurationError, UsageError
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 class TorchZero(ZeroBinding):
     """See `ZeroBinding`."""
 
+    @override
     def inner_step(self, strategy: Zero) -> MakesInnerStep:
-        """See `ZeroBinding.inner_step`."""
-
         def make(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], update: Update) -> InnerStep:
             return ShardedStep(strategy, optimizer, plain, update)
 
@@ -56,6 +56,7 @@ class TorchZero(ZeroBinding):
         patterns = None if strategy.units is None else strategy.units.split("+")
         return stage3.prepare_units(model, patterns, num_ahead=1 if strategy.prefetch is None else strategy.prefetch)
 
+    @override
     def attach(self, strategy: Zero, model: torch.nn.Module, update: Update) -> None:
         """See `ZeroBinding.attach`: initializes a model that was built without memory. Collective."""
         parameters = list(model.parameters())
@@ -115,12 +116,14 @@ class ShardedStep(InnerStep):
         self._is_fresh = True  # no update has been made
         self._is_lost = update.step > 0  # in another generation of an elastic job there was state
 
+    @override
     def before_agreement(self) -> None:
         """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
         if self._units is not None:
             groups = self._units.groups(_listed(self._optimizer))
             self._update.options = replace(self._update.options, groups=groups)
 
+    @override
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
     ) -> None:
@@ -140,6 +143,7 @@ class ShardedStep(InnerStep):
             self._units.add_untrained(self._update)
         self._inner.set_segments(self._segments())
 
+    @override
     def take(self, first: int, present: Sequence[bool | None]) -> None:
         """See `InnerStep.take`: the gradients are where this rank's segments look for them."""
         for index, is_present in enumerate(present, start=first):
@@ -147,8 +151,8 @@ class ShardedStep(InnerStep):
             parameter = self._parameters[index]
             parameter.grad = sharded_gradient(parameter) if is_present else None
 
+    @override
     def step(self, grad_scaler: Any) -> Any:
-        """See `InnerStep.step`."""
         refuse_scaler(grad_scaler, self._strategy.name)
         if self._is_lost:
             raise UsageError(
@@ -190,21 +194,23 @@ class ShardedStep(InnerStep):
         self.skip()
         return result
 
+    @override
     def skip(self) -> None:
-        """See `InnerStep.skip`."""
         for parameter in self._parameters:
             parameter.grad = None
 
+    @override
     def take_part(self) -> None:
         """See `InnerStep.take_part`: the others need this rank's shard, updated with the options that it has."""
         self.step(None)
 
+    @override
     def state_dict(self) -> dict[str, Any] | None:
-        """See `InnerStep.state_dict`."""
         if self._is_fresh:
             return None
         return whole_state_dict(self._optimizer, self._plain, self._shards, self._inner)
 
+    @override
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """See `InnerStep.state_loaded`: take the shard of it; before the first update that can wait."""
         self._is_lost = False
@@ -213,8 +219,8 @@ class ShardedStep(InnerStep):
         if not self._is_fresh:
             self._adopt()
 
+    @override
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState:
-        """See `InnerStep.kept_state`."""
         self._prepare()
         return ShardedOptimizerState(self._optimizer, placements, self._shards, self._inner, self._loaded)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
@@ -108,6 +110,7 @@ class ReduceScatterExchange(GradientExchange):
         self._start_pass()
         self._clear_status()
 
+    @override
     def buffer(self, index: int) -> Buffer:
         """See `GradientExchange.buffer`. At stages 2 and 3 it gives the parameter's bucket memory, for this pass."""
         bucket, slot = self._place[index]
@@ -118,18 +121,18 @@ class ReduceScatterExchange(GradientExchange):
         return self._buckets[number].shard
 
     @property
+    @override
     def in_round(self) -> bool:
-        """See `GradientExchange.in_round`."""
         return self._in_round
 
+    @override
     def hold(self, index: int) -> None:
-        """See `GradientExchange.hold`."""
         self._in_round = True
         self._status_bytes[index] = 1
         self._touched.add(index)
 
+    @override
     def ready(self, index: int) -> None:
-        """See `GradientExchange.ready`."""
         bucket, _ = self._place[index]
         if index not in bucket.missing:
             raise UsageError(
@@ -144,12 +147,13 @@ class ReduceScatterExchange(GradientExchange):
                 return
             self._post(self._buckets[self._posted], self.scale)
 
+    @override
     def end_pass(self) -> None:
-        """See `GradientExchange.end_pass`."""
         self._complete(self.scale)
         self._num_passes += 1
         self._start_pass()
 
+    @override
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """See `GradientExchange.finish`: every shard holds `scale` times this rank's piece of the sum."""
         factor = self.scale if scale is None else scale
@@ -168,6 +172,7 @@ class ReduceScatterExchange(GradientExchange):
         self._clear_status()
         return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
 
+    @override
     def reduced(self) -> ReducedGradients:
         """See `GradientExchange.reduced`: this rank's shards. Those of 16 bits are multiplied when they are widened."""
         shards = tuple(bucket.shard for bucket in self._buckets)
@@ -180,8 +185,8 @@ class ReduceScatterExchange(GradientExchange):
             deferred=deferred,
         )
 
+    @override
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         self._buckets.clear()
         self._place.clear()
         for pool in (*self._pools.values(), *self._wide_pools.values()):

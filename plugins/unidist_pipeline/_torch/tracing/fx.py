@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError, UsageError
 
@@ -137,8 +138,8 @@ class _Tracer(fx.Tracer):
         self._looked_into = looked_into
         self._constants = constants
 
+    @override
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """See `fx.Tracer.is_leaf_module`."""
         return module_qualified_name not in self._looked_into
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
@@ -164,8 +165,8 @@ class _Tracer(fx.Tracer):
 
         return call, [self.root]
 
+    @override
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """See `fx.Tracer.trace`."""
         with _constructors_follow(self), _buffers_stay(root):
             return super().trace(root, concrete_args)
 

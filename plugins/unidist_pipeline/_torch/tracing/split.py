@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist_pipeline._torch.tracing.fx import Forward, may_look_into, trace
@@ -62,12 +63,12 @@ class FxTracer(Tracer):
         self._forward = forward
         self._constants = constants
 
+    @override
     def graph(self, looked_into: Sequence[str]) -> fx.Graph:
-        """See `Tracer.graph`."""
         return trace(self._model, self._forward, looked_into, self._constants)
 
+    @override
     def may_look_into(self, module: torch.nn.Module) -> bool:
-        """See `Tracer.may_look_into`."""
         return may_look_into(module)
 
 

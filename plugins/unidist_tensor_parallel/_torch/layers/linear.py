@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from typing_extensions import override
 
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel.layout.cuts import Cut
@@ -30,8 +31,8 @@ class ColumnLinear(torch.nn.Linear):
             return outputs
         return _ordered(region.axis.gathered(outputs, self.unidist_cut.counts), self.unidist_cut)
 
+    @override
     def extra_repr(self) -> str:
-        """See `torch.nn.Module.extra_repr`."""
         return f"{super().extra_repr()}, outputs of {self.unidist_cut.total} cut over {self.unidist_cut.size}"
 
 
@@ -51,8 +52,8 @@ class RowLinear(torch.nn.Linear):
         outputs = region.leave(F.linear(x, self.weight))
         return outputs if self.bias is None else outputs + region.whole_parameter(self.bias)
 
+    @override
     def extra_repr(self) -> str:
-        """See `torch.nn.Module.extra_repr`."""
         return f"{super().extra_repr()}, inputs of {self.unidist_cut.total} cut over {self.unidist_cut.size}"
 
 

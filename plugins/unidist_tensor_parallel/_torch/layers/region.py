@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
@@ -77,11 +78,13 @@ class SequenceRegion(Region):
             )
         return self._counts
 
+    @override
     def begin_cut(self, layer: torch.nn.Module, outputs: torch.Tensor) -> None:
         """See `Region.begin_cut`: everything in here is different on each rank."""
 
+    @override
     def end_cut(self) -> None:
-        """See `Region.end_cut`."""
+        pass
 
     def has_all_tokens(self, x: torch.Tensor) -> bool:
         """Say whether an activation has the tokens of all ranks, as after a layer that gathers its outputs.
@@ -104,14 +107,14 @@ class SequenceRegion(Region):
         self.random.end()
         return self.axis.gathered(x, self.counts, self.dim)
 
+    @override
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.enter`."""
         return self.axis.enter_sequence(x, self.counts, self.dim)
 
+    @override
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Region.leave`."""
         return self.axis.leave_sequence(x, self.counts, self.dim)
 
+    @override
     def whole_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
-        """See `Region.whole_parameter`."""
         return self.axis.summed_gradient(parameter)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from typing_extensions import override
 
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.linear import ColumnLinear
@@ -39,8 +40,8 @@ class VocabularyEmbedding(torch.nn.Embedding):
         rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight, padding if padding in range(count) else None)
         return axis.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
+    @override
     def extra_repr(self) -> str:
-        """See `torch.nn.Module.extra_repr`."""
         return f"{self.unidist_cut.total}, {self.embedding_dim}, rows cut over {self.unidist_cut.size}"
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from unidist.timeline import Recorder
 from unidist_torch.gradients.parameters import reattach, shaped
@@ -65,22 +66,23 @@ class FlatMemory(ParameterMemory):
         self._num_buckets = len(memory)
         self._gather = ShardGather(partition, memory, exchange.shard_groups, recorder)
 
+    @override
     def own(self, number: int) -> torch.Tensor:
-        """See `ParameterMemory.own`."""
         return tensor_of(self._gather.own(number))
 
+    @override
     def before_step(self) -> None:
         """See `ParameterMemory.before_step`: shards are a part of the parameters."""
         for parameter, place in self._places:
             reattach(parameter, place)
 
+    @override
     def start_gather(self) -> None:
-        """See `ParameterMemory.start_gather`."""
         for number in range(self._num_buckets):
             self._gather.post(number)
 
+    @override
     def finish_gather(self) -> None:
-        """See `ParameterMemory.finish_gather`."""
         self._gather.wait()
 
 
@@ -96,22 +98,22 @@ class SharedPagesMemory(ParameterMemory):
         self._shards = SharedBuckets(exchange.partition, next(iter(exchange.shard_groups.values())))
         self._places = move_to_pages(self._shards, exchange.partition.places(), parameters)
 
+    @override
     def own(self, number: int) -> torch.Tensor:
-        """See `ParameterMemory.own`."""
         return tensor_of(self._shards.own(number))
 
+    @override
     def before_step(self) -> None:
-        """See `ParameterMemory.before_step`."""
         for parameter, place in self._places:
             reattach(parameter, place)
         self._shards.begin_update()
 
+    @override
     def start_gather(self) -> None:
-        """See `ParameterMemory.start_gather`."""
         self._shards.end_update()
 
+    @override
     def finish_gather(self) -> None:
-        """See `ParameterMemory.finish_gather`."""
         self._shards.finish_update()
 
 
@@ -131,21 +133,23 @@ class UnitMemory(ParameterMemory):
         self.is_offloaded = model.offload is not None
         self._buckets = {bucket.number: bucket for bucket in made}
 
+    @override
     def own(self, number: int) -> torch.Tensor:
-        """See `ParameterMemory.own`."""
         return self._buckets[number].own_tensor()
 
+    @override
     def before_step(self) -> None:
-        """See `ParameterMemory.before_step`."""
         for bucket in self._buckets.values():
             bucket.update_shard()
 
+    @override
     def start_gather(self) -> None:
         """See `ParameterMemory.start_gather`: what is gathered is out of date."""
         for bucket in self._buckets.values():
             if bucket.state is BucketState.GATHERED:
                 bucket.release()
 
+    @override
     def finish_gather(self) -> None:
         """See `ParameterMemory.finish_gather`: units gather when they compute."""
 

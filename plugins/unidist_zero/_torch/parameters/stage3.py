@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.interface import HasKeptState, KeepsState, SavedSection
@@ -182,8 +183,8 @@ class ShardedModel(HasKeptState, GathersParameters):
             deferred.initialize(self.units)
 
     @contextmanager
+    @override
     def gathered(self) -> Iterator[None]:
-        """See `GathersParameters.gathered`."""
         for bucket in self._buckets():
             bucket.gather_for_writing()
         self.units.paused = True
@@ -193,8 +194,8 @@ class ShardedModel(HasKeptState, GathersParameters):
             self.units.paused = False
             self.units.release()
 
+    @override
     def kept_state(self) -> KeepsState:
-        """See `HasKeptState.kept_state`."""
         self._quiet = True  # only names are wanted of `state_dict`
         try:
             return ShardedModelState(self._model, self)
@@ -281,8 +282,8 @@ class ShardedModelState(ModelState):
         super().__init__(model)
         self._sharded = sharded
 
+    @override
     def pieces(self) -> Sequence[SavedPiece]:
-        """See `KeepsState.pieces`."""
         held = self._settled()
         found = []
         for path, info, part in self._places():
@@ -297,10 +298,11 @@ class ShardedModelState(ModelState):
                 )
         return found
 
+    @override
     def names(self) -> Collection[str]:
-        """See `KeepsState.names`."""
         return [info.name for _, info, _ in self._places()]
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """See `KeepsState.load`: this rank reads its shards."""
         held = self._settled()
