@@ -44,8 +44,8 @@ class ElasticStep(ShardedStep):
         super().build(entries, exchange)
         self._divided = self._update.exchanges[0]
 
+    @override
     def divide_again(self, exchange: Callable[[], FusedExchange]) -> None:
-        """See `InnerStep.divide_again`."""
         self._divide_model()
         exchange()
         if self._update.exchanges[0] is self._divided:
@@ -64,11 +64,12 @@ class ElasticStep(ShardedStep):
         self._optimizer.built = True
         self._divided = self._update.exchanges[0]
 
+    @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
-        """See `InnerStep.step_eagerly`."""
         self._check_divided()
         super().step_eagerly(exchange, entries, result)
 
+    @override
     def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
         """See `InnerStep.exchange_outputs`: who has a gradient. The gradients stay in the memory of the exchange."""
         spec = tf.TensorSpec([len(self._variables)], tf.bool)
@@ -133,8 +134,8 @@ class ElasticStep(ShardedStep):
 class ElasticFragmentStep(ElasticStep, FragmentStep):
     """The same at stage 3."""
 
+    @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
-        """See `InnerStep.step_eagerly`."""
         super().step_eagerly(exchange, entries, result)
         for fragment in self.model.fragments:
             fragment.show()

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.checkpoint.format.interface import KeepsState
@@ -42,8 +43,8 @@ class KerasZero(ZeroBinding):
 
     unsupported = ("shared", "units", "prefetch")
 
+    @override
     def inner_step(self, strategy: Zero) -> MakesInnerStep:
-        """See `ZeroBinding.inner_step`."""
         if strategy.offload == "host":
             raise ConfigurationError(
                 "zero:offload=host does not work with tensorflow; leave it out, or give a folder "
@@ -64,6 +65,7 @@ class KerasZero(ZeroBinding):
 
         return make
 
+    @override
     def attach(self, strategy: Zero, model: Any, update: Update) -> None:
         """See `ZeroBinding.attach`: shards the model's variables."""
         if strategy.shard is not None:
@@ -115,16 +117,18 @@ class ShardedStep(InnerStep):
         self._gather: VariableGather | None = None
 
     @property
+    @override
     def is_built(self) -> bool:
-        """See `InnerStep.is_built`."""
         return self._is_built
 
+    @override
     def equal_everywhere(self, model: Any) -> list[Any]:
         """See `InnerStep.equal_everywhere`: not what the optimizer keeps for shards."""
         return [*model.weights, *([] if self._is_built else self._optimizer.variables)]
 
     # Building
 
+    @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
         """See `InnerStep.build`: for the shards, for local variables, and for a zero.
 
@@ -229,21 +233,22 @@ class ShardedStep(InnerStep):
 
     # Steps
 
+    @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
-        """See `InnerStep.step_eagerly`."""
         outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
         self._step(entries, outputs, result.present, self._variables)
 
+    @override
     def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
         """See `InnerStep.exchange_outputs`: who has a gradient, and the gradients of the shards."""
         specs = [tf.TensorSpec([len(self._variables)], tf.bool)]
         specs += [tf.TensorSpec(shard.variable.shape, shard.variable.dtype) for shard in self._shards]
         return ExchangeOutputs(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
 
+    @override
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        """See `InnerStep.step_in_graph`."""
         self._step(entries, outputs, None, self._variables)
         return outputs[1:]
 
@@ -323,16 +328,16 @@ class ShardedStep(InnerStep):
         self._clipping.shards = shards
         self._plain.apply(self._optimizer, gradients, variables)
 
+    @override
     def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
-        """See `InnerStep.kept_state`."""
         if not self._is_built:
             return None  # it has no state, or still all of it
         from unidist_zero._keras.state import ShardedOptimizerState
 
         return ShardedOptimizerState(self._optimizer, models, self._variables, self._shards)
 
+    @override
     def finalize(self, variables: Sequence[Any]) -> None:
-        """See `InnerStep.finalize`."""
         if not self._is_built or not self._inner.use_ema:
             return
         self._plain.finalize_variable_values(self._optimizer, self._optimizer._trainable_variables)
