@@ -69,11 +69,13 @@ test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an e
 soak: $(VENV)/.sample $(VENV)/.horovod ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
 
-check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, dependency rules
+check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, layout, spelling
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m mypy $(TYPED_EXTRAS)
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m codespell_lib
 	$(PY) -m tools.layout
 
 coverage: $(VENV)/.sample $(VENV)/.horovod $(VENV)/.coverage ## run the tests and show which lines they reach; writes out/coverage

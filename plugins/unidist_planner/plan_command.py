@@ -166,10 +166,10 @@ def _cluster(given: dict[str, Any], ranks: int) -> Cluster:
         )
     any_link = inside or between
     return Cluster(
-        flops=flops,
+        flops=flops,  # pyright: ignore[reportArgumentType]  # None was refused above
         ranks_per_host=per_host,
-        inside=inside or any_link,
-        between=between or any_link,
+        inside=inside or any_link,  # pyright: ignore[reportArgumentType]  # None where no two ranks are on a host
+        between=between or any_link,  # pyright: ignore[reportArgumentType]  # None on one host
         messages=messages,
         memory_bytes=given["memory"] or (measured.memory_bytes if measured else None),
         memory_bandwidth=given["memory_bandwidth"] or (measured.memory_bandwidth if measured else None),

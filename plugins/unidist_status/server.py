@@ -215,7 +215,7 @@ class _LimitedReader:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - no other server makes handlers of it
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]  # no other makes these
     timeout = READ_SEC
     server_version = "unidist"
     sys_version = ""

@@ -79,7 +79,7 @@ def planned_update(
         make_parts,
         accumulation=accumulation,
         average=average,
-        strategies=plan.strategies,
+        strategies=plan.strategies,  # pyright: ignore[reportArgumentType]  # a ClassVar is a property for mypy only
         options=options,
         sharding=owner if isinstance(owner, ShardsUpdates) else None,
         in_backward=in_backward and owner.completes_in_backward,
