@@ -12,6 +12,8 @@ import pytest
 
 from unidist.runtime import hookspecs
 from unidist.settings.environment import VARIABLES
+from unidist_launch import command_spec
+from unidist_pipeline.schedules import registration
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -44,7 +46,8 @@ def public_names() -> list[str]:
 
 HOOKS = [
     (name, list(inspect.signature(function).parameters))
-    for name, function in vars(hookspecs).items()
+    for module in (hookspecs, command_spec, registration)
+    for name, function in vars(module).items()
     if name.startswith("unidist_")
 ]
 

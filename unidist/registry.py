@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from unidist.errors import PluginError, unknown_choice
+from unidist.errors import PluginError, UnidistError, unknown_choice
 
 __all__ = ["Registry", "Spec", "load_object"]
 
@@ -90,7 +90,7 @@ def load_object(path: str, what: str) -> Any:
         what: the thing in messages: "engine 'shm'".
 
     Raises:
-        PluginError: there is no such module, or no such name in it.
+        PluginError: there is no such module, or no such name in it, or the module raises when it is imported.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -98,4 +98,10 @@ def load_object(path: str, what: str) -> Any:
     except (ImportError, AttributeError) as exc:
         raise PluginError(
             f"{what} cannot be loaded from {path!r}: {exc}. Reinstall the plugin, or fix its path."
+        ) from exc
+    except (KeyboardInterrupt, UnidistError):
+        raise
+    except BaseException as exc:  # whatever a foreign module raises at import, SystemExit included
+        raise PluginError(
+            f"{what} cannot be loaded from {path!r}: {type(exc).__name__}: {exc}. Reinstall the plugin, or mend it."
         ) from exc

@@ -1,1 +1,7 @@
-"""The `unidist` command: launches jobs, and shows what is installed."""
+"""The `unidist` command: launches jobs, and shows what is installed.
+
+The root has what other plugins extend: commands (`command_spec`). Each folder has one part of the launcher; none but
+`commands` and `launchers` imports all others.
+"""
+
+__all__ = ["command_spec"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -11,18 +11,13 @@ from typing import NoReturn
 import click
 
 from unidist._version import __version__
-from unidist.errors import PluginError, UnidistError, unknown_choice
+from unidist.errors import UnidistError, unknown_choice
+from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
+from unidist_launch import plugin
+from unidist_launch.command_spec import CommandSpec
 
-_OWN = {
-    "launch": "unidist_launch.commands.launch:launch",
-    "doctor": "unidist_launch.commands.doctor:doctor",
-    "plugins": "unidist_launch.commands.plugins:plugins",
-    "strategies": "unidist_launch.commands.strategies:strategies",
-    "checkpoint": "unidist_launch.commands.checkpoint:checkpoint",
-    "build": "unidist_launch.commands.build:build",
-}
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130
 # What click raises for a group without a sub-command, since 8.2; before, it printed the help itself.
@@ -30,39 +25,46 @@ _ONLY_HELP: tuple[type[Exception], ...] = tuple(filter(None, [getattr(click.exce
 
 
 class _Commands(click.Group):
-    """A group that imports its own commands when used, and asks plugins for theirs when it needs them."""
+    """A group whose commands are those that plugins register, each imported when it is used.
 
-    _plugins_asked = False
+    The commands of this package are found without loading any other plugin: they start at once, whatever is installed,
+    and decide themselves which plugins they load (`launch -p no:NAME`).
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        self._ask_plugins()
-        return [*_OWN, *sorted(self.commands)]
+        """Return our own names in the order in which they are registered, then those of other plugins."""
+        own = self._own
+        return [*(spec.name for spec in own), *sorted(spec.name for spec in self._all if spec.name not in own)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _OWN:
-            module, _, attribute = _OWN[cmd_name].partition(":")
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-            return command
-        self._ask_plugins()
-        return super().get_command(ctx, cmd_name)
+        """Import a command; None if there is none of this name."""
+        registry = self._own if cmd_name in self._own else self._all
+        return registry.get(cmd_name).load() if cmd_name in registry else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        """Find the command of a command line, or say which there are."""
+        if args[0] not in self._own and args[0] not in self._all and not args[0].startswith("-"):
             raise unknown_choice("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        name = name or cmd.name or ""
-        if name in _OWN or name in self.commands:
-            raise PluginError(f"command {name!r} exists already; give it another name.")
-        super().add_command(cmd, name)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names with their summaries, which takes no import of the commands."""
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._all.get(name).summary) for name in names])
 
-    def _ask_plugins(self) -> None:
-        if not self._plugins_asked:
-            self._plugins_asked = True
-            PluginManager(Settings.read().disabled_plugins).load().notify("unidist_add_commands", cli=self)
+    @functools.cached_property
+    def _own(self) -> Registry[CommandSpec]:
+        registry = Registry[CommandSpec](CommandSpec.kind)
+        plugin.unidist_register_commands(registry)
+        return registry
+
+    @functools.cached_property
+    def _all(self) -> Registry[CommandSpec]:
+        manager = PluginManager(Settings.read().disabled_plugins).load()
+        return manager.registry(CommandSpec) if CommandSpec in manager.kinds else self._own
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,10 +1,23 @@
-"""What the launch package registers, through the same entry point as everybody else."""
+"""Registers the launchers and commands of this package, and lets other plugins register commands."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
-from unidist.runtime.plugin_manager import hookimpl
+from unidist_launch import command_spec
+from unidist_launch.command_spec import CommandSpec
+
+if TYPE_CHECKING:
+    from unidist.runtime import PluginManager
+
+
+@hookimpl
+def unidist_add_kinds(manager: PluginManager) -> None:
+    """Let plugins register commands."""
+    manager.add_kind(CommandSpec, command_spec)
 
 
 @hookimpl
@@ -19,3 +32,20 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
         )
     )
     registry.add(LauncherSpec("ssh", "unidist_launch.launchers.ssh:SshLauncher", "ranks on the hosts of -H, by ssh"))
+
+
+@hookimpl
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register the commands."""
+    for name, summary in _COMMANDS.items():
+        registry.add(CommandSpec(name, f"unidist_launch.commands.{name}:{name}", summary))
+
+
+_COMMANDS = {
+    "launch": "Run a script, module or program on N processes.",
+    "doctor": "Show what is installed and usable on this machine.",
+    "plugins": "List the plugins, what each registers, and problems.",
+    "strategies": "List the strategies with their options.",
+    "checkpoint": "Show, verify and convert checkpoints.",
+    "build": "Build Horovod for the installed frameworks.",
+}

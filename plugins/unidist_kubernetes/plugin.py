@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
-
-if TYPE_CHECKING:
-    from click import Group
+from unidist_launch.command_spec import CommandSpec
 
 
 @hookimpl
@@ -26,8 +22,12 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
 
 
 @hookimpl
-def unidist_add_commands(cli: Group) -> None:
-    """Add `unidist kubernetes`."""
-    from unidist_kubernetes.command import kubernetes
-
-    cli.add_command(kubernetes)
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register `unidist kubernetes`."""
+    registry.add(
+        CommandSpec(
+            "kubernetes",
+            "unidist_kubernetes.command:kubernetes",
+            "Write manifests for Kubernetes, and find pods that run.",
+        )
+    )

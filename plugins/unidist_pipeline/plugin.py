@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from unidist import hookimpl
 from unidist.registry import Registry
 from unidist.strategy import BindingSpec, StrategySpec
+from unidist_launch.command_spec import CommandSpec
 from unidist_pipeline.schedules import registration
 from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
-    from click import Group
-
     from unidist.runtime.plugin_manager import PluginManager
 
 
@@ -100,11 +99,15 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
 
 
 @hookimpl
-def unidist_add_commands(cli: Group) -> None:
-    """Add `unidist pipeline`."""
-    from unidist_pipeline.pipeline_command import pipeline
-
-    cli.add_command(pipeline)
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register `unidist pipeline`."""
+    registry.add(
+        CommandSpec(
+            "pipeline",
+            "unidist_pipeline.pipeline_command:pipeline",
+            "List, draw and simulate schedules of pipeline parallelism.",
+        )
+    )
 
 
 @hookimpl

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unidist import hookimpl
-
-if TYPE_CHECKING:
-    from click import Group
+from unidist.registry import Registry
+from unidist_launch.command_spec import CommandSpec
 
 
 @hookimpl
-def unidist_add_commands(cli: Group) -> None:
-    """Add `unidist plan` and `unidist estimate`."""
-    from unidist_planner.estimate_command import estimate
-    from unidist_planner.plan_command import plan
-
-    cli.add_command(plan)
-    cli.add_command(estimate)
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register `unidist plan` and `unidist estimate`."""
+    registry.add(CommandSpec("plan", "unidist_planner.plan_command:plan", "Propose how to divide training over ranks."))
+    registry.add(
+        CommandSpec(
+            "estimate", "unidist_planner.estimate_command:estimate", "Show how much memory training takes on one rank."
+        )
+    )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
-
-if TYPE_CHECKING:
-    from click import Group
+from unidist_launch.command_spec import CommandSpec
 
 
 @hookimpl
@@ -26,8 +22,6 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
 
 
 @hookimpl
-def unidist_add_commands(cli: Group) -> None:
-    """Add `unidist slurm`."""
-    from unidist_slurm.command import slurm
-
-    cli.add_command(slurm)
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register `unidist slurm`."""
+    registry.add(CommandSpec("slurm", "unidist_slurm.command:slurm", "Write scripts for Slurm."))

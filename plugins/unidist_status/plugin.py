@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unidist import hookimpl
-
-if TYPE_CHECKING:
-    from click import Group
+from unidist.registry import Registry
+from unidist_launch.command_spec import CommandSpec
 
 
 @hookimpl
-def unidist_add_commands(cli: Group) -> None:
-    """Add `unidist top`."""
-    from unidist_status.top_command import top
-
-    cli.add_command(top)
+def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
+    """Register `unidist top`."""
+    registry.add(
+        CommandSpec("top", "unidist_status.top_command:top", "Show a running job: ranks, hosts, steps, events.")
+    )

@@ -11,7 +11,6 @@ import click
 import pytest
 from unidist_command import Command
 
-from unidist.errors import PluginError
 from unidist_launch.cli import cli
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -102,11 +101,6 @@ def test_a_group_alone_shows_its_help_and_calls_it_no_error(command: Command, ar
     assert "error" not in shown
     assert shown.count("--help") == 1
     assert done.returncode in (0, 2)  # click's own choice was 0 before 8.2
-
-
-def test_plugins_cannot_take_a_command_of_the_house() -> None:
-    with pytest.raises(PluginError, match="'launch' exists already"):
-        cli.add_command(click.Command("launch"))
 
 
 def test_the_docs_name_every_command_and_every_option() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ def install(folder: Path, name: str, code: str) -> dict[str, str]:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: 1.5\n")
     (info / "entry_points.txt").write_text(f"[unidist]\n{name} = plugin_{name}\n")
     (folder / f"plugin_{name}.py").write_text(code)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 GOOD = """
 from unidist import hookimpl
 from unidist.engine import EngineSpec
+from unidist_launch.command_spec import CommandSpec
 
 @hookimpl
 def unidist_register_engines(registry):
@@ -32,9 +34,12 @@ def unidist_shutdown(context):
     pass
 
 @hookimpl
-def unidist_add_commands(cli):
-    import click
-    cli.add_command(click.Command("coo", callback=lambda: click.echo("coo!") or 3))
+def unidist_register_commands(registry):
+    registry.add(CommandSpec("coo", "coo_command:coo", "Call."))
+"""
+COO = """
+import click
+coo = click.Command("coo", callback=lambda: click.echo("coo!") or 3)
 """
 BAD = """
 from unidist import hookimpl
@@ -59,14 +64,16 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "engines": ["carrier-pigeon"],
         "frameworks": [],
         "strategies": [],
+        "bindings": [],
         "compressors": [],
         "schedules": [],
         "launchers": [],
-        "hooks": ["unidist_add_commands", "unidist_shutdown"],
+        "commands": ["coo"],
+        "hooks": ["unidist_shutdown"],
         "problems": [],
     }
     assert found["core"]["engines"] == ["single", "shm"]
-    assert found["launch"]["launchers"] == ["local", "elastic", "ssh", "mpi", "slurm", "kubernetes"]
+    assert found["launch"]["launchers"] == ["local", "elastic", "ssh"]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +121,69 @@ def test_the_table_shows_names_and_problems(command: Command, tmp_path: Path) ->
     assert "problem: implements hook 'unidist_register_engnes'" in done.stdout
 
 
-def test_a_plugins_own_command_runs_and_its_code_counts(command: Command, tmp_path: Path) -> None:
-    env = install(tmp_path, "pigeon", GOOD)
-    done = command.run("coo", env=env)
+@pytest.fixture
+def coo(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "coo_command.py").write_text(COO)
+    return install(tmp_path, "pigeon", GOOD)
+
+
+def test_a_plugins_own_command_runs_and_its_code_counts(command: Command, coo: dict[str, str]) -> None:
+    done = command.run("coo", env=coo)
     assert (done.returncode, done.stdout) == (3, "coo!\n")
-    assert "coo" in command.run("--help", env=env).stdout
+
+
+def test_help_lists_a_plugins_command_without_importing_it(
+    command: Command, tmp_path: Path, coo: dict[str, str]
+) -> None:
+    (tmp_path / "coo_command.py").write_text("raise SystemExit(0)")
+    done = command.run("--help", env=coo)
+    assert done.returncode == 0
+    assert "coo         Call." in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("raise ValueError('no perch')", "ValueError: no perch"),
+        ("import no_such_thing", "No module named 'no_such_thing'"),
+        ("coo = 3", "'coo_command:coo' is a int, not a click.Command"),
+    ],
+)
+def test_a_command_that_cannot_be_imported_is_an_error_that_says_why(
+    command: Command, tmp_path: Path, coo: dict[str, str], code: str, reason: str
+) -> None:
+    (tmp_path / "coo_command.py").write_text(code)
+    done = command.run("coo", env=coo)
+    assert done.returncode == 2
+    assert done.stderr.startswith("unidist: error: command 'coo'")
+    assert reason in done.stderr
+
+
+def test_plugins_cannot_take_a_command_of_the_house(command: Command, tmp_path: Path, coo: dict[str, str]) -> None:
+    plugin = tmp_path / "plugin_pigeon.py"
+    plugin.write_text(GOOD.replace('"coo"', '"doctor"').replace("carrier-", ""))
+    done = command.run("doctor", "--json", env=coo)
+    assert done.returncode == 0
+    assert "coo!" not in done.stdout
+    done = command.run("--help", env=coo)
+    assert "command 'doctor' of plugin 'pigeon' (dist-pigeon) is already registered by plugin 'launch'" in done.stderr
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "raise KeyError('x')", "raise BaseException('stop')"])
+@pytest.mark.parametrize("moment", ["import", "registration"])
+def test_whatever_a_plugin_raises_is_a_warning_that_names_its_distribution(
+    command: Command, tmp_path: Path, code: str, moment: str
+) -> None:
+    if moment == "registration":
+        code = f"from unidist import hookimpl\n@hookimpl\ndef unidist_register_launchers(registry):\n    {code}\n"
+    env = install(tmp_path, "broken", code)
+    script = command.script("print('rank', rank)")
+    done = command.run("launch", "-np", "1", script, env=env)
+    assert (done.returncode, done.stdout) == (0, "[0] rank 0\n")
+    assert "unidist: warning: plugin 'broken' of dist-broken 1.5: " in done.stderr
+    done = command.run("--help", env=env)
+    assert (done.returncode, "doctor" in done.stdout) == (0, True)
+    if moment == "import":
+        assert "unidist: warning: plugin 'broken' of dist-broken 1.5: cannot be imported" in done.stderr
