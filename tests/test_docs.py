@@ -77,6 +77,21 @@ def test_every_public_name_of_the_torch_facade_is_documented(name: str) -> None:
     assert name in words("torch.md")
 
 
+def public_modules() -> set[str]:
+    """Return the core's packages and root modules that say in `__all__` what is public."""
+    core = ROOT / "unidist"
+    found = {".".join(path.parent.relative_to(ROOT).parts): path for path in core.rglob("__init__.py")}
+    found |= {f"unidist.{path.stem}": path for path in core.glob("*.py") if not path.stem.startswith("_")}
+    return {name for name, path in found.items() if "\n__all__ = " in path.read_text(encoding="utf-8")}
+
+
+def test_the_reference_has_every_public_module() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = {name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)}
+    # Keras' module for tf_keras has the names of `unidist.keras`.
+    assert public_modules() - {"unidist.tensorflow.keras"} <= shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
