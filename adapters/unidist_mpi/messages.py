@@ -63,7 +63,7 @@ class Messages:
         if found != buffer.nbytes:
             error = MismatchError(
                 f"{operation.what} on rank {self._comm.rank}: it receives {buffer.nbytes} bytes, but the message of "
-                f"rank {source} has {found}; make both sizes alike"
+                f"rank {source} has {found}; make both sizes the same"
             )
             buffer = Buffer.allocate(found, DType.UINT8)
             operation.keep(buffer)

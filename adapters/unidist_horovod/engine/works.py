@@ -205,5 +205,5 @@ class ReceiveWork(_MessageWork):
         if found != wanted:
             raise MismatchError(
                 f"{self._what} on rank {self._communicator.rank}: it receives {wanted} bytes, but the message of rank "
-                f"{self._peer} has {found}; make both sizes alike"
+                f"{self._peer} has {found}; make both sizes the same"
             )

@@ -63,7 +63,7 @@ class ElasticDataset(DealsAnew):
 
     @override
     def take(self) -> Deal | None:
-        """Return the next deals, joined to one of all their samples."""
+        """Return the next batches, joined to one of all their samples."""
         assert self._progress is not None, "somebody trains on it"
         now, place = self._progress(), context.current().topology
         state = (now.position, now.global_batch, place.rank, place.world_size)
@@ -77,18 +77,18 @@ class ElasticDataset(DealsAnew):
         return replace(first, following=last.following, total=sum(deal.total for deal in self._taken))
 
     def take_alone(self) -> Deal:
-        """Return the first deal to one rank: something to try a step with. Changes nothing that counts."""
+        """Return the first batch of a single rank, to try a step with. Changes no progress."""
         assert self.batch_size is not None, "given"
         self._taken = deque([next(self._dealt(Position(), self.batch_size, 0, 1))])
         return self._taken[0]
 
     def next_of_taken(self) -> Deal:
-        """Return the deals of which the last `take` consists, one after another."""
+        """Return the next of the batches that the last `take` has joined."""
         return self._taken.popleft()
 
     @property
     def has_moved(self) -> bool:
-        """Say, once, that a new iteration over the dataset has to begin: the present one gives other samples."""
+        """Say, once, that a new iteration over the dataset must begin, because the present one yields other samples."""
         moved, self._is_moved = self._is_moved, False
         return moved
 
@@ -97,7 +97,7 @@ class ElasticDataset(DealsAnew):
         return in_order.deals(position, rank=rank, size=size, global_batch=global_batch)
 
     def _place(self) -> Array:
-        """Return what an iteration that begins deals out: epoch, samples that are done, rank, size, global batch."""
+        """Return the state of an iteration that begins: epoch, samples that are done, rank, size, global batch."""
         runtime = context.current()
         rank, size = runtime.axis_rank(DATA_AXIS), runtime.axis_size(DATA_AXIS)
         if self._progress is not None:
@@ -121,7 +121,7 @@ class ElasticDataset(DealsAnew):
             length -= length % whole
 
         def share(*samples: Any) -> Any:
-            """Return this rank's samples of a global batch; one that does not count if there are none."""
+            """Return this rank's samples of a global batch; one sample that does not count if it has none."""
             total = tf.shape(tf.nest.flatten(samples)[0], tf.int64)[0]
             own = tf.range(tf.minimum(rank, total - 1), total, size)
             found = tf.nest.map_structure(lambda each: tf.gather(each, own), samples)
@@ -131,7 +131,7 @@ class ElasticDataset(DealsAnew):
 
 
 def feed_of(dataset: Any) -> ElasticDataset | None:
-    """Return the dealt data that a dataset has its samples from, whatever was done with them since."""
+    """Return the elastic dataset that a dataset is derived from, by any transformations; None if there is none."""
     if not isinstance(dataset, tf.data.Dataset):
         return None
     own: ElasticDataset | None = getattr(dataset, _FEED, None)

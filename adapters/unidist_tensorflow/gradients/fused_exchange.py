@@ -32,7 +32,7 @@ class ExchangeResult:
         complete: the gradients are reduced; False inside a window of several passes, where nothing was sent, and where
             a gradient has overflowed and no rank updates.
         gradients: by place; None where no rank had one, and everywhere while the step is not complete or where each
-            rank takes its share of them (`Update.reduced`).
+            rank takes its shard of them (`Update.reduced`).
         present: by place, whether any rank had a gradient.
     """
 
@@ -50,7 +50,7 @@ class FusedExchange:
         held: returns what this rank holds of each variable, and has gradients of; default: all of it.
         keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
-        step_on_joined: each rank takes its share of the gradients, and this does its step on a rank that has joined;
+        step_on_joined: each rank takes its shard of the gradients, and this does its step on a rank that has joined;
             None: all ranks get whole gradients.
     """
 

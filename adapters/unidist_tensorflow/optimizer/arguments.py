@@ -55,12 +55,12 @@ def exchange_options(
     return options if isinstance(options.groups, int) else replace(options, groups=None)
 
 
-def check_shares_nothing(plan: Plan, caller: str) -> None:
-    """Raise UsageError if a strategy of the plan shares updates over the ranks, for which `caller` sees too little."""
-    sharing = [item.name for item in plan.strategies if isinstance(item, ShardsUpdates)]
-    if sharing:
+def check_unsharded(plan: Plan, caller: str) -> None:
+    """Raise UsageError if a strategy of the plan shards updates over the ranks, for which `caller` sees too little."""
+    sharding = [item.name for item in plan.strategies if isinstance(item, ShardsUpdates)]
+    if sharding:
         raise UsageError(
-            f"strategy {sharing[0]!r} shares updates over the ranks, and {caller} cannot; use "
+            f"strategy {sharding[0]!r} shards updates over the ranks, and {caller} cannot; use "
             "model, optimizer = distribute(model, optimizer)"
         )
 

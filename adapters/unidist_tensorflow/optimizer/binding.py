@@ -108,7 +108,7 @@ class Binding:
                 broadcast_variables(initial(), root_rank=0)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Build the optimizer for these variables of the model. Collective where each rank keeps a share of it."""
+        """Build the optimizer for these variables of the model. Collective if its state is sharded."""
         self._built_for = list(variables)
         self._variables = [variable for variable in self._built_for if self._key(variable) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
@@ -135,7 +135,7 @@ class Binding:
         self._optimizer.built = True
 
     def build_to_load(self) -> None:
-        """Give an optimizer of which each rank keeps a share that of the present ranks, to be loaded. Collective."""
+        """Shard the state of an optimizer over the present ranks, to be loaded. Collective."""
         if not self.inner.sharded:
             return
         variables = list(self._of_model()) if self._of_model is not None and not self.inner.is_built else []
@@ -276,14 +276,14 @@ class Binding:
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
-        shares = self.inner.sharded
+        sharded = self.inner.sharded
         self._exchange = FusedExchange(
             self._update,
             infos,
             lambda: [self.inner.held(variable) for variable in self._variables],
             keeps_results=not is_of_keras(self._optimizer, self._plain, self._trained),
-            gathers=not self._update.options.sparse_as_dense and not shares,
-            step_on_joined=self._step_on_joined if shares else None,
+            gathers=not self._update.options.sparse_as_dense and not sharded,
+            step_on_joined=self._step_on_joined if sharded else None,
         )
 
     def _check_rules(self) -> None:

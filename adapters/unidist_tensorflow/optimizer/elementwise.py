@@ -52,13 +52,13 @@ def needs_whole_variables(optimizer: Any, plain: type[Any] | None = None) -> boo
             alone = _stepped(optimizer, kind, _SHAPES[:1], cut=False)
         except Exception as exc:  # whatever a constructor or a step of a class of the script's own raises
             raise UsageError(
-                f"{kind.__name__} could not be tried on a small variable, to see whether it may update shares of "
+                f"{kind.__name__} could not be tried on a small variable, to see whether it may update shards of "
                 f"variables: {exc!r}. Its get_config() must give what its constructor takes; or say zero:whole=true"
             ) from exc
         if not _alike(together[:1], alone):
             raise UsageError(
                 f"{kind.__name__} updates a variable differently when there are others beside it; it cannot update a "
-                "share of them. Use another optimizer, or the strategy 'data'"
+                "shard of them. Use another optimizer, or the strategy 'data'"
             )
         try:
             halves = _stepped(optimizer, kind, _SHAPES, cut=True)

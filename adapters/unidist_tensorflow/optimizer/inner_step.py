@@ -102,7 +102,7 @@ class InnerStep(ABC):
     def divide_again(self, exchange: Callable[[], FusedExchange]) -> None:  # noqa: B027 - whole state stays as it is
         """Divide sharded state again, for the present ranks, if they have changed. Collective.
 
-        The optimizer is built. What it keeps for the shares has any values afterwards: they are loaded next.
+        The optimizer is built. Its slots of the shards have arbitrary values afterwards: they are loaded next.
 
         Args:
             exchange: see `build`.

@@ -89,7 +89,7 @@ class LegacyBinding(Binding):
     def _make_inner(self) -> InnerStep:
         if self._update.sharding is not None:
             raise ConfigurationError(
-                "the strategy shares updates over the ranks, which optimizers of tf_keras cannot; use one of Keras 3"
+                "the strategy shards updates over the ranks, which optimizers of tf_keras cannot; use one of Keras 3"
             )
         return super()._make_inner()
 

@@ -76,7 +76,7 @@ class DistributedOptimizerMixin(BoundMixin):
             super().save_own_variables(store)  # type: ignore[misc]  # of an optimizer
             return
         warnings.warn(
-            "the optimizer's state is shared over the ranks and is not in this file; unidist's save keeps it",
+            "the optimizer's state is sharded over the ranks and is not in this file; unidist's save keeps it",
             stacklevel=2,
         )
 
@@ -84,7 +84,7 @@ class DistributedOptimizerMixin(BoundMixin):
         """Refuse if this rank has a shard only. Keras calls it."""
         if self._unidist.inner.sharded and len(store.keys()):
             raise UsageError(
-                "the optimizer's state is shared over the ranks: a file with all of it cannot be loaded into it. Load "
+                "the optimizer's state is sharded over the ranks: a file with all of it cannot be loaded into it. Load "
                 "it before distribute(), or use unidist's load"
             )
         super().load_own_variables(store)  # type: ignore[misc]  # of an optimizer

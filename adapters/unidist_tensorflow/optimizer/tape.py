@@ -32,7 +32,7 @@ from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.optimizer.arguments import (
     CompressionLike,
-    check_shares_nothing,
+    check_unsharded,
     exchange_options,
     listed_groups,
     local_variables,
@@ -194,7 +194,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             "distribute(model, optimizer) or DistributedOptimizer"
         )
     check_leaves_model(runtime.plan, "a tape")
-    check_shares_nothing(runtime.plan, "a tape")
+    check_unsharded(runtime.plan, "a tape")
     if isinstance(gradtape, DistributedTapeMixin):
         raise UsageError("this tape is distributed already")
     options = exchange_options(

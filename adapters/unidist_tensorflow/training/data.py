@@ -39,7 +39,7 @@ def shard(
         shuffle: in another order in each epoch, the same on every rank.
         seed: equal on every rank.
         tail: what happens to samples that do not divide: "pad" repeats the first ones of the dataset until all shares
-            are equal; "drop" leaves the last ones of the epoch out; "join" deals them out, so that the first ranks
+            are equal; "drop" leaves the last ones of the epoch out; "join" distributes them, so that the first ranks
             have one sample more: the others then call `ud.join()` (or `fit` with `steps_per_epoch`).
         buffer_size: samples that are held in memory for shuffling; default: all, which mixes best.
         batch_size: samples of a batch of this rank.
@@ -52,7 +52,7 @@ def shard(
     size, rank = runtime.axis_size(DATA_AXIS), runtime.axis_rank(DATA_AXIS)
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
-        raise UsageError("this dataset repeats for ever: shard it before repeat(), or there are no epochs to deal out")
+        raise UsageError("this dataset repeats for ever: shard it before repeat(), or there are no epochs to divide")
     if count < 0 and (tail != "join" or (shuffle and buffer_size is None)):
         raise UsageError(
             f"the length of this dataset is not known, which shard(tail={tail!r}, shuffle={shuffle}) needs. Say it "
@@ -63,7 +63,7 @@ def shard(
     if batch_size is not None and runtime.membership is not None:
         if count < 0:
             raise UsageError(
-                "the length of this dataset is not known, and an elastic job deals its samples out anew by their "
+                "the length of this dataset is not known, and an elastic job redistributes its samples by "
                 "number: say it with dataset.apply(tf.data.experimental.assert_cardinality(n))"
             )
         order = SampleOrder(count, seed, shuffle, drop_last=tail == "drop")

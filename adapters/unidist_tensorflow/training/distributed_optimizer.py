@@ -25,7 +25,7 @@ from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.arguments import (
     CompressionLike,
-    check_shares_nothing,
+    check_unsharded,
     exchange_options,
     listed_groups,
 )
@@ -224,7 +224,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     check_counts_alone(runtime, backward_passes_per_step)
     check_leaves_model(runtime.plan, "DistributedOptimizer")
-    check_shares_nothing(runtime.plan, "DistributedOptimizer")
+    check_unsharded(runtime.plan, "DistributedOptimizer")
     accumulation = None
     if backward_passes_per_step != 1:
         accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)

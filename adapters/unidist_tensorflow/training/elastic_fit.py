@@ -96,13 +96,13 @@ class ElasticFit:
         if feed is None and self._choice is None:
             _log.warning(
                 "this job is elastic, but the loss of a rank will end it: fit does not train on data of "
-                "ud.shard(dataset, batch_size=...), which can be dealt out anew. See docs/elastic.md"
+                "ud.shard(dataset, batch_size=...), which can be redistributed. See docs/elastic.md"
             )
             return False
         if feed is None:
             raise UsageError(
                 "elastic=True, and fit's data does not come from ud.shard(dataset, batch_size=...): only that can be "
-                "dealt out anew when ranks come and go"
+                "redistributed when ranks join or leave"
             )
         if leader is not None and self._training is None:
             raise UsageError(
@@ -165,7 +165,7 @@ class ElasticFit:
             model.train_function, model.make_train_function = plain_function, plain_make
 
     def take_step(self, dataset: tf.data.Dataset) -> Any:
-        """Train on what the feed has dealt; returns Keras' logs. Collective.
+        """Train on the batches that the feed has taken; returns Keras' logs. Collective.
 
         Args:
             dataset: of the feed, with what Keras does to it.
@@ -310,8 +310,8 @@ class _MetricsHandler(Handler):
 def _check_arguments(given: Mapping[str, Any]) -> None:
     if given["steps_per_epoch"] is not None:
         raise UsageError(
-            "fit(steps_per_epoch=...) in elastic training: an epoch is all samples of the dataset, whoever shares "
-            "them. Leave it out, or use elastic=False and ud.elastic.run"
+            "fit(steps_per_epoch=...) in elastic training: an epoch is all samples of the dataset, on however "
+            "many ranks. Leave it out, or use elastic=False and ud.elastic.run"
         )
     if isinstance(given["callbacks"], keras.callbacks.CallbackList):
         raise UsageError("fit(callbacks=CallbackList) in elastic training: give a list of callbacks")

@@ -24,13 +24,13 @@ class PiecewiseTrainStep:
         model: whose `train_step` takes each micro-batch; it scales its loss by the optimizer's `scale_loss`, as
             Keras' does.
         optimizer: bound; updates after the last micro-batch.
-        feed: says what was dealt.
+        feed: the batches that were taken.
     """
 
     def __init__(self, model: Any, optimizer: Any, feed: ElasticDataset) -> None:
         self._plain = model.train_step
         self._model, self._optimizer, self._feed = model, optimizer, feed
-        # Where no rank can compute while another one does not, one without samples does so with one that has no weight.
+        # If ranks can compute only together, one without samples computes with a sample that has no weight.
         self._together = kept_state(model) is not None
         optimizer._unidist.takes_pieces()
 
@@ -46,7 +46,7 @@ class PiecewiseTrainStep:
         return self._in_graph(data, bounds, weights)
 
     def _begin(self) -> list[Array]:
-        """Return the bounds of the micro-batches, `(pieces, 2)`, and what they weigh, 0 where there is no sample."""
+        """Return the bounds of the micro-batches, `(pieces, 2)`, and their weights, 0 for one without samples."""
         deal = self._feed.next_of_taken()
         assert self._feed.batch_size is not None, "given"
         pieces = deal.pieces(self._feed.batch_size)

@@ -37,7 +37,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         self._progress: Callable[[], Progress] | None = None
         self._rest: list[Deal] = []
         self._deal: Callable[[], Deal] | None = None
-        shared = {
+        common = {
             name: getattr(self, name)
             for name in (
                 "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
@@ -45,7 +45,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             )
         }  # fmt: skip
         self._dealt: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            self.dataset, batch_sampler=_Batches(self), **shared
+            self.dataset, batch_sampler=_Batches(self), **common
         )
 
     @override
@@ -77,7 +77,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
 
     def _first(self, index: int) -> Iterator[Any]:
         """Give what any loader gives, until somebody trains on it."""
-        place = context.current().topology  # that the batches are dealt out for; later it may be another one
+        place = context.current().topology  # for which the batches are made; later it may be another one
         for number, batch in enumerate(super().__iter__()):
             self._give(functools.partial(self._first_deal, place, is_first=index == number == 0))
             yield batch
@@ -85,7 +85,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
                 return
 
     def _first_deal(self, place: Topology, *, is_first: bool) -> Deal:
-        """Return what a batch would be that was dealt out for training: the very first one is the same in both ways."""
+        """Return the elastic batch that equals this one: the very first batch is the same in both ways."""
         assert self.batch_size is not None, "checked by shard"
         whole = self.batch_size * place.world_size
         if is_first:

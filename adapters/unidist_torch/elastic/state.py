@@ -136,7 +136,7 @@ def has_sharded_parameters(model: torch.nn.Module) -> bool:
         if kept_state(module) is not None:
             if path:
                 raise UsageError(
-                    f"the parameters of the module {path!r} are shared out over the ranks, and it lies in a "
+                    f"the parameters of the module {path!r} are sharded over the ranks, and it is part of a "
                     f"{type(model).__name__} that was given to the elastic state. Give it the model that "
                     "distribute() has returned"
                 )

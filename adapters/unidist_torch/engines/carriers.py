@@ -7,7 +7,7 @@ import torch
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 
-# What gloo and NCCL both reduce; other integers travel in the next wider type, which wraps around alike.
+# What gloo and NCCL both reduce; other integers travel in the next wider type, which wraps around in the same way.
 _NATIVE = {
     torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip

@@ -34,7 +34,7 @@ class ShardedGradient(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise UsageError(
-            "the values of p.grad were asked for, but the strategy shares gradients out: each rank holds some of them, "
+            "the values of p.grad were asked for, but the strategy shards gradients: each rank holds some of them, "
             "elsewhere. To clip use ud.clip_grad_norm_(optimizer, max_norm), which works with every strategy, or "
             "--strategy clip_norm=1"
         )

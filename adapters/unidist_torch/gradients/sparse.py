@@ -56,7 +56,7 @@ class SparseGradients:
         return gradient.to_dense()
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Drop what was added."""
         self._pending.clear()
 
     def gather(self, value: Any) -> list[Any]:
@@ -64,7 +64,7 @@ class SparseGradients:
         return gather_objects(self._communicator, value)
 
     def exchange(self, parameters: Sequence[torch.Tensor], *, scale: float) -> None:
-        """Give every agreed parameter `scale` times the sum over all ranks, and forget what was added.
+        """Give every agreed parameter `scale` times the sum over all ranks, and drop what was added.
 
         The new gradient is sparse and coalesced. Collective.
         """
@@ -77,7 +77,7 @@ class SparseGradients:
         self._pending.clear()  # the next backward pass adds to `parameter.grad`, which holds all of this one
 
     def reduced(self, parameters: Sequence[torch.Tensor]) -> list[ReducedGradients]:
-        """Return the values of what `exchange` has left, each row once, to be changed in place."""
+        """Return the values that `exchange` left, each row once, to be changed in place."""
         if self.as_dense:
             return []  # they are in the buckets
         values = [
@@ -88,7 +88,7 @@ class SparseGradients:
         return [ReducedGradients(tuple(values))] if values else []
 
     def make_sparse(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Give every agreed parameter a sparse gradient, of the rows that are not zero, where dense ones travelled.
+        """Give every agreed parameter a sparse gradient, of the rows that are not zero, if dense ones travelled.
 
         After `Update.conclude`, which changes what the buckets hold.
         """

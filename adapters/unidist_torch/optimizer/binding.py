@@ -128,7 +128,7 @@ class Binding:
         if self._update.window.is_open:
             return
         if self._update.window.in_round:
-            # Buckets may be on their way: complete the round on every rank alike, then forget it.
+            # Buckets may be on their way: complete the round on every rank, then drop its result.
             self._finish()
         self._plain.zero_grad(self._optimizer, set_to_none or self._inner.sharded)
         self._callback_queued = False  # of a backward pass that raised before its end

@@ -35,7 +35,7 @@ def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.opti
     if _needs_closure(plain):
         raise UsageError(
             f"{plain.__name__}.step() asks for a closure, which it calls more than once and whose gradients it looks "
-            "at all together; it cannot update a share of the parameters. Use another optimizer, or the strategy 'data'"
+            "at all together; it cannot update a shard of the parameters. Use another optimizer, or the strategy 'data'"
         )
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for number in range(len(optimizer.param_groups)):
@@ -43,7 +43,7 @@ def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.opti
             if not _alike(apart, together):
                 raise UsageError(
                     f"{plain.__name__} updates a parameter differently when there are others beside it; it cannot "
-                    "update a share of the parameters. Use another optimizer, or the strategy 'data'"
+                    "update a shard of the parameters. Use another optimizer, or the strategy 'data'"
                 )
             if halves is None or not _alike(apart, halves):
                 return True
@@ -88,7 +88,7 @@ class _Trial:
                 apart, together = self._whole()
             except Exception as exc:
                 raise UsageError(
-                    f"{self._plain.__name__} could not be tried on a small tensor, to see whether it may update shares "
+                    f"{self._plain.__name__} could not be tried on a small tensor, to see whether it may update shards "
                     f"of parameters: {exc}. Use an optimizer for dense gradients, or the strategy 'data'"
                 ) from exc
         try:

@@ -71,7 +71,7 @@ class InnerStep(ABC):
         """Do what this rank, which has joined, owes to those that go on: called in place of `step`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the optimizer's `state_dict` where its own would not do; None: it does. Collective if it shares."""
+        """Return the optimizer's `state_dict` if its own would not do, else None. Collective if sharded."""
         return None
 
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to do is a valid answer
@@ -147,6 +147,6 @@ def refuse_scaler(grad_scaler: Any, strategy: str) -> None:
     """Raise UsageError if the script uses torch's GradScaler, which looks for whole gradients, with `strategy`."""
     if grad_scaler is not None:
         raise UsageError(
-            f"torch's GradScaler looks at whole gradients, of which strategy {strategy!r} leaves a share on each rank. "
+            f"torch's GradScaler looks at whole gradients, of which strategy {strategy!r} leaves a shard on each rank. "
             "Leave the scaler out and use --strategy precision=fp16 beside it, or bfloat16, which needs no scaling"
         )

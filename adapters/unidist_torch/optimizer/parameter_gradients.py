@@ -185,7 +185,7 @@ class ParameterGradients:
                 self._places[index].copy(gradient)
             self._update.hold(index)
             if not self._shows:
-                self.parameters[index].grad = None  # its share will be elsewhere
+                self.parameters[index].grad = None  # its shard will be elsewhere
 
     def refresh_sparse(self) -> None:
         """Show what the places of sparse gradients that travelled as dense ones hold now, as sparse gradients again."""
@@ -219,7 +219,7 @@ class ParameterGradients:
 
     def _refuse_sparse(self, index: int) -> None:
         raise UsageError(
-            f"the gradient of {self._update.parameters[index].name!r} is sparse, and strategies that share out updates "
+            f"the gradient of {self._update.parameters[index].name!r} is sparse, and strategies that shard updates "
             "take dense ones. Make the embedding with sparse=False, or bind the optimizer with "
             "DistributedOptimizer(sparse_as_dense=True)"
         )

@@ -72,15 +72,15 @@ def shard(
         shuffle: in another order in each epoch, the same on every rank; default: as the loader does.
         seed: equal on every rank.
         tail: what happens to samples that do not divide: "pad" repeats the first ones of the epoch until all shares
-            are equal; "drop" leaves the last ones out; "join" deals them out, so that the first ranks have one sample
+            are equal; "drop" leaves the last ones out; "join" distributes them, so that the first ranks have one sample
             more: the others then call `ud.join()`.
 
     Raises:
-        UsageError: an unknown tail, or a loader whose samples cannot be dealt out.
+        UsageError: an unknown tail, or a loader whose samples cannot be divided.
     """
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
         raise UsageError(
-            "shard() deals out the samples of a dataset of known length, in batches: an IterableDataset or a "
+            "shard() divides the samples of a dataset of known length, in batches: an IterableDataset or a "
             "batch_sampler of your own has to look at ud.rank() and ud.size() itself"
         )
     if shuffle is None:

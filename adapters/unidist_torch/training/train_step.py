@@ -113,7 +113,7 @@ class TrainStep:
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Return the mean loss of a batch in evaluation mode; arguments as for a call. Changes nothing.
 
-        In elastic training it is not collective: that of this rank's batch, as ranks come and go in between.
+        In elastic training, where ranks join and leave in between, it is not collective: the loss of this rank's batch.
         """
         if self._training is not None:
             return self._like_parameters(float(self._runner.evaluate(inputs, targets)))

@@ -154,6 +154,6 @@ def an_optimizer_that_is_in_no_state_is_an_error() -> None:
 def a_model_within_another_is_refused() -> None:
     with (
         training("zero=3:shared=false", "cpu") as (model, optimizer),
-        pytest.raises(UsageError, match=r"module '0' are shared out .* Give it the model that distribute"),
+        pytest.raises(UsageError, match=r"module '0' are sharded .* Give it the model that distribute"),
     ):
         ud.elastic.TorchState(torch.nn.Sequential(model), optimizer)

@@ -177,7 +177,7 @@ def test_saving_the_model_says_that_the_state_of_the_optimizer_is_not_in_the_fil
     model, optimizer = ud.distribute(dense(), keras.optimizers.Adam(0.1), "zero=1")
     model.compile(optimizer, "mse", jit_compile=False)
     model.train_on_batch(np.ones((2, 4)), np.ones((2, 2)))
-    with pytest.warns(UserWarning, match=r"state is shared over the ranks and is not in this file"):
+    with pytest.warns(UserWarning, match=r"state is sharded over the ranks and is not in this file"):
         model.save(tmp_path / "model.keras")
     found = keras.models.load_model(tmp_path / "model.keras", compile=False)
     np.testing.assert_array_equal(found.layers[0].kernel, model.layers[0].kernel)
