@@ -16,7 +16,7 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "unidist_tensorflow.framework:TensorFlowFramework",
             "tensorflow",
             "TensorFlow 2, and Keras 3 on top of it",
-            conformance="unidist_tensorflow.conformance",
+            conformance="unidist_tensorflow.training.conformance",
             exports=(
                 (".weights.h5", "unidist_tensorflow.checkpoint.convert:to_keras_weights"),
                 (".keras", "unidist_tensorflow.checkpoint.convert:to_keras_model"),

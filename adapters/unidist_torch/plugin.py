@@ -42,7 +42,7 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "unidist_torch.framework:TorchFramework",
             "torch",
             "PyTorch",
-            conformance="unidist_torch.conformance",
+            conformance="unidist_torch.training.conformance",
             exports=(
                 (".pt", "unidist_torch.checkpoint.convert:to_torch_file"),
                 (".dcp", "unidist_torch.checkpoint.convert:to_distributed_checkpoint"),

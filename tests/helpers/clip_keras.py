@@ -13,7 +13,7 @@ from keras import ops
 
 import unidist.tensorflow as ud
 from unidist.settings.environment import set_variables
-from unidist_tensorflow.conformance import computing_in_float64
+from unidist_tensorflow.training.conformance import computing_in_float64
 
 STEPS, BATCH, ROWS, WIDTH, CLASSES, RATE = 5, 12, 20, 5, 3, 0.5
 

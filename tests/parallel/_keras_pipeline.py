@@ -26,8 +26,8 @@ from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
 from unidist_pipeline._keras.tied import TiedVariables
 from unidist_tensorflow.checkpoint.names import stable_paths
-from unidist_tensorflow.conformance import computing_in_float64
 from unidist_tensorflow.memory import dtype_of
+from unidist_tensorflow.training.conformance import computing_in_float64
 
 BATCH = 10  # 4 micro-batches are of 3, 3, 2 and 2 samples
 WORDS = 12

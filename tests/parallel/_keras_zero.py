@@ -18,7 +18,7 @@ import unidist.tensorflow as ud
 import unidist_zero
 from unidist.runtime import context
 from unidist_tensorflow.checkpoint.names import stable_paths
-from unidist_tensorflow.conformance import computing_in_float64
+from unidist_tensorflow.training.conformance import computing_in_float64
 
 Batches = Sequence[tuple[Any, ...]]
 

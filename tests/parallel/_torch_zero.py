@@ -19,7 +19,7 @@ from unidist.hierarchical import HierarchicalCommunicator
 from unidist.hierarchical.layout import Layout
 from unidist.runtime import context
 from unidist.settings.environment import set_variables
-from unidist_torch import conformance
+from unidist_torch.training import conformance
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),

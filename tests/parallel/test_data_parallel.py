@@ -96,7 +96,7 @@ def _windows(training: Training, windows: list[int], reduction: str) -> dict[str
     """Train in one process, with windows of these numbers of batches; each window's gradient is a mean or a sum."""
     import torch
 
-    from unidist_torch import conformance
+    from unidist_torch.training import conformance
 
     model = conformance.Model()
     optimizer = conformance._optimizer(training.optimizer, model)

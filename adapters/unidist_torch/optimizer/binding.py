@@ -284,13 +284,13 @@ class Binding:
 
     def _take_part_in(self, scale: float | None) -> None:
         """Exchange without gradients, except for those of a window that `join` has cut short."""
-        self.gradients.forget()
+        self.gradients.clear()
         self._complete(scale=scale)
         if self._update.overflowed:
             self._inner.skip()
         else:
             self._inner.take_part()
-        self.gradients.forget()
+        self.gradients.clear()
         self._update.reset_window()
 
     # The exchange
@@ -314,7 +314,7 @@ class Binding:
 
     def _complete(self, *, scale: float | None) -> None:
         gradients = self.gradients
-        gradients.watch()
+        gradients.add_hooks()
         notice = self._finish_from(0, scale)
         if notice:  # on some rank something is trained that was not agreed on
             gradients.changed = False
@@ -333,7 +333,7 @@ class Binding:
         is_first = self._update.communicator.rank == 0
         choice: autotune.Choice = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
         if autotune.apply(choice, self._update):
-            self.gradients.find_places(0)
+            self.gradients.make_views(0)
         tuner.restart()
         if choice.final:
             self._tuner = None

@@ -1,4 +1,4 @@
-"""The parameters of one bound optimizer and their gradients: which there are, and how each comes into its place.
+"""The parameters of one bound optimizer, and the way of their gradients into the buckets.
 
 Gradients are written to engine memory by post-accumulate hooks, and `p.grad` becomes a view of it.
 """
@@ -21,8 +21,8 @@ from unidist_torch.gradients.parameters import describe
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.optimizer.bucket_views import BucketView, make_bucket_view
 from unidist_torch.optimizer.inner_step import InnerStep
-from unidist_torch.optimizer.places import Place, place_of
 
 
 class ParameterGradients:
@@ -31,14 +31,14 @@ class ParameterGradients:
     Args:
         optimizer: whose parameters these are.
         names: of parameters by identity, where known.
-        update: counts passes, and has the places.
-        inner: told of new parameters and places.
+        update: counts passes, and has the buckets.
+        inner: told of new parameters and bucket views.
         sparse: takes the gradients that are sparse.
         before_gradient: called for each gradient of a backward pass, before it is taken.
 
     Attributes:
         parameters: those that are exchanged, as numbered by the `Update`.
-        changed: this rank trains something that was not agreed on.
+        changed: this rank trains a parameter that was not agreed on.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class ParameterGradients:
         self._sparse = sparse
         self._before_gradient = before_gradient
         self._shows = not inner.sharded
-        self._places: list[Place] = []
+        self._views: list[BucketView] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
 
     def agree(self) -> None:
-        """Agree with the other ranks on the parameters; those that are new get a place and a hook. Collective."""
+        """Agree with the other ranks on the parameters; new ones get a bucket view and a hook. Collective."""
         self._inner.before_agreement()
         listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         described = tuple(
@@ -104,20 +104,20 @@ class ParameterGradients:
         for index, (_, parameter) in enumerate(new, start=first):
             self.parameters.append(parameter)
             self._index[id(parameter)] = index
-        self.find_places(first)
-        self.watch()
+        self.make_views(first)
+        self.add_hooks()
 
-    def find_places(self, first: int) -> None:
-        """Find the places for the gradients of the parameters from number `first` on."""
-        del self._places[first:]
+    def make_views(self, first: int) -> None:
+        """Make bucket views for the gradients of the parameters from number `first` on."""
+        del self._views[first:]
         for index in range(first, len(self.parameters)):
-            self._places.append(place_of(self._update, index, self.parameters[index]))
-        self._inner.parameters_changed(self.parameters, first, [place.view for place in self._places])
+            self._views.append(make_bucket_view(self._update, index, self.parameters[index]))
+        self._inner.parameters_changed(self.parameters, first, [view.tensor for view in self._views])
 
-    def watch(self) -> None:
-        """Hook every parameter that can have a gradient and has no hook yet; notice those without a place.
+    def add_hooks(self) -> None:
+        """Hook every parameter that can have a gradient and has no hook yet; notice those without a bucket view.
 
-        What is trained may change while training goes on: layers are unfrozen, groups are added.
+        The trained parameters may change during training: layers are unfrozen, groups are added.
         """
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -139,10 +139,10 @@ class ParameterGradients:
     def memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return where the gradient of this pass may be computed, see `step_runner.gradient_memory`."""
         index = self._index.get(id(parameter))
-        return None if index is None or self._update.has_gradient(index) else self._places[index].view
+        return None if index is None or self._update.has_gradient(index) else self._views[index].tensor
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        """A gradient has been computed: bring it into its place, and say so."""
+        """Bring a gradient that was just computed into its bucket, and report it to the update."""
         gradient = parameter.grad
         assert gradient is not None
         update = self._update
@@ -157,19 +157,19 @@ class ParameterGradients:
                 self._take_sparse(index, parameter, gradient)
                 return
             gradient = self._sparse.densify(index, gradient)
-        place = self._places[index]
-        if not place.holds(gradient):
+        view = self._views[index]
+        if not view.holds(gradient):
             if update.has_gradient(index):
-                place.add(gradient)
+                view.add(gradient)
             else:
-                place.copy(gradient)
+                view.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
         parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
         update.gradient_ready(index)
 
     def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return what the script sees as a gradient."""
-        return self._places[index].view if self._shows else sharded_gradient(parameter)
+        """Return the gradient that the script sees."""
+        return self._views[index].tensor if self._shows else sharded_gradient(parameter)
 
     def take_unhooked(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
@@ -181,31 +181,31 @@ class ParameterGradients:
                 if not self._sparse.as_dense:
                     continue
                 gradient = gradient.to_dense()
-            if not self._places[index].holds(gradient):
-                self._places[index].copy(gradient)
+            if not self._views[index].holds(gradient):
+                self._views[index].copy(gradient)
             self._update.hold(index)
             if not self._shows:
                 self.parameters[index].grad = None  # its shard will be elsewhere
 
     def refresh_sparse(self) -> None:
-        """Show what the places of sparse gradients that travelled as dense ones hold now, as sparse gradients again."""
+        """Show sparse gradients that travelled as dense ones as their buckets hold them now, made sparse again."""
         if self._sparse.as_dense:
             for index, parameter in enumerate(self.parameters):
                 if self._sparse.agreed(index) and parameter.grad is not None:
                     parameter.grad = self._shown(index, parameter)
             self._sparse.make_sparse(self.parameters)
 
-    def forget(self) -> None:
-        """Leave no parameter a gradient."""
+    def clear(self) -> None:
+        """Drop the gradients of all parameters."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        """Take the hooks away, and the gradients."""
+        """Remove the hooks, and drop the gradients."""
         for hook in self._hooks:
             if hook is not None:
                 hook.remove()
-        self.forget()
+        self.clear()
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         owner = weakref.ref(self)  # Python's collector does not see through a parameter's hooks

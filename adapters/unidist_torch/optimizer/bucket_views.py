@@ -1,4 +1,4 @@
-"""The places of gradients in the buckets of a bound optimizer: fixed ones, and ones that move with every pass."""
+"""The views of gradients on the buckets of a bound optimizer: fixed ones, and ones that move with every pass."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from unidist_torch.gradients.parameters import shaped
 from unidist_torch.memory import CopyInto, copy_plain, is_plain_copy, tensor_of
 
 
-class Place:
-    """A place that stays where it is.
+class BucketView:
+    """The memory of one gradient in its bucket, which stays where it is.
 
     Args:
         update: has the buckets.
         index: number of the parameter.
-        parameter: whose form the gradient has.
+        parameter: whose shape and memory order the gradient has.
 
     Attributes:
-        view: the memory in the parameter's form; None where it moves.
+        tensor: the memory in that shape; None if it moves.
     """
 
-    view: torch.Tensor | None
+    tensor: torch.Tensor | None
 
     def __init__(self, update: Update, index: int, parameter: torch.Tensor) -> None:
-        self.view = view = shaped(tensor_of(update.buffer(index)), parameter)
-        self._into = CopyInto(view)
+        self.tensor = tensor = shaped(tensor_of(update.buffer(index)), parameter)
+        self._into = CopyInto(tensor)
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Say whether a gradient is this memory already."""
         return self._into.holds(gradient)
 
     def copy(self, gradient: torch.Tensor) -> None:
-        """Write a gradient."""
+        """Write a gradient into the bucket."""
         self._into.copy(gradient)
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add a gradient to what is there."""
-        assert self.view is not None
+        """Add a gradient to the one in the bucket."""
+        assert self.tensor is not None
         with torch.no_grad():
-            self.view.add_(gradient)
+            self.tensor.add_(gradient)
 
 
-class MovingPlace(Place):
-    """A place that is somewhere else in every pass (`GradientExchange.moves`)."""
+class MovingBucketView(BucketView):
+    """The memory of a gradient that is elsewhere in every pass (`GradientExchange.moves`)."""
 
-    view = None
+    tensor = None
 
     def __init__(self, update: Update, index: int, parameter: torch.Tensor) -> None:
         self._update = update
         self._index = index
-        # The parameter may be without memory, and without its memory order, when its gradient is written, or now.
+        # The parameter may have no memory, and so no memory order, now or when its gradient is written.
         self._form = shaped(torch.empty(parameter.numel(), dtype=parameter.dtype, device="meta"), parameter)
         self._is_plain = parameter.is_cpu
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Return False: a gradient of an earlier pass is never there."""
+        """Return False: no gradient of an earlier pass is there."""
         return False
 
     def copy(self, gradient: torch.Tensor) -> None:
-        """Write a gradient."""
+        """Write a gradient into the bucket."""
         buffer = self._update.buffer(self._index)
         form = self._form
         if self._is_plain and is_plain_copy(gradient, form.stride(), form.dtype):
@@ -69,10 +69,10 @@ class MovingPlace(Place):
             shaped(tensor_of(buffer), form).copy_(gradient)
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Never called: what moves is reduced in every pass."""
-        raise AssertionError("gradients of several passes do not meet in a place that moves")
+        """Not called: a gradient that moves is reduced in every pass."""
+        raise AssertionError("gradients of several passes do not meet in memory that moves")
 
 
-def place_of(update: Update, index: int, parameter: torch.Tensor) -> Place:
-    """Return the place of a parameter's gradient."""
-    return (MovingPlace if update.moves(index) else Place)(update, index, parameter)
+def make_bucket_view(update: Update, index: int, parameter: torch.Tensor) -> BucketView:
+    """Return the view for a parameter's gradient."""
+    return (MovingBucketView if update.moves(index) else BucketView)(update, index, parameter)
