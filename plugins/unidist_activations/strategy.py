@@ -61,11 +61,11 @@ class Activations(Strategy, EstimatesMemory):
             )
 
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
-        """Change what running a block of the model does; the model, its paths and its hooks stay. No communication.
+        """Change how the model runs its blocks; the model, its paths and its hooks stay. No communication.
 
         Raises:
             ConfigurationError: a pattern matches nothing, or no blocks are found; offload is not possible here.
-            UsageError: the model is of a framework that this strategy does not know.
+            UsageError: the model is of an unknown framework.
         """
         framework = context.plugins.framework_of(model)
         binding: ModelBinding = context.plugins.binding(self.name, framework)

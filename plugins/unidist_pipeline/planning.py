@@ -86,7 +86,7 @@ def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
 
 
 def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
-    """Return what a rank holds of its stages, and of waiting micro-batches; see `EstimatesMemory.estimate`.
+    """Return the memory of a rank for its stages, and for waiting micro-batches; see `EstimatesMemory.estimate`.
 
     Blocks are divided evenly; the stage with the embedding holds that in addition.
     """

@@ -83,7 +83,7 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
 
     @property
     def split_points(self) -> tuple[str, ...] | None:
-        """Names of modules at which a stage begins, without the first stage; None: they are to be chosen."""
+        """Names of modules at which a stage begins, without the first stage; None: they are chosen."""
         if self.split is None:
             return None
         return tuple(part.strip() for part in self.split.split(SPLIT_SEPARATOR))
@@ -142,9 +142,9 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
 
     @override
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
-        """See `Strategy.partition`: what belongs to other ranks' stages is taken out of the model.
+        """See `Strategy.partition`: stages of other ranks are removed from the model.
 
-        Collective over all ranks where the model is measured.
+        Collective over all ranks if the model is measured.
 
         Raises:
             ConfigurationError: the model cannot be cut into so many stages, or not there; says why and what to do.

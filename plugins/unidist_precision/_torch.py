@@ -67,7 +67,7 @@ class PrecisionMixin:
     _unidist_precision: _Around
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute in 16 bits; outputs are float32, and what flows back into them is scaled."""
+        """Compute in 16 bits; outputs are float32, and their gradients are scaled."""
         inner = super().forward  # type: ignore[misc]  # of a module
         return self._unidist_precision.call(self, inner, args, kwargs)
 

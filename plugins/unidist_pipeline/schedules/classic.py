@@ -52,9 +52,9 @@ def one_forward_one_backward(size: PipelineSize) -> Schedule:
 def interleaved(size: PipelineSize) -> Schedule:
     """1F1B with several stages on each rank (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 
-    Micro-batches go through in rounds of at least p (where there are so many): a round passes all stages of a rank
-    before the next one begins. The paper has rounds of exactly p; here m need not be a multiple, rounds differ by at
-    most one micro-batch. The formula of the module's text holds where p divides m.
+    Micro-batches go through in rounds of at least p (if there are as many): a round passes all stages of a rank before
+    the next one begins. The paper has rounds of exactly p; here m need not be a multiple, rounds differ by at most one
+    micro-batch. The formula of the module's text holds if p divides m.
 
     Raises:
         ConfigurationError: only one stage on each rank.

@@ -22,7 +22,7 @@ READY_FOR_ACTIVATION, READY_FOR_GRADIENT = "ready for the activation", "ready fo
 
 
 def made_by(action: Action) -> Fact | None:
-    """Return what computing `action` makes for other stages: output, or gradient of the input."""
+    """Return the result of computing `action` that other stages use: output, or gradient of the input."""
     microbatch = _microbatch(action)
     if action.kind is ActionKind.FORWARD:
         return (OUTPUT, action.stage, microbatch)
@@ -57,7 +57,7 @@ def needed_by(action: Action, placement: Sequence[int], *, by_message: bool) -> 
 
 
 def delivered_by(action: Action) -> Fact:
-    """Return what a message brings; equal for its send and its receive."""
+    """Return the fact that a message brings; equal for its send and its receive."""
     microbatch = _microbatch(action)
     match action.kind:
         case ActionKind.SEND_ACTIVATION:

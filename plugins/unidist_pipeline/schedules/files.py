@@ -40,7 +40,7 @@ _TOWARDS = {
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write a schedule with all its actions; raises ConfigurationError where the file cannot be written."""
+    """Write a schedule with all its actions; raises ConfigurationError if the file cannot be written."""
     content = {
         "schedule": schedule.name,
         "microbatches": schedule.num_microbatches,

@@ -5,18 +5,18 @@ Notation: `2F0` is the forward of stage 2 on micro-batch 0. `F` forward, `B` ful
 stage's parameters, `REDUCE_GRAD` exchanges its gradients on the data axis. These are the words of
 `torch.distributed.pipelining`, so its lists can be read.
 
-What an executor does with a list, action by action:
+An executor runs a list action by action:
 
-- *computing* runs to its end. It waits for its input: what `RECV_F` or `RECV_B` of the same stage and micro-batch
-  receives, or, where the stages lie on one rank, what the neighbouring stage left there.
-- *receiving* begins to receive and does not wait.
-- *sending* begins to send what the stage's action before it has made, and does not wait; all sends are waited for at
-  the end.
-- A message carries all that a stage passes on for one micro-batch. Messages between two ranks come in the order of
-  their sends, and the receives stand in the same order, so they need no other mark.
+- *Computing* actions run to their end. They wait for their input: the message that `RECV_F` or `RECV_B` of the same
+  stage and micro-batch receives or, if the neighbouring stage is on the same rank, its result.
+- *Receiving* actions begin to receive and do not wait.
+- *Sending* actions begin to send the result of the stage's action before them, and do not wait; all sends are waited
+  for at the end.
+- A message carries everything that a stage passes on for one micro-batch. Messages between two ranks arrive in the
+  order of their sends, and the receives are listed in the same order, so they need no other mark.
 
-A list is also free of deadlock for an executor that waits at every message for the other side: see `validation`.
-What skips stages (a skip connection) travels through the stages between.
+A list is also free of deadlock for an executor that waits at every message for the other side: see `validation`. Values
+for stages after the next one (a skip connection) travel through the stages between.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Checks that a schedule computes one training step, and that no executor can deadlock.
 
-- Each stage computes each micro-batch once forward and once backward, in this order; the gradient of the weights comes
-  exactly once, in a full backward or after the backward for the input.
-- What a stage needs from another rank is received before, and sent once; between two ranks, messages are
-  received in the order in which they are sent.
+- Each stage computes each micro-batch once forward and once backward, in this order; the gradient of the weights is
+  computed exactly once, in a full backward or after the backward for the input.
+- Whatever a stage needs from another rank is received before, and sent once; between two ranks, messages are received
+  in the order in which they are sent.
 - Gradients of a stage are exchanged once, after its last weight gradient; parameters are gathered, if at all, once,
   before its first forward.
-- The lists come to their end, also where a send waits for its receive.
+- All lists can be run to their end, even if a send waits for its receive.
 """
 
 from __future__ import annotations

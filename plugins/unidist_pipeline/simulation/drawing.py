@@ -84,7 +84,7 @@ class Chart:
 
 
 def figures(simulation: Simulation) -> dict[str, Any]:
-    """Return what is known about a simulated schedule, for JSON."""
+    """Return the figures of a simulated schedule, for JSON."""
     schedule = simulation.schedule
     return {
         "schedule": schedule.name,
@@ -117,7 +117,7 @@ def shown_ranks(num_ranks: int) -> list[int]:
 
 
 def _time(value: float) -> str:
-    """Return a time without what sums of floating point leave behind a zero."""
+    """Format a time without the rounding errors of floating-point sums."""
     return f"{round(value, 9):g}"
 
 

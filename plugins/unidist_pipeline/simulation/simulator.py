@@ -14,7 +14,7 @@ from unidist_pipeline.simulation.costs import Costs, StageCosts
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step of training, simulated. Times begin with 0.
+    """One simulated training step. Times begin with 0.
 
     Attributes:
         schedule: what was simulated.

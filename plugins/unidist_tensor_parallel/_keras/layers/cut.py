@@ -119,7 +119,7 @@ class AttentionByHeads(CutLayer):
 
 
 class VocabularyEmbedding(CutLayer):
-    """Some of the rows of an embedding: a rank looks up what it has, zeros are the rest, and results are added up."""
+    """Some of the rows of an embedding: a rank looks up its own rows, the others are zeros, and results are summed."""
 
     def call(self, inputs: Any) -> Any:
         """See `keras.layers.Embedding`."""
@@ -146,7 +146,7 @@ def cut_variable(variable: Any, part: Any) -> None:
 
 
 def _finished(layer: Any, outputs: Any) -> Any:
-    """Return what a layer makes of its sums: bias and activation."""
+    """Apply a layer's bias and activation to the summed results."""
     if layer.bias is not None:
         outputs = ops.add(outputs, layer.bias)
     return outputs if layer.activation is None else layer.activation(outputs)
