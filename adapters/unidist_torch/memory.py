@@ -63,7 +63,7 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 
 
 def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Say whether `copy_plain` brings a tensor to host memory that is dense in this order, and this machine has it."""
+    """Say whether `copy_plain` can copy a tensor to host memory that is dense in this order."""
     return (
         copy_memory is not None
         and source.stride() == stride
@@ -80,7 +80,7 @@ def copy_plain(target: int, source: int, nbytes: int) -> None:
 
 
 class CopyInto:
-    """Copies tensors into one and the same target, again and again.
+    """Copies tensors into the same target repeatedly.
 
     CPU tensors of the target's memory order are copied as plain memory, large ones past the caches, which costs a
     third less.
@@ -114,7 +114,7 @@ class CopyInto:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether the tensor covers its memory without gaps or overlap, in whatever order of dims (channels_last)."""
+    """Say whether the tensor covers its memory without gaps or overlap, in any order of dims (channels_last)."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

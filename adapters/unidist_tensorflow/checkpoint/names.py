@@ -1,4 +1,4 @@
-"""Stable paths of Keras variables: the same in every process that builds the model, whatever it built before.
+"""Stable paths of Keras variables: the same in every process that builds the model, no matter what it built before.
 
 Keras numbers layers that were given no name over the whole process: the third `Dense` is `dense_2`, in whichever model
 it is. Here they are numbered among their siblings, in the order in which the model lists its variables.

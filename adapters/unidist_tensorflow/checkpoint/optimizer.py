@@ -110,7 +110,7 @@ class OptimizerState(KeepsState):
         self._load_numbers(record)
 
     def _load_numbers(self, record: OptimizerRecord) -> None:
-        """Take over what belongs to no variable of the model."""
+        """Load the values that belong to no variable of the model."""
         self._inner.iterations.assign(record.steps)
         self._set_learning_rate(record)
         if record.speech.dialect == KERAS:
@@ -120,7 +120,7 @@ class OptimizerState(KeepsState):
                     variable.assign(saved[name])
 
     def _variables(self) -> list[Any]:
-        """Return the variables that it updates, or will."""
+        """Return the variables that the optimizer updates, or will update."""
         if self._inner.built:
             return list(self._inner._trainable_variables)
         return list({id(each): each for model in self._models.values() for each in model.trainable_variables}.values())
@@ -162,7 +162,7 @@ class OptimizerState(KeepsState):
         return info, Part.whole(info.shape)
 
     def _others(self) -> dict[str, Any]:
-        """Return its variables that belong to no variable of the model and are numbers, by name."""
+        """Return its scalar variables that belong to no variable of the model, by name."""
         if not self._inner.built:
             return {}
         slots = {id(value) for _, _, _, value in self._slots()}
@@ -180,7 +180,7 @@ class OptimizerState(KeepsState):
         return found
 
     def _fresh(self) -> dict[tuple[int, str], Any]:
-        """Return what the slots are before the first update."""
+        """Return the values of the slots before the first update."""
         made = plain_class(self._inner).from_config(self._inner.get_config())
         made.build(self._variables())
         return {(index, slot): value.value for index, _, slot, value in self._slots(made)}
@@ -201,13 +201,13 @@ class OptimizerState(KeepsState):
 
 
 def plain_class(optimizer: Any) -> type[Any]:
-    """Return the optimizer's class, as it was before it was bound."""
+    """Return the optimizer's class before it was bound."""
     found: type[Any] = getattr(type(optimizer), "_unidist_plain", type(optimizer))
     return found
 
 
 def slot_of(value: Any, variable: Any, attribute: str) -> str:
-    """Return what Keras calls a slot: it is in the name of its variable, behind that of the model's variable."""
+    """Return Keras' name of a slot, which follows the model variable's in the name of the slot's variable."""
     prefix = str(variable.path).replace("/", "_") + "_"
     name = str(value.name)
     return name.removeprefix(prefix) if name.startswith(prefix) else attribute.strip("_")

@@ -14,7 +14,7 @@ from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, dtype_of, e
 
 
 def piece_of(info: TensorInfo, part: Part, tensor: Any) -> Piece:
-    """Return a variable or tensor of this rank as a piece; it is copied when this rank is to write it."""
+    """Return a variable or tensor of this rank as a piece; it is copied when this rank writes it."""
 
     def copied() -> Buffer:
         array = np.asarray(tensor)  # of a variable it may be a view of memory that the next update changes
@@ -24,7 +24,7 @@ def piece_of(info: TensorInfo, part: Part, tensor: Any) -> Piece:
 
 
 def read_into(section: SavedSection, name: str, part: Part, variable: Any, *, factor: float = 1.0) -> None:
-    """Read a part of a tensor that was saved, times a factor, into a variable of this rank."""
+    """Read part of a saved tensor, times a factor, into a variable of this rank."""
     array = empty_array(tuple(variable.shape), NUMPY_DTYPES[dtype_of(variable)])
     section.read(name, part, buffer_of_array(array))
     if factor != 1.0:

@@ -1,4 +1,4 @@
-"""Orders of samples that are the same on every rank, whatever the script has seeded TensorFlow with."""
+"""Orders of samples that are the same on every rank, no matter how the script has seeded TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shuffle_identically(dataset: tf.data.Dataset, *, buffer_size: int, seed: tf.
 
 
 def reshuffled(dataset: tf.data.Dataset, *, buffer_size: int, seed: int) -> tf.data.Dataset:
-    """Return a dataset that is in another order in each iteration, which is the same on every rank."""
+    """Return a dataset with another order in each iteration, the same on every rank."""
     epochs = count(seed)
 
     def epoch(_: tf.Tensor) -> tf.data.Dataset:

@@ -49,7 +49,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def raising_peer_losses() -> Iterator[None]:
-    """Raise PeerLostError where a graph has lost a peer, and TensorFlow passes on no more than a text."""
+    """Raise PeerLostError if a graph has lost a peer, of which TensorFlow passes on only the text."""
     take_failure()
     try:
         yield
@@ -165,13 +165,13 @@ class TensorFlowKerasState(ObjectState):
         super().__init__(handlers, **values)
 
     def _build_optimizer(self) -> None:
-        """In an elastic job: a rank that comes later has to have the variables that the others give it."""
+        """Build it in an elastic job: a rank that joins later needs the variables that the others send it."""
         is_elastic = context.is_initialized() and context.current().membership is not None
         if is_elastic and self.optimizer is not None and not getattr(self.optimizer, "built", True):
             self.optimizer.build(self.model.trainable_variables)
 
     def _variables(self) -> list[Any]:
-        """Return what every rank has as a whole."""
+        """Return the variables that every rank has whole."""
         if self._is_sharded:
             equal = self.optimizer.__dict__[CARRIED].inner.equal_everywhere(self.model)
             divided = {id(each) for each in self.model.weights} - {id(each) for each in equal}

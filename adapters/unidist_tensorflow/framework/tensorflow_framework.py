@@ -1,4 +1,4 @@
-"""The binding of unidist's framework interface to TensorFlow."""
+"""TensorFlow behind the core's framework interface."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
 
 
 def _by_path(variables: Sequence[Any]) -> dict[str, Any]:
-    """Return variables by path, each once; a path that several of them have is numbered from its second use on."""
+    """Return variables by path, each once; repeated paths are numbered from their second use on."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for variable in variables:

@@ -38,7 +38,7 @@ def compressor_of(compression: Any, registry: Registry[CompressorSpec]) -> Gradi
 
     Raises:
         ConfigurationError: an unknown name.
-        ValueError: something that is no compressor.
+        ValueError: not a compressor.
     """
     return bucket_compressor(
         compression, registry, members=_OWN, otherwise=lambda given: PerTensor.of(given, EagerTensors())

@@ -90,7 +90,7 @@ class FusedExchange:
                 self._announcements.append(context.current().announcements.register(served))
 
     def _follow(self) -> None:
-        """In an elastic job, go on in the present generation of the world. Collective when that is another one.
+        """In an elastic job, go on in the present generation of the world. Collective if it is a new one.
 
         Graphs that were traced before hold on to this object, so it stays, and moves to the new communicator.
         """
@@ -129,7 +129,7 @@ class FusedExchange:
         return self._complete(None)
 
     def take_steps(self, steps: int) -> None:
-        """See `Update.take_steps`; in an elastic job collective when the world is another one, as `run` is."""
+        """Let the next update take this many steps; collective in an elastic job whose world has changed."""
         self._follow()
         self.update.take_steps(steps)
 

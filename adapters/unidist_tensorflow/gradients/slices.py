@@ -17,7 +17,7 @@ INDEX = np.dtype(np.int64)
 
 @dataclass(frozen=True)
 class Slices:
-    """Rows of a gradient, as `tf.IndexedSlices` has them: a row may come several times.
+    """Rows of a gradient, as `tf.IndexedSlices` has them: a row may occur several times.
 
     Args:
         values: `(rows, ...)`.
@@ -28,14 +28,14 @@ class Slices:
     indices: Array
 
     def dense(self, shape: Sequence[int]) -> Array:
-        """Return the gradient of this shape, rows that come several times added up."""
+        """Return the gradient of this shape, repeated rows added up."""
         result = empty_array(shape, self.values.dtype)
         result.fill(0)
         np.add.at(result, self.indices, self.values)
         return result
 
     def coalesced(self) -> Slices:
-        """Return the same gradient with each row once, rows that come several times added up."""
+        """Return the same gradient with each row once, repeated rows added up."""
         rows, where = np.unique(self.indices, return_inverse=True)
         values = empty_array((len(rows), *self.values.shape[1:]), self.values.dtype)
         values.fill(0)
@@ -93,7 +93,7 @@ class GatheredSlices:
         return found
 
     def _rows(self, place: int) -> int:
-        """Return the number of this rank's rows; -1 where it has no gradient at all."""
+        """Return the number of this rank's rows; -1 if it has no gradient at all."""
         parts = self._pending.get(place)
         return -1 if parts is None else sum(len(part.indices) for part in parts)
 

@@ -54,7 +54,7 @@ def exchange_eagerly(exchange: FusedExchange, own: Mapping[int, Gradient]) -> Ex
 
 
 def tensor_of(exchange: FusedExchange, result: ExchangeResult, place: int, *, sparse: bool) -> Gradient | None:
-    """Return a gradient that came out of an exchange, in the form wanted; None where no rank had one."""
+    """Return a gradient of an exchange, in the form wanted; None if no rank had one."""
     gradient = result.gradients[place]
     if gradient is None:
         return None
@@ -151,7 +151,7 @@ def host_node(
 
 
 def _kept(function: HostFunction, keeper: list[HostFunction] | None) -> Callable[[], HostFunction]:
-    """Let a list keep a function, and return what gives it as long as the list is there; without a list for ever."""
+    """Return a getter of a function that a list keeps alive; without a list, it is kept for ever."""
     if keeper is None:
         return lambda: function
     keeper.append(function)
@@ -173,7 +173,7 @@ class AddedOperations:
     """The operations that are added to the graph being built, from now on.
 
     TensorFlow keeps nodes of the host in program order among themselves, but not against those inside of a `tf.cond`:
-    what shall come after such ones must say so.
+    operations that must come after those need a dependency.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class AddedOperations:
 
 
 def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]) -> ExchangeOutputs:
-    """Return what takes gradients as a whole: first for each whether any rank had one, `(wanted,)` bool, then those.
+    """Return the outputs for whole gradients: flags `(wanted,)` whether any rank had them, bool, then the gradients.
 
     A gradient that no rank had is zeros.
 
@@ -223,7 +223,7 @@ def whole_gradients(variables: Sequence[ParameterInfo], wanted: Sequence[int], s
 def gradients_of(
     outputs: Sequence[tf.Tensor], variables: Sequence[ParameterInfo], wanted: Sequence[int], sparse: set[int]
 ) -> list[Gradient]:
-    """Return the gradients among what `whole_gradients` has taken."""
+    """Return the gradients among the outputs of `whole_gradients`."""
     rest = list(outputs[1:])
     gradients: list[Gradient] = []
     for place in wanted:
@@ -236,7 +236,7 @@ def gradients_of(
 
 
 def _formed(gradient: Array | Slices, shape: Sequence[int], *, sparse: bool) -> Array | Slices:
-    """Return a gradient as slices or dense, whatever it is."""
+    """Return a gradient as slices or dense, as asked."""
     if sparse:
         return Slices.of(gradient)
     return gradient.dense(shape) if isinstance(gradient, Slices) else gradient

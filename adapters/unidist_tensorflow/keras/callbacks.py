@@ -151,7 +151,7 @@ class LearningRateScheduleCallback(api.callbacks.Callback):
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate where it is due."""
+        """Set the learning rate if it is due."""
         after = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or after:
             return
@@ -182,7 +182,7 @@ def _learning_rate(optimizer: Any) -> float:
 
 
 def _momentums(optimizer: Any, model: Any) -> list[Any]:
-    """Return what an optimizer has accumulated; nothing where it is not built yet."""
+    """Return the momentum that an optimizer has accumulated; none if it is not built yet."""
     if IS_LEGACY and is_old(optimizer):
         built = "momentum" in optimizer.get_slot_names()
         return [optimizer.get_slot(each, "momentum") for each in model.trainable_variables] if built else []

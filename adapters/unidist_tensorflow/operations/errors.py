@@ -1,4 +1,4 @@
-"""Errors of operations in eager mode: what they are to unidist, and what Horovod raises, in one.
+"""Errors of operations in eager mode, which are unidist's and TensorFlow's at once, as Horovod raises them.
 
 `except MismatchError` and `except tf.errors.FailedPreconditionError` both catch a mismatch. Inside of graphs the
 error is TensorFlow's alone, of the same kind as here, with our text: `graph_failures`.

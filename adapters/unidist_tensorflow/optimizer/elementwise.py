@@ -79,7 +79,7 @@ def _single_precision() -> Iterator[None]:
 
 
 def _stepped(optimizer: Any, kind: type[Any], shapes: Sequence[tuple[int, ...]], *, cut: bool) -> list[Array]:
-    """Return what variables of these shapes become in some steps, flat; `cut`: each of them in two parts."""
+    """Return variables of these shapes after some steps, flat; `cut`: each of them in two parts."""
     config = {**optimizer.get_config(), "name": "probe", "learning_rate": _RATE}
     probe: Any = kind.from_config({**config, **{name: value for name, value in _OFF.items() if name in config}})
     values: list[list[Array]] = []

@@ -51,19 +51,19 @@ class InnerStep(ABC):
     @property
     @abstractmethod
     def is_built(self) -> bool:
-        """True when `build` has nothing to do any more."""
+        """Whether `build` has nothing left to do."""
 
     def held(self, variable: Any) -> ParameterInfo:
-        """Return what this rank holds of a variable: what it has gradients of. The default says all of it."""
+        """Return the part of a variable that this rank holds, and has gradients of. Default: all of it."""
         name = str(getattr(variable, "path", variable.name))
         return ParameterInfo(name, tuple(variable.shape), dtype_of(variable))
 
     def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
-        """Return this rank's gradient of a variable in the type of what it holds; None where there is none."""
+        """Return this rank's gradient of a variable in the type of its part; None if there is none."""
         return gradient if gradient is None else as_gradient(gradient, variable)
 
     def equal_everywhere(self, model: Any) -> list[Any]:
-        """Return what is to be equal on every rank of a model's and the optimizer's variables."""
+        """Return the variables of a model and its optimizer that must be equal on every rank."""
         return [*model.weights, *self._optimizer.variables]
 
     @abstractmethod
@@ -82,7 +82,7 @@ class InnerStep(ABC):
 
     @abstractmethod
     def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
-        """Return what `step_in_graph` needs of the exchange."""
+        """Return the outputs of the exchange that `step_in_graph` needs."""
 
     @abstractmethod
     def step_in_graph(
@@ -109,7 +109,7 @@ class InnerStep(ABC):
         """
 
     def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
-        """Return the optimizer's state for a checkpoint; None leaves it to the adapter, as what every rank has whole.
+        """Return the optimizer's state for a checkpoint; None if every rank has it whole, which leaves it to the adapter.
 
         Args:
             models: whose variables the optimizer updates, by prefix of their paths.
@@ -212,11 +212,11 @@ def variable_and_slots(optimizer: Any, variable: Any) -> list[Any]:
 
 @contextmanager
 def restoring(optimizer: Any, restore: Callable[[], None]) -> Iterator[None]:
-    """Call `restore` after the update of variables that is made within, but before moving averages are taken of them.
+    """Call `restore` after the update of variables within the block, but before their moving averages are taken.
 
     Args:
         optimizer: whose `apply` is called.
-        restore: makes variables what they were.
+        restore: gives variables their values from before.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     name = "_update_model_variables_moving_average"

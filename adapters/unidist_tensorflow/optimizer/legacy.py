@@ -112,7 +112,7 @@ _IS_REDUCED = {"skip_gradients_aggregation": True}
 
 
 class _PlainApply:
-    """The class of an optimizer before it was bound, as `Binding` calls it: with `apply`, which tf_keras has not.
+    """The class of an optimizer before it was bound, as `Binding` calls it: with `apply`, which tf_keras lacks.
 
     Args:
         plain: the class.
@@ -123,7 +123,7 @@ class _PlainApply:
         self._plain = plain
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Apply reduced gradients. tf_keras warns of each that is None; here that is usual: no rank had one."""
+        """Apply reduced gradients. tf_keras would warn of each None, which is usual here: no rank had a gradient."""
         pairs = list(zip(gradients, variables, strict=True))
         given = [pair for pair in pairs if pair[0] is not None]
         is_reduced = {"experimental_aggregate_gradients": False} if is_old(optimizer) else _IS_REDUCED

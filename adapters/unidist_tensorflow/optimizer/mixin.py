@@ -20,7 +20,7 @@ class BoundMixin:
     _unidist_plain: type[Any]
 
     def flush(self) -> bool:
-        """Apply a window of accumulate=N that the end of an epoch cut short; with mean over the passes that were.
+        """Apply a window of accumulate=N that the end of an epoch cut short; the mean is over its actual passes.
 
         Every rank calls it, outside of `tf.function`, also one whose window is empty.
 
@@ -67,7 +67,7 @@ class DistributedOptimizerMixin(BoundMixin):
             self._unidist.build(var_list)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Give variables their moving averages, where the optimizer keeps them; `fit` calls it at its end."""
+        """Give variables their moving averages, if the optimizer keeps them; `fit` calls it at its end."""
         self._unidist.inner.finalize(var_list)
 
     def save_own_variables(self, store: Any) -> None:
@@ -108,7 +108,7 @@ class DistributedOptimizerMixin(BoundMixin):
         self._unidist.apply(grads, trainable_variables)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to be put into a LossScaleOptimizer, which resets the static loss scale of what it is given."""
+        """Refuse to be put into a LossScaleOptimizer, which resets the static loss scale of the optimizer in it."""
         if name == "loss_scale_factor" and value is None and "_unidist" in self.__dict__:
             raise UsageError(
                 "a LossScaleOptimizer was put around a distributed optimizer: it would look for infinities before the "

@@ -9,7 +9,7 @@ from unidist.errors import ConfigurationError
 
 
 def check_can_distribute() -> None:
-    """Raise where something else distributes training, or Keras does not run on TensorFlow.
+    """Raise if something else distributes training, or Keras does not run on TensorFlow.
 
     Raises:
         ConfigurationError: names it.

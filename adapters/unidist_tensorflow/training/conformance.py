@@ -22,7 +22,7 @@ modes = ("eager", "function", "fit")  # see `FrameworkTraining`
 
 
 class Model(keras.Model):
-    """A small network with everything that gets in the way: used twice, frozen, unused, float32 and empty variables.
+    """A small network with every complication: used twice, frozen, unused, float32 and empty variables.
 
     The float32 branch adds to the loss without touching the gradients of the rest, so that those stay exact to float64.
 
@@ -126,7 +126,7 @@ def _optimizer(name: str) -> Any:
 
 @contextmanager
 def computing_in_float64() -> Iterator[None]:
-    """Let Keras compute in float64, as far as nothing else is said; and say nothing of `unused`, which is meant."""
+    """Let Keras compute in float64 by default, and silence its warning of `unused`, which is intended."""
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

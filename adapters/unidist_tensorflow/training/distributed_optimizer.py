@@ -101,7 +101,7 @@ def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
 
 
 def bind_model(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
-    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model and it. Collective.
+    """Bind the optimizer of a model that the plan distributes; returns both, as this rank has them. Collective.
 
     Args:
         model: the whole model, as the script made it.
@@ -242,7 +242,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _scaling_loss(optimizer: Any) -> Any:
-    """Return the optimizer, under the global policy mixed_float16 in a LossScaleOptimizer, as `compile` would."""
+    """Return the optimizer; under the global policy mixed_float16, in a LossScaleOptimizer, as `compile` would."""
     if is_legacy_optimizer(optimizer):
         precision = sys.modules["tf_keras"].mixed_precision
         scales = isinstance(optimizer, precision.LossScaleOptimizer)
@@ -267,7 +267,7 @@ def _prepare_fit(model: Any, optimizer: Any) -> None:
 
 
 def build_on_all_ranks(model: Any, optimizer: Any, inputs: Any) -> None:
-    """Make the model's variables, if there are none yet, and give all ranks the same. Collective, the first time.
+    """Make the model's variables, if it has none yet, with the same values on all ranks. Collective, the first time.
 
     Args:
         model: of `optimizer`.

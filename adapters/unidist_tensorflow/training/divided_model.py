@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare_to_divide(model: Any, optimizer: Any, runtime: Context) -> None:
-    """Give all ranks rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks.
+    """Broadcast rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks.
 
     Raises:
         UsageError: the model has no variables yet, or the optimizer has some.

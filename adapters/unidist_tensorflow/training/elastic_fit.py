@@ -138,14 +138,14 @@ class ElasticFit:
         return self._training
 
     def _warm_up(self, feed: ElasticDataset, dataset: tf.data.Dataset) -> None:
-        """Take a step alone, so that functions are traced before others wait; what it changes, they will overwrite."""
+        """Take a step alone, so that functions are traced before others wait; the others overwrite its changes."""
         with self._taking_steps():
             feed.take_alone()
             self._function(iter(dataset.take(1)))
 
     @contextmanager
     def _taking_steps(self) -> Iterator[None]:
-        """Let Keras' `fit` take its steps in pieces; `model.train_function` is anybody's."""
+        """Let Keras' `fit` take its steps in pieces, and restore the model's own train function after it."""
         model = self.model
         plain_step, plain_function, plain_make = model.train_step, model.train_function, model.make_train_function
         compiled = (model.optimizer, model._compile_loss, model._compile_metrics)  # others after each compile
@@ -176,7 +176,7 @@ class ElasticFit:
         return self._function(self._batches)
 
     def _through_generations(self, training: StepTraining, given: dict[str, Any]) -> Any:
-        """Call Keras' `fit`, again where a peer was lost outside of a step."""
+        """Call Keras' `fit`, and again after the loss of a peer outside of a step."""
         model, first = self.model, self._epochs_before
         initial, epochs = given["initial_epoch"], given["epochs"]
         end = self._epochs_before = first + max(epochs - initial, 0)
@@ -264,10 +264,10 @@ class _LostAtBeginningError(Exception):
 
 
 class _StopTogether(keras.callbacks.Callback):
-    """Ends training on all ranks when a callback has ended it on any."""
+    """Ends training on all ranks when a callback has ended it on one of them."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Agree. Collective."""
+        """Agree on whether to stop. Collective."""
         operations = context.current().negotiator
         self.model.stop_training = any(
             objects.allgather_object(operations, self.model.stop_training, name="elastic.stop_training")
@@ -275,7 +275,7 @@ class _StopTogether(keras.callbacks.Callback):
 
 
 class FitState(TensorFlowKerasState):
-    """Model, optimizer, progress and what else belongs to training.
+    """Model, optimizer, progress and the other state of training.
 
     Args:
         model: this rank's, compiled.
@@ -304,7 +304,7 @@ class _MetricsHandler(Handler):
             variable.assign(value)
 
     def sync(self) -> None:
-        """Leave them: each rank has its own."""
+        """Leave the metrics: each rank has its own."""
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
@@ -324,7 +324,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def _first_epoch(position: Position, first: int) -> int:
-    """Return the epoch that Keras begins with: at a border the one before, whose end all ranks go through together.
+    """Return the epoch for Keras to begin with: between two, the earlier one, whose end all ranks reach together.
 
     Args:
         position: of the training.

@@ -16,10 +16,10 @@ def lacks_value(variable: Any) -> bool:
 
 
 def check_deferred(model: Any, plan: Plan) -> None:
-    """Find who gives a model its values, if some of its variables have none.
+    """Check that a strategy gives values to a model's variables that have none.
 
     Raises:
-        ConfigurationError: nobody does.
+        ConfigurationError: none does.
     """
     path = next((variable.path for variable in getattr(model, "variables", ()) if lacks_value(variable)), None)
     if path is not None:

@@ -87,7 +87,7 @@ class WholeStepRunner(StepRunner):
 
     @override
     def prepare_fit(self) -> None:
-        """`distribute` does it for a model that is whole."""
+        """Do nothing: `distribute` prepares `fit` of a model that is whole."""
 
     def _train(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self._model.trainable_variables
@@ -104,7 +104,7 @@ class WholeStepRunner(StepRunner):
 
 @contextmanager
 def _failures_as_they_were() -> Iterator[None]:
-    """Raise unidist's error of a node, of which TensorFlow passes on no more than the text."""
+    """Raise unidist's original error of a node, of which TensorFlow passes on only the text."""
     graph.take_failure()
     try:
         yield

@@ -62,7 +62,7 @@ def from_distributed_checkpoint(folder: Path) -> dict[str, MemoryState]:
 
 @contextmanager
 def _in_one_process() -> Iterator[None]:
-    """Torch warns that it is not distributed, which is what was asked for."""
+    """Silence torch's warning that it is not distributed, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield

@@ -172,7 +172,7 @@ class OptimizerState(KeepsState):
 def parameter_placements(
     optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]
 ) -> dict[int, Placement]:
-    """Return where the parameters of an optimizer belong, by `id`.
+    """Return the placements of the parameters of an optimizer, by `id`.
 
     Args:
         optimizer: over parameters of the models.
@@ -214,7 +214,7 @@ def speech_of(optimizer: torch.optim.Optimizer) -> Speech:
 def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a parameter group; a learning rate that is a tensor becomes a number.
 
-    What is no plain value (a function, say) is left out: the script gives it again.
+    Values that are not plain (functions, say) are left out: the script gives them again.
     """
     found: dict[str, Any] = {}
     for key, value in group.items():
@@ -226,7 +226,7 @@ def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_slot(slot: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Say whether state is a tensor of its parameter, and no count of steps or the like."""
+    """Say whether a value of the state is a slot of its parameter, not a step count or the like."""
     if not isinstance(value, torch.Tensor):
         return False
     return value.dim() > 0 or (parameter.dim() == 0 and slot != STEP)

@@ -61,10 +61,10 @@ class TorchStates(StatesOf):
 
 
 class ModelState(KeepsState):
-    """Parameters and persistent buffers, and what modules give as extra state.
+    """Parameters, persistent buffers, and the extra state of modules.
 
     Args:
-        model: whose `state_dict` names them; what is shared by several modules is saved once, under its first name.
+        model: whose `state_dict` names them; a tensor in several modules is saved once, under its first name.
             Names are those of the same model without `torch.compile`.
     """
 

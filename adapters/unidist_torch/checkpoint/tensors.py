@@ -12,7 +12,7 @@ from unidist_torch.memory import buffer_of, memory_kind
 
 
 def piece_of(info: TensorInfo, part: Part, tensor: torch.Tensor) -> Piece:
-    """Return a tensor of this rank as a piece; it is copied where it is no contiguous host memory, when written."""
+    """Return a tensor of this rank as a piece; it is copied when it is written, unless it is contiguous host memory."""
     tensor = tensor.detach()
     if memory_kind(tensor) == HOST and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return Piece(info, part, buffer_of(tensor))
@@ -24,7 +24,7 @@ def piece_of(info: TensorInfo, part: Part, tensor: torch.Tensor) -> Piece:
 
 
 def read_into(section: SavedSection, name: str, part: Part, tensor: torch.Tensor) -> None:
-    """Read a part of a tensor that was saved into one of this rank, whatever its device and memory order."""
+    """Read part of a saved tensor into one of this rank, on any device and in any memory order."""
     tensor = tensor.detach()
     if memory_kind(tensor) == HOST and tensor.is_contiguous():
         section.read(name, part, buffer_of(tensor))

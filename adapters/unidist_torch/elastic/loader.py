@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
-    """A loader like any other until an elastic `TrainStep` trains on it; from then on it follows that one's progress.
+    """An ordinary loader until an elastic `TrainStep` trains on it; from then on it follows the progress of training.
 
     The iteration in which that happens is epoch 0, the next one epoch 1: each gives what is left of its epoch, so
     nothing where others have completed it.
@@ -76,7 +76,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             yield from self._following(self._progress, index)
 
     def _first(self, index: int) -> Iterator[Any]:
-        """Give what any loader gives, until somebody trains on it."""
+        """Yield the batches of an ordinary loader, until a `TrainStep` trains on it."""
         place = context.current().topology  # for which the batches are made; later it may be another one
         for number, batch in enumerate(super().__iter__()):
             self._give(functools.partial(self._first_deal, place, is_first=index == number == 0))
@@ -139,7 +139,7 @@ def _itself(deal: Deal) -> Deal:
 
 
 class _Batches(torch.utils.data.Sampler[list[int]]):
-    """The batches of indices that are left, where a rank has no sample one that stands in for it."""
+    """The remaining batches of indices; one placeholder sample for a batch in which this rank has none."""
 
     def __init__(self, loader: ElasticLoader) -> None:
         self._loader = loader

@@ -47,7 +47,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: no sample of it has been processed."""
+        """Begin an epoch, of which no sample has been processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -110,7 +110,7 @@ class _ShardedModuleHandler(SharedHandler):
         return Subjects(value, None).sections(TorchStates())
 
     def sync(self) -> None:
-        """Give every rank the buffers of rank 0, of which ranks may have others; shards are there."""
+        """Give every rank the buffers of rank 0, which may differ between ranks; shards are in place already."""
         kept = {name for state in self._sections(self.value).values() for name in state.names()}
         broadcast_parameters({name: each for name, each in self.value.named_buffers() if name in kept}, root_rank=0)
 

@@ -1,4 +1,4 @@
-"""Steps of `TrainStep` as transactions, for elastic jobs: the state that is kept, and a global batch in pieces."""
+"""Steps of `TrainStep` as transactions, for elastic jobs: the state to keep, and the pieces of a global batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unidist_torch.models.step_runner import LossFunction, StepRunner
 
 
 class TrainingState(TorchState):
-    """Model, optimizer, progress and what else belongs to training.
+    """Model, optimizer, progress and the other state of training.
 
     Args:
         model: this rank's.
@@ -60,8 +60,8 @@ class PiecewiseStep:
         make_runner: makes the runner of the passes, for a loss function.
         loss_fn: the user's.
         optimizer: bound.
-        together: no rank can compute while another one does not, so one that has no sample computes with one that
-            does not count.
+        together: ranks can compute only together, so one that has no sample computes with a sample that does not
+            count.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PiecewiseStep:
 
         Args:
             deal: of the batch.
-            inputs: see `TrainStep`, of all of this rank's samples; if there are none, of one that does not count.
+            inputs: see `TrainStep`, for all of this rank's samples; if it has none, for one that does not count.
             targets: likewise.
             batch_size: samples of a micro-batch, at most.
 

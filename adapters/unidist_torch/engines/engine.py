@@ -22,7 +22,7 @@ class GlooEngine(Engine):
     """gloo over TCP. Host memory; CUDA tensors are staged through host memory."""
 
     def availability(self) -> Availability:
-        """Needs torch with torch.distributed."""
+        """Available with torch and its torch.distributed."""
         missing = _torch_missing()
         if missing:
             return Availability(False, missing)
@@ -33,7 +33,7 @@ class GlooEngine(Engine):
         return Availability(True, f"torch {torch.__version__}")
 
     def supports(self, topology: Topology) -> Availability:
-        """Any number of ranks on any hosts."""
+        """Support any number of ranks on any hosts."""
         return Availability(True)
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
@@ -56,7 +56,7 @@ class NcclEngine(Engine):
     """NCCL between GPUs, one GPU per rank (that of the local rank)."""
 
     def availability(self) -> Availability:
-        """Needs torch with NCCL and a GPU."""
+        """Available with torch, NCCL and a GPU."""
         missing = _torch_missing()
         if missing:
             return Availability(False, missing)
@@ -69,7 +69,7 @@ class NcclEngine(Engine):
         return Availability(True, f"torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
 
     def supports(self, topology: Topology) -> Availability:
-        """One GPU per rank of this host."""
+        """Support one rank per GPU of this host."""
         if not _torch_missing():
             import torch
 

@@ -53,7 +53,7 @@ class Translation:
 
 
 class GroupWork(Work):
-    """Operations that were started in a process group, as one.
+    """Operations that were started in a process group, waited for together.
 
     Args:
         communicator: whose they are.
@@ -96,7 +96,7 @@ class GroupWork(Work):
             finish()
 
     def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
-        """Wait so that an abort ends it, also where the other end of a connection is silent and no error comes."""
+        """Wait so that an abort ends it, even if the other end of a connection is silent and no error arrives."""
         communicator = self._communicator
         deadline = time.monotonic() + limit.total_seconds()
         while True:
@@ -121,7 +121,7 @@ class GroupWork(Work):
         return not self._wait_aside(self._communicator.timeout).is_alive()
 
     def _wait_for_message(self, peer: int, limit: timedelta) -> None:
-        """Wait so that an abort ends it, and a lost connection also where the message is not told of it."""
+        """Wait so that an abort ends it, and a lost connection, even one that the backend does not report."""
         if not self._works:
             return
         communicator = self._communicator
@@ -146,7 +146,7 @@ class GroupWork(Work):
             raise self._failure
 
     def _wait_aside(self, limit: timedelta) -> threading.Thread:
-        """Return the thread that waits for the message: a wait in the backend cannot be given up."""
+        """Return the thread that waits for the message: a wait in the backend cannot be interrupted."""
         if self._waiter is None:
             work = self._works[0]
 

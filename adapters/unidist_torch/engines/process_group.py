@@ -161,7 +161,7 @@ class ProcessGroupCommunicator(Communicator):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """Each piece is reduced to its owner."""
+        """Reduce each piece to its owner."""
         pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
         if len(pieces) != self.size or sum(pieces) != source.count:
             raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
@@ -263,18 +263,18 @@ class ProcessGroupCommunicator(Communicator):
 
     @override
     def abort(self, reason: str) -> None:
-        """Peers see a broken connection."""
+        """Abort; peers see a broken connection."""
         self._aborted = self._aborted or reason or "no reason given"
         self.break_connections()
 
     def break_connections(self) -> None:
-        """Have what waits for a peer fail, here and on the peers. Callable from any thread."""
+        """Make operations that wait for a peer fail, here and on the peers. Callable from any thread."""
         group = self._group  # another thread may close
         if group is not None:
             self._break(group)
 
     def probe(self, peer: int) -> None:
-        """Raise RuntimeError if the connection to a peer is lost; for a message that may not have been told so."""
+        """Raise RuntimeError if the connection to a peer is lost, which the backend may not report to a message."""
         if self._group is not None:
             self._probe(self._group, peer)
 
@@ -283,7 +283,7 @@ class ProcessGroupCommunicator(Communicator):
         group.abort()
 
     def _probe(self, group: Any, peer: int) -> None:
-        """Do `probe` in a group; not needed where the backend tells every message."""
+        """Do `probe` in a group; not needed if the backend reports it to every message."""
 
     @override
     def close(self) -> None:

@@ -54,7 +54,7 @@ def is_block(path: str, module: torch.nn.Module) -> bool:
 
 
 class _Counter:
-    """Counts each piece of memory once, for the block that keeps it first."""
+    """Counts each piece of memory once, for the block that saves it first."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.kept: dict[str, int] = {}

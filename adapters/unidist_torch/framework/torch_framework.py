@@ -1,4 +1,4 @@
-"""The binding of unidist's framework interface to PyTorch."""
+"""PyTorch behind the core's framework interface."""
 
 from __future__ import annotations
 

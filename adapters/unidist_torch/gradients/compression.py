@@ -21,10 +21,10 @@ from unidist_torch.operations.compression import BF16Compressor, FP16Compressor,
 
 
 class TensorCompressor(Protocol):
-    """Horovod's interface: a class or an object with these two."""
+    """Horovod's interface of a compressor: a class or an object with these two methods."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return what is added up instead of `tensor`, and what `decompress` needs."""
+        """Return the tensor to add up instead of `tensor`, and the context that `decompress` needs."""
 
     def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Return the result in the form of the original tensor."""
@@ -45,7 +45,7 @@ def compressor_of(compression: CompressionLike, registry: Registry[CompressorSpe
 
     Raises:
         ConfigurationError: an unknown name.
-        ValueError: something that is no compressor.
+        ValueError: not a compressor.
     """
     return bucket_compressor(
         compression, registry, members=_OWN, otherwise=lambda given: PerTensor.of(given, TorchTensors())
@@ -53,7 +53,7 @@ def compressor_of(compression: CompressionLike, registry: Registry[CompressorSpe
 
 
 def tensor_compressor(compression: CompressionLike) -> TensorCompressor:
-    """Return a compressor of single tensors, for what is not exchanged in buckets.
+    """Return a compressor of single tensors, for gradients that are not exchanged in buckets.
 
     Raises:
         UsageError: one of buckets.

@@ -1,4 +1,4 @@
-"""The parameters of one optimizer: how they are described to the other ranks, and the form of their gradients."""
+"""The parameters of one optimizer: their description for the other ranks, and the form of their gradients."""
 
 from __future__ import annotations
 

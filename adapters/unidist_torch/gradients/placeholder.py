@@ -29,7 +29,7 @@ class ShardedGradient(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """See torch: called for whatever is done with it."""
+        """Refuse all uses but those of `_DESCRIBING`; torch calls it for every use."""
         if func in _DESCRIBING:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Tells ranks that have joined (`ud.join`) what a bound optimizer is about to exchange, so that they take part."""
+"""Announcements of a bound optimizer's exchanges to ranks that have joined (`ud.join`), so that they take part."""
 
 from __future__ import annotations
 

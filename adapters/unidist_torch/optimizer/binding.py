@@ -1,4 +1,4 @@
-"""The state of one bound torch optimizer: what its methods do, and the order of an update."""
+"""The state of one bound torch optimizer, the work of its methods, and the order of an update."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Binding:
         carry(update, self)
 
     def _begin(self) -> None:
-        """Make what belongs to the present context. Collective."""
+        """Set up everything that belongs to the present context. Collective."""
         optimizer, plain, update = self._optimizer, self._plain, self._update
         self._callback_queued = False
         self._tuner: autotune.Tuner | None = None
@@ -87,16 +87,16 @@ class Binding:
         self._tuner = autotune.tuner_for(update)
 
     def move_to(self, context: RuntimeAPI) -> None:
-        """See `Carried.move_to`: parameters and the optimizer's state stay where they are, gradients are forgotten."""
+        """Move to a new generation's context: parameters and state stay where they are, gradients are dropped."""
         self.gradients.close()
         self._synchronized = False
         self._update.move_to(context)
         self._begin()
 
-    # What the optimizer's methods do
+    # The optimizer's methods
 
     def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
-        """See `DistributedOptimizerMixin.step`."""
+        """Complete the exchange and do the inner step, unless a window is open."""
         if closure is not None:
             return self._step_with_closure(closure)
         accumulation = self._update.accumulation
@@ -124,7 +124,7 @@ class Binding:
         return loss
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """See `DistributedOptimizerMixin.zero_grad`."""
+        """Drop the gradients, unless a window is open; complete an exchange under way first."""
         if self._update.window.is_open:
             return
         if self._update.window.in_round:
@@ -136,14 +136,14 @@ class Binding:
         self._update.reset_window()
 
     def synchronize(self) -> None:
-        """See `DistributedOptimizerMixin.synchronize`."""
+        """Complete the exchange of this window, if this was its last pass."""
         if self._update.completes_window:
             if not self._update.window.finished:
                 self._finish()
             self._synchronized = True
 
     def clip_norm(self, max_norm: float, order: float) -> float:
-        """See `clipping.clip_grad_norm_`."""
+        """Clip the reduced gradients; returns their norm before, 0 if no update is completed."""
         if not self._update.completes_window:
             return 0.0
         if not self._update.window.finished:
@@ -153,7 +153,7 @@ class Binding:
         return norm
 
     def flush(self) -> bool:
-        """See `DistributedOptimizerMixin.flush`."""
+        """Apply a window that was cut short; returns whether there was anything to apply."""
         self._announcements.announce_flush()
         scale = self._update.short_window_scale()
         if scale is None:
@@ -164,7 +164,7 @@ class Binding:
         return not self._update.overflowed
 
     def settle(self) -> None:
-        """Complete the exchange that is under way, if there is one."""
+        """Complete an exchange that is under way."""
         if self._update.window.in_round and self._update.completes_window:
             self._finish()
         self._synchronized = False
@@ -180,23 +180,23 @@ class Binding:
         return self._update.accumulation.passes
 
     def set_passes(self, passes: int) -> None:
-        """See `DistributedOptimizerMixin.set_backward_passes_per_step`."""
+        """Change the number of backward passes per update."""
         self._update.set_passes(passes)
 
     def take_steps(self, steps: int) -> None:
-        """See `Update.take_steps`."""
+        """Let the next update take this many steps, see `Update.take_steps`."""
         self._update.take_steps(steps)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """See `InnerStep.state_dict`."""
+        """Return the state that the inner step gathers, or None if the optimizer has all of it."""
         return self._inner.state_dict()
 
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:
-        """See `InnerStep.state_loaded`."""
+        """Tell the inner step that another state was loaded."""
         self._inner.state_loaded(state_dict)
 
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
-        """See `InnerStep.kept_state`."""
+        """Return the part in checkpoints that the inner step brings, or None."""
         return self._inner.kept_state(placements)
 
     def _check_order(self) -> None:
@@ -269,7 +269,7 @@ class Binding:
         else:
             self._update.applied()
 
-    # What this rank does for the others after it has joined
+    # On behalf of the others, after this rank has joined
 
     def _take_part(self) -> None:
         self._take_part_in(None)
@@ -329,7 +329,7 @@ class Binding:
             self._retune(self._tuner)
 
     def _retune(self, tuner: autotune.Tuner) -> None:
-        """Use what rank 0 wants to try, or to keep. Collective."""
+        """Use the bucket size that rank 0 wants to try, or to keep. Collective."""
         is_first = self._update.communicator.rank == 0
         choice: autotune.Choice = self._sparse.gather(tuner.next_choice() if is_first else None)[0]
         if autotune.apply(choice, self._update):

@@ -1,4 +1,4 @@
-"""Clipping by norm from the script, the same call with every strategy."""
+"""Clipping by norm: one call that works with every strategy."""
 
 from __future__ import annotations
 

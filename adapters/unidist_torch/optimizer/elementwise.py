@@ -56,7 +56,7 @@ def _needs_closure(plain: type[torch.optim.Optimizer]) -> bool:
 
 
 class _Trial:
-    """Small tensors and gradients, and what they become in optimizers with the options of one group.
+    """Small tensors and gradients, stepped by optimizers with the options of one group.
 
     Args:
         optimizer: whose options.
@@ -102,7 +102,7 @@ class _Trial:
         return apart, self._stepped(self._data, cut=False)
 
     def _stepped(self, data: Sequence[Sequence[torch.Tensor]], *, cut: bool) -> list[torch.Tensor]:
-        """Return what the tensors become that have these values and gradients."""
+        """Return tensors of these values after steps with these gradients."""
         tensors = [values.clone() for values, *_ in data]
         leaves = [part.requires_grad_() for tensor in tensors for part in _parts(tensor, cut)]
         probe = self._probe(leaves)
@@ -149,7 +149,7 @@ def _parts(tensor: torch.Tensor, cut: bool) -> list[torch.Tensor]:
 
 
 def _make_harmless(probe: Any) -> None:
-    """Leave out what concerns where tensors are and how they are launched: the probe's are small and in host memory.
+    """Drop options about devices and kernels: the probe's tensors are small and in host memory.
 
     A learning rate of 0, with which a schedule may begin, would make all optimizers the same.
     """

@@ -1,4 +1,4 @@
-"""The inner step under torch's GradScaler, which leaves the check for overflow to us when it is handed to `step`."""
+"""The inner step under torch's GradScaler, which leaves the check for overflow to `step` if that takes it."""
 
 from __future__ import annotations
 

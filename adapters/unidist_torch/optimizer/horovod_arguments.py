@@ -13,7 +13,7 @@ NamedParameters = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]
 
 
 def names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters) -> dict[str, torch.Tensor] | None:
-    """Return the parameters by name, or None where the script gave no names.
+    """Return the parameters by name, or None if the script gave no names.
 
     Raises:
         ValueError: not pairs of name and parameter, a name twice, or a parameter of the optimizer without a name.

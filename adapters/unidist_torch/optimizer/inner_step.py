@@ -41,12 +41,12 @@ class InnerStep(ABC):
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
     ) -> None:
-        """Take note of the parameters from number `first` on, which are new or have new places. Collective.
+        """Take note of the parameters from number `first` on, which are new or have new views. Collective.
 
         Args:
             parameters: all that are exchanged, as numbered by the `Update`.
-            first: those before are as they were.
-            views: for each parameter the memory that its gradient is written to, in its shape; None where that moves.
+            first: those before are unchanged.
+            views: for each parameter the memory that its gradient is written to, in its shape; None if that moves.
         """
 
     @abstractmethod
@@ -55,8 +55,8 @@ class InnerStep(ABC):
 
         Args:
             first: number of the first of them.
-            present: for each, whether any rank had a gradient (one without is not to be updated); None for one whose
-                sparse gradients travel elsewhere, and which is left alone here.
+            present: for each, whether any rank had a gradient (if none had, it is not to be updated); None for one
+                whose sparse gradients are exchanged elsewhere, and which is left alone here.
         """
 
     @abstractmethod
@@ -68,21 +68,21 @@ class InnerStep(ABC):
         """
 
     def take_part(self) -> None:  # noqa: B027 - nothing to do is a valid answer
-        """Do what this rank, which has joined, owes to those that go on: called in place of `step`."""
+        """Take part in the step of the others on a rank that has joined; called in place of `step`."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the optimizer's `state_dict` if its own would not do, else None. Collective if sharded."""
         return None
 
     def state_loaded(self, state_dict: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to do is a valid answer
-        """Take note that `load_state_dict` has replaced the optimizer's state by another one, for whole parameters.
+        """Take note that `load_state_dict` has replaced the optimizer's state by another, for whole parameters.
 
         Args:
             state_dict: as it was given; torch has brought its tensors to the types of the parameters.
         """
 
     def kept_state(self, placements: Mapping[int, Placement]) -> KeepsState | None:
-        """Return the optimizer's part in checkpoints; None: what the adapter knows of any optimizer.
+        """Return the optimizer's part in checkpoints; None leaves it to the adapter.
 
         Args:
             placements: of its parameters, by their identity.
@@ -90,7 +90,7 @@ class InnerStep(ABC):
         return None
 
     def skip(self) -> None:  # noqa: B027 - nothing to do is a valid answer
-        """Forget the gradients: on some rank one has overflowed, and no rank steps."""
+        """Drop the gradients: one has overflowed on some rank, and no rank steps."""
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Give back memory and communicators. Idempotent."""

@@ -37,9 +37,9 @@ class DistributedOptimizerMixin:
         return self._unidist.step(closure, grad_scaler)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; inside a window of accumulate=N they are kept.
+        """Drop the gradients; inside a window of accumulate=N they are kept.
 
-        Between `backward` and `step` it completes the exchange and discards what came out. (Horovod raises
+        Between `backward` and `step` it completes the exchange and discards the result. (Horovod raises
         AssertionError there.)
         """
         self._unidist.zero_grad(set_to_none)
@@ -61,7 +61,7 @@ class DistributedOptimizerMixin:
             self._unidist.skip = False
 
     def flush(self) -> bool:
-        """Apply a window of accumulate=N that the end of an epoch cut short; with mean over the passes that were.
+        """Apply a window of accumulate=N that the end of an epoch cut short; the mean is over its actual passes.
 
         Every rank calls it, also one whose window is empty.
 
@@ -138,7 +138,7 @@ def check_plain(optimizer: torch.optim.Optimizer) -> None:
 
 
 def rewrap(optimizer: torch.optim.Optimizer) -> None:
-    """Let a scheduler that was made before see that `step` is called: it looks for these two attributes."""
+    """Let a scheduler that was made earlier see the calls of `step`: it looks for these two attributes."""
     bound = optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Horovod's `DistributedOptimizer(op=Adasum)`: not gradients but the changes of the parameters are combined.
+"""Horovod's `DistributedOptimizer(op=Adasum)`: it combines the changes of the parameters instead of gradients.
 
 Each rank steps on its own gradients; what this changed in a parameter is combined by Adasum (Maleki et al. 2020,
 https://arxiv.org/abs/2006.02924), parameter by parameter, and added to where the parameter was before.
@@ -44,10 +44,10 @@ class AdasumOptimizerMixin:
         self._unidist.zero_grad(set_to_none)
 
     def synchronize(self) -> None:
-        """Do nothing: gradients are not exchanged. There for scripts that call it."""
+        """Do nothing, for scripts that call it: gradients are not exchanged."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Refused, as in Horovod."""
+        """Raise AssertionError, as in Horovod."""
         raise AssertionError("skip_synchronize is not supported with op=Adasum: there is no exchange to be skipped")
 
     @property
@@ -141,7 +141,7 @@ class AdasumBinding:
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
-        """See `AdasumOptimizerMixin.step`."""
+        """Step on this rank's gradients, and combine the changes of all ranks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -163,12 +163,12 @@ class AdasumBinding:
         return loss
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """See `AdasumOptimizerMixin.zero_grad`."""
+        """Drop the gradients, and the passes of the current update."""
         self.reset()
         self._plain.zero_grad(self._optimizer, set_to_none)
 
     def reset(self) -> None:
-        """Forget the passes of the current update."""
+        """Start the current update again, without passes."""
         self._passes.clear()
 
     def _count(self, parameter: torch.Tensor) -> None:

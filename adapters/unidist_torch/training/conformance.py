@@ -17,7 +17,7 @@ modes = ("eager",)  # see `FrameworkTraining`
 
 
 class Model(torch.nn.Module):
-    """A small network with everything that gets in the way: tied, frozen, unused, float32 and empty parameters.
+    """A small network with every complication: tied, frozen, unused, float32 and empty parameters.
 
     The float32 branch adds to the loss without touching the gradients of the rest, so that those stay exact to float64.
     """

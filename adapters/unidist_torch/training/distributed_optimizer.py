@@ -58,7 +58,7 @@ def distribute(
 def bind_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool
 ) -> torch.nn.Module:
-    """Bind the optimizer of a model that the plan spreads over the ranks; returns this rank's model. Collective.
+    """Bind the optimizer of a model that the plan distributes; returns this rank's model. Collective.
 
     Args:
         model: the whole model, as the script made it.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, runtime: Context) -> None:
-    """Give all ranks rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks."""
+    """Broadcast rank 0's values of the whole model, and form the groups of the mesh. Collective over all ranks."""
     framework = TorchFramework()
     state = framework.model_state(model)
     broadcast_parameters(state, root_rank=0)
@@ -34,7 +34,7 @@ def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
 
 
 def follow_model(optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Tensor], places: PlacesParameters) -> None:
-    """Let the optimizer of the whole model be that of this rank's part.
+    """Turn the optimizer of the whole model into that of this rank's part.
 
     Args:
         optimizer: not bound yet.
