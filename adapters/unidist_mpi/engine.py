@@ -25,7 +25,7 @@ class MpiEngine(Engine):
     """MPI by mpi4py: host memory, the processes that mpirun started."""
 
     def availability(self) -> Availability:
-        """Needs mpi4py and an MPI with its mpirun. MPI itself is not started: that can be done once per process."""
+        """Available with mpi4py and an mpirun. MPI itself is not started, which a process can do only once."""
         if importlib.util.find_spec("mpi4py") is None:
             return Availability(
                 False, "mpi4py is not installed; pip install 'unidist-train[mpi]' brings it and Open MPI"
@@ -39,7 +39,7 @@ class MpiEngine(Engine):
         return Availability(True, f"mpi4py {importlib.metadata.version('mpi4py')}")
 
     def supports(self, topology: Topology) -> Availability:
-        """The processes of one mpirun, all of them."""
+        """Support the processes of one mpirun, all of them."""
         size = topology.world_size
         how = f"start the job by `mpirun -n {max(size, 2)} python train.py` with UNIDIST_ENGINE=mpi"
         if size > 1 and not self._started_by_mpi():

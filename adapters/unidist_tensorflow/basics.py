@@ -112,7 +112,7 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 def _when_run(value: Callable[[], int], name: str) -> tf.Tensor:
-    """Return a number that is looked up each time the graph is run; it waits for nobody."""
+    """Return a number that is looked up each time the graph is run; it does not wait for other ranks."""
     if tf.executing_eagerly():
         return tf.constant(value(), tf.int32)
     found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)

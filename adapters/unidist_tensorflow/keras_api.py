@@ -24,7 +24,7 @@ VARIABLES: tuple[type[Any], ...] = (tf.Variable, keras.Variable)
 
 
 def layers() -> tuple[type[Any], ...]:
-    """Return the classes of layers: Keras 3's, and tf_keras' where the script has imported it."""
+    """Return the classes of layers: Keras 3's, and tf_keras' if the script has imported it."""
     legacy = sys.modules.get("tf_keras")
     return (keras.layers.Layer,) if legacy is None else (keras.layers.Layer, legacy.layers.Layer)
 

@@ -78,7 +78,7 @@ def empty_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def tensor_of_array(array: Array) -> tf.Tensor:
-    """Return an eager tensor over the array's memory, which nobody writes to any more.
+    """Return an eager tensor over the array's memory, which must not be written to any more.
 
     There is no copy if the array is C-contiguous and aligned, as those of `empty_array` are.
     """
@@ -90,7 +90,7 @@ def tensor_of_array(array: Array) -> tf.Tensor:
 
 
 def address_of(array: Array) -> int:
-    """Return where an array's memory begins."""
+    """Return the address of an array's memory."""
     address: int = array.__array_interface__["data"][0]
     return address
 

@@ -81,7 +81,7 @@ class OperationGraph:
 
 
 class GraphCache:
-    """The graphs of operations, those that were used last kept for the next time. Thread-safe."""
+    """The graphs of operations, the last used ones kept for the next time. Thread-safe."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._max_kept = max_kept
@@ -107,7 +107,7 @@ class GraphCache:
         graph.busy = False
 
     def clear(self) -> None:
-        """Close all graphs that do not run, and forget the others."""
+        """Close all graphs that do not run, and drop the others."""
         with self._lock:
             for graph in self._graphs.values():
                 if not graph.busy:

@@ -128,13 +128,13 @@ class Binding(ABC):
         name: str,
         members: int,
     ) -> Pending:
-        """Send `splits[i]` rows to member i; what comes goes into `target`, which must fit exactly, or a new output."""
+        """Send `splits[i]` rows to member i; those received go into `target`, which must fit, or a new output."""
 
     @abstractmethod
     def reducescatter(
         self, source: Buffer, target: Buffer, *, shape: Sequence[int], scale: float, name: str, members: int
     ) -> Pending:
-        """Sum `source` and keep this member's rows: as even as can be, lower ranks one more."""
+        """Sum `source` and keep this member's rows: as evenly as possible, lower ranks one more."""
 
     @abstractmethod
     def join(self) -> Pending:

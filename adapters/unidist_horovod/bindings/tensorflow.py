@@ -47,7 +47,7 @@ class _TensorFlowPending(Pending):
         self._running.acquire()
 
     def complete(self, graph: OperationGraph) -> None:
-        """Run the operation, wherever it takes, and note the outcome. Does not raise."""
+        """Run the operation, however long it takes, and note the outcome. Does not raise."""
         try:
             self._outputs = graph.run(*self._inputs)
             self._deliver(self._outputs[0])
@@ -202,7 +202,7 @@ class TensorFlowBinding(CommonBinding):
 
 
 def _factors(scale: float, dtype: DType) -> tuple[float, float]:
-    """Return the factor for Horovod, which compares it between ranks and takes float32, and what it leaves to do."""
+    """Return the factor for Horovod, which compares it between ranks and takes float32, and the remaining factor."""
     factor = float(np.float32(scale))
     if scale and not np.finfo(np.float32).tiny <= abs(factor) <= np.finfo(np.float32).max:
         return 1.0, scale

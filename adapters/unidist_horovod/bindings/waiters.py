@@ -1,4 +1,4 @@
-"""Threads that each wait for one operation: as many as there are operations under way."""
+"""Threads that each wait for one operation: as many as operations are under way."""
 
 from __future__ import annotations
 

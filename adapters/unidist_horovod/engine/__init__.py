@@ -1,4 +1,4 @@
-"""The engine `horovod`: a communicator whose collectives run in Horovod's own C++ core, and its messages over TCP.
+"""The engine `horovod`: a communicator whose collectives run in Horovod's own C++ core, and messages over Unix sockets.
 
 May import `bindings`. Imports no framework: the launcher loads `HorovodEngine` too.
 """

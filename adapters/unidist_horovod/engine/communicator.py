@@ -125,7 +125,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """An all-reduce of which each rank keeps its piece: Horovod's own only sums, and divides evenly."""
+        """All-reduce, and keep the piece of this rank: Horovod's own reduce-scatter only sums, and divides evenly."""
         pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
         if len(pieces) != self.size or sum(pieces) != source.count:
             raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
@@ -266,7 +266,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         return HorovodWork(self, what, number, [pending], finish)
 
     def _end_turn(self, turn: int, what: str, number: int) -> None:
-        """Wait until operation `number` is over: its name is to be used again, on every rank for the same operation."""
+        """Wait until operation `number` has ended, whose name is used again, on every rank for the same operation."""
         earlier = self._by_turn.pop(turn, None)
         pending = earlier() if earlier is not None else None
         if pending is not None and not pending.done():

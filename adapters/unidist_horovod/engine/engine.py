@@ -21,7 +21,7 @@ class HorovodEngine(Engine):
     """
 
     def availability(self) -> Availability:
-        """Needs Horovod with a binding of an installed framework."""
+        """Available with Horovod and a binding of an installed framework."""
         try:
             found = bindings.usable()
         except ConfigurationError as exc:
@@ -30,7 +30,7 @@ class HorovodEngine(Engine):
         return Availability(True, f"Horovod {importlib.metadata.version('horovod')}, by its binding of {titles}")
 
     def supports(self, topology: Topology) -> Availability:
-        """Any number of ranks on one host."""
+        """Support any number of ranks on one host."""
         if not topology.single_host:
             return Availability(False, f"connects the ranks of one host; this job has {topology.num_nodes}")
         return Availability(True)

@@ -142,7 +142,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         self._waiting_in = -1
 
     def absent(self, number: int) -> tuple[int, ...]:
-        """Return the group ranks that have not said that they wait in collective `number`."""
+        """Return the group ranks that have not reported to wait in collective `number`."""
         arrived = self.mailbox.arrived(number)
         return tuple(rank for rank, member in enumerate(self.members) if rank != self.rank and member not in arrived)
 
@@ -160,7 +160,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         return self.lost_error(what)
 
     def lost_error(self, what: str) -> PeerLostError:
-        """Return the error for an operation during which peers were lost; looks for who they are."""
+        """Return the error for an operation during which peers were lost, and find out which ones."""
         limit = time.monotonic() + _NAMING_SEC
         while not self._closed and not self.links.died and time.monotonic() < limit:
             self.links.drive(0.01)
@@ -187,7 +187,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         )
 
     def check_issue(self, what: str) -> None:
-        """Raise unless an operation can be given to Horovod now; sees what the peers said before."""
+        """Raise unless an operation can be given to Horovod now; receives the notices of peers first."""
         if self._closed:
             raise UsageError(f"{what}: this communicator is closed ({self.description})")
         self.links.drive()

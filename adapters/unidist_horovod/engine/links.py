@@ -50,7 +50,7 @@ class Receiver(Protocol):
     """Takes the packets of one channel. Called with the links' lock held."""
 
     def begin(self, peer: int, nbytes: int) -> Incoming:
-        """Return where a message that begins now goes."""
+        """Return the destination of a message that begins now."""
 
     def notice(self, peer: int, kind: Kind, value: int, payload: bytes) -> None:
         """Take a packet that is no message."""
@@ -149,7 +149,7 @@ class Links:
     # Channels
 
     def open(self, name: str, receiver: Receiver) -> None:
-        """Give the packets of channel `name` to `receiver`, those that came before included."""
+        """Give the packets of channel `name` to `receiver`, earlier ones included."""
         with self._lock:
             self._receivers[name] = receiver
             for peer, kind, value, payload in self._early.pop(name, ()):
@@ -159,7 +159,7 @@ class Links:
                     receiver.notice(peer, kind, value, payload)
 
     def shut(self, name: str) -> None:
-        """Drop what comes, or waits to be sent, on a channel from now on."""
+        """Drop packets that arrive, or wait to be sent, on a channel from now on."""
         with self._lock:
             self._receivers.pop(name, None)
             self._ended.add(name)
@@ -197,7 +197,7 @@ class Links:
                     self._flush(peer)
 
     def claimed(self, peer: int) -> None:
-        """Look again whether to read from `peer`: somebody asked for its messages."""
+        """Check again whether to read from `peer`, of which a message was asked for."""
         with self._lock:
             if peer in self._peers and peer not in self.gone:
                 self._watch(self._peers[peer])
@@ -350,7 +350,7 @@ class Links:
         self._epoll.unregister(peer.connection)
 
     def _watch(self, peer: _Peer) -> None:
-        """Ask for the events that make sense now. A peer that sends what nobody takes is not read for a while."""
+        """Register for the events of interest. A peer that sends messages nobody asks for is not read for a while."""
         if peer.rank in self.gone:
             return
         unclaimed = sum(each.unclaimed(peer.rank) for each in self._receivers.values()) if peer.incoming is None else 0
@@ -371,7 +371,7 @@ _all_links: weakref.WeakSet[Links] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child is no rank; as long as it held a connection, nobody could see that its parent died."""
+    """Close the connections in a forked child: while it held them, its parent's death would go unnoticed."""
     for links in list(_all_links):
         links._epoll.close()
         for peer in links._peers.values():

@@ -1,4 +1,4 @@
-"""The packets of one communicator: its messages, and what its peers said."""
+"""The packets of one communicator: its messages, and the notices of its peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Receipt:
 
 @dataclass
 class _Arrived:
-    """A message that came before it was asked for."""
+    """A message that arrived before it was asked for."""
 
     data: bytearray
     receipt: Receipt | None = None
@@ -39,7 +39,7 @@ class _Arrived:
 
 
 class Mailbox(Receiver):
-    """Takes what comes for one communicator. Peers are ranks of the world.
+    """Takes the packets of one communicator. Peers are ranks of the world.
 
     Attributes:
         aborted: who aborted, and why; "" if nobody did.
@@ -96,7 +96,7 @@ class Mailbox(Receiver):
             self.activity += 1
 
     def arrived(self, number: int) -> set[int]:
-        """Return the peers that have said to wait in collective `number`."""
+        """Return the peers that have reported to wait in collective `number`."""
         with self._lock:
             return set(self._arrivals.get(number, ()))
 

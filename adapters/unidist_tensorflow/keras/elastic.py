@@ -1,4 +1,4 @@
-"""Elastic state of Keras models, and callbacks that keep it, by Horovod's names."""
+"""Elastic state of Keras models, and callbacks that maintain it, by Horovod's names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CommitStateCallback(api.callbacks.Callback):
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit where it is due."""
+        """Commit if it is due."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.state.commit()
@@ -68,11 +68,11 @@ class UpdateBatchStateCallback(api.callbacks.Callback):
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forget the steps of an epoch."""
+        """Reset the number of steps of an epoch."""
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Shorten the first epoch after a reset by what was processed."""
+        """Shorten the first epoch after a reset by the batches that were processed."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]

@@ -1,4 +1,4 @@
-"""The optimizers of `horovod.keras`: what `distributed_optimizer` has, with the arguments in another order."""
+"""The optimizers of `horovod.keras`: those of `distributed_optimizer`, with the arguments in another order."""
 
 from __future__ import annotations
 

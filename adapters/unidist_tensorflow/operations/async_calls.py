@@ -1,6 +1,6 @@
-"""Nodes of a graph that run a Python function asynchronously: no inter-operation thread is kept busy meanwhile.
+"""Nodes of a graph that run a Python function asynchronously: they keep no inter-operation thread busy meanwhile.
 
-TensorFlow has asynchronous nodes, but none for Python functions. See `graph` for what it is good for.
+TensorFlow has asynchronous nodes, but none for Python functions. See `graph` for the reason.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _IteratorCall(AsyncCall):
 
     @override
     def begin(self) -> None:
-        """The iterator calls when it is asked for its element."""
+        """Do nothing: the iterator calls when it is asked for its element."""
 
     @override
     def results(self, begun: tf.Tensor, *, name: str) -> list[tf.Tensor]:

@@ -1,4 +1,4 @@
-"""Runs an operation where it is asked for: at once in eager mode, as a node in graphs; with its gradient."""
+"""Runs an operation at once in eager mode, or as a node in graphs; with its gradient."""
 
 from __future__ import annotations
 

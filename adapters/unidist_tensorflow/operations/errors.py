@@ -36,7 +36,7 @@ class _OpError:
         return str(self.message)  # type: ignore[attr-defined]  # of OpError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes as the error that TensorFlow had no part in."""
+        """Pickle as unidist's error alone, which does not need TensorFlow."""
         for kind in type(self).__mro__:
             if kind.__module__ == UnidistError.__module__:
                 return kind, (str(self),)

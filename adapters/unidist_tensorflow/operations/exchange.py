@@ -1,4 +1,4 @@
-"""Operations on arrays: each function submits requests and returns what waits for them. Never blocks itself.
+"""Operations on arrays: each function submits requests and returns an object to wait for them. None of them blocks.
 
 The same functions serve eager mode and graphs (`dispatch`). Requests are submitted in the foreground: the thread that
 waits moves them, so no operation pays for a switch to a background thread.
@@ -58,7 +58,7 @@ def names_of_group(name: str, count: int) -> list[str]:
 def start_allreduce(
     arrays: Sequence[Array], name: str, *, op: Op, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Pending:
-    """Start the all-reduces of several arrays; the engine fuses what is small."""
+    """Start the all-reduces of several arrays; the engine fuses small ones."""
     scope = scope_of(process_set)
     asked = allreduction(op, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     outputs = [empty_array(array.shape, array.dtype) for array in arrays]
@@ -223,7 +223,7 @@ def _int32(value: int) -> Array:
 
 
 def _submit(scope: Scope, requests: Sequence[Request]) -> list[NamedHandle]:
-    """Submit all; where one is refused, those before it are left to end with the other ranks' failure."""
+    """Submit all; if one is refused, those before it end with the failure of the other ranks."""
     return [scope.submit(request, background=False) for request in requests]
 
 

@@ -41,7 +41,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function that does what `broadcast_object` does, again and again: `fn(obj)`."""
+    """Return a function that calls `broadcast_object`: `fn(obj)`."""
 
     def broadcast_it(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name or "broadcast_object_fn", process_set)

@@ -72,7 +72,7 @@ def detached(
 
 
 def valid_name(name: str) -> str:
-    """Return the name with underscores for what a node's name must not contain."""
+    """Return the name with underscores in place of characters that a node's name must not contain."""
     return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name))
 
 

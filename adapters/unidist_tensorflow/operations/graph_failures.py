@@ -20,12 +20,12 @@ FAILURE = (tf.string, tf.int64)
 
 
 def no_failure() -> tuple[Any, Any]:
-    """Return what makes `fail_if_told` do nothing."""
+    """Return the inputs with which `fail_if_told` does nothing."""
     return _NO_MESSAGE, _EQUAL
 
 
 def failure_of(error: Exception) -> tuple[Any, Any]:
-    """Return what makes `fail_if_told` fail with the text of this error, a failed precondition.
+    """Return the inputs with which `fail_if_told` fails with the text of this error, a failed precondition.
 
     Raises:
         ValueError: of another misuse; an InvalidArgumentError to TensorFlow.

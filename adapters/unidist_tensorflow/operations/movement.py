@@ -242,10 +242,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None
 
 
 def join() -> tf.Tensor:
-    """Say that this rank has run out of data, and return when every rank has; the result is the last one to say so.
+    """Report that this rank has run out of data, and return when every rank has; the result is the last one to say so.
 
     Until then it takes part with zeros in what the others do: sums and averages by name (averages still divide by the
-    number of all ranks, as Horovod's do). Whatever else the others start ends there with MismatchError.
+    number of all ranks, as Horovod's do). Other operations that they start end there with MismatchError.
     """
     return execute(
         start_join,
@@ -259,7 +259,7 @@ def join() -> tf.Tensor:
 
 
 def send(tensor: Any, dst: int) -> tf.Operation | None:
-    """Send a tensor to rank `dst`, which calls `recv`; in a TF1 graph, return the operation that does.
+    """Send a tensor to rank `dst`, which calls `recv`; in a TF1 graph, return the operation that sends it.
 
     Messages have no names: they are matched by their order. A `tf.function` keeps the order of the program; in a TF1
     graph order them with control dependencies.

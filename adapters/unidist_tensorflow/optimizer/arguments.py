@@ -1,4 +1,4 @@
-"""The arguments of Horovod's DistributedOptimizer and tapes: checked as Horovod does, and translated."""
+"""The arguments of Horovod's DistributedOptimizer and tapes: checked as by Horovod, and translated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exchange_options(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> ExchangeOptions:
-    """Return the options for Horovod's arguments, of which it checks those that it is given.
+    """Check Horovod's arguments, and return them as options.
 
     `groups` as lists of variables are checked and left to `with_groups`: the variables are not known yet.
 
@@ -76,7 +76,7 @@ def with_groups(
     key: Callable[[Any], Hashable],
     places: Mapping[Any, int],
 ) -> ExchangeOptions:
-    """Return the options with groups of variables as groups of places; as they are where there are none.
+    """Return the options with groups of variables as groups of places; unchanged without groups.
 
     Args:
         options: what else is asked for.

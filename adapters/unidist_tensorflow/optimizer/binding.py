@@ -91,15 +91,15 @@ class Binding:
         self._local.add(self._key(variable))
 
     def belongs_to(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Say which variables the optimizer is for, when they exist."""
+        """Set a function that returns the variables of the optimizer, once they exist."""
         self._of_model = variables
 
     def broadcast_when_built(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Give every rank rank 0's variables as soon as they exist; `settle` or the first `apply` does it."""
+        """Give every rank rank 0's variables as soon as they exist; by `settle` or the first `apply`."""
         self._initial = variables
 
     def settle(self) -> None:
-        """Do what was put off by `broadcast_when_built`. Collective, the first time."""
+        """Do the broadcast that `broadcast_when_built` has deferred. Collective, the first time."""
         if self._initial is not None:
             initial, self._initial = self._initial, None
             if self._update.context.is_elastic and self._update.context is not context.current():
@@ -115,11 +115,11 @@ class Binding:
         self.inner.build(self._entries(self._built_for, [None] * len(self._built_for)), self.exchange)
 
     def built_anywhere(self) -> bool:
-        """Say whether any rank has built the optimizer: it may be rank 0 only that has loaded it. Collective."""
+        """Say whether any rank has built the optimizer: maybe only rank 0 has loaded it. Collective."""
         return any(gather_objects(self._update.communicator, self._optimizer.built))
 
     def build_early(self, variables: Sequence[Any]) -> None:
-        """Build the optimizer before its first update, if there is a reason to. Collective.
+        """Build the optimizer before its first update, if needed. Collective.
 
         Ranks may differ in whether it is built: it may be rank 0 only that has loaded it.
         """
@@ -147,7 +147,7 @@ class Binding:
                 self.inner.divide_again(self.exchange)
 
     def exchange(self) -> FusedExchange:
-        """Return the exchange of this optimizer's gradients, all ranks having agreed on it. Collective at first."""
+        """Return the exchange of this optimizer's gradients, agreed on by all ranks. Collective the first time."""
         self.settle()
         self._set_up()
         assert self._exchange is not None
@@ -156,7 +156,7 @@ class Binding:
         return self._exchange
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """See `DistributedOptimizerMixin.apply`."""
+        """Exchange the gradients, and let the inner step apply them."""
         gradients = list(grads)
         if not gradients:
             return
@@ -188,7 +188,7 @@ class Binding:
         self._passes_vary = True
 
     def take_steps(self, steps: int) -> None:
-        """See `Update.take_steps`."""
+        """Let the next update take this many steps, see `Update.take_steps`."""
         if self._exchange is None:
             self._update.take_steps(steps)
         else:
@@ -196,7 +196,7 @@ class Binding:
 
     @contextmanager
     def weighting_loss(self, weight: tf.Tensor) -> Iterator[None]:
-        """Let losses that are scaled within count so much more or less.
+        """Multiply the losses that are scaled within the block by a weight.
 
         Raises:
             UsageError: the loss was not scaled.
@@ -221,7 +221,7 @@ class Binding:
         return loss * tf.cast(self._weight, loss.dtype)
 
     def flush(self) -> bool:
-        """See `DistributedOptimizerMixin.flush`."""
+        """Apply a window that was cut short; returns whether there was anything to apply."""
         if not tf.executing_eagerly():
             raise UsageError("flush() belongs outside of tf.function: it says whether there was anything to apply")
         if self._update.accumulation.passes == 1 or not self._started:
@@ -287,7 +287,7 @@ class Binding:
         )
 
     def _check_rules(self) -> None:
-        """Refuse what leaves gradients scaled, or out of what is clipped."""
+        """Refuse options that leave gradients scaled, or unclipped."""
         for optimizer in (self._optimizer, getattr(self._optimizer, "inner_optimizer", self._optimizer)):
             if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None) is not None:
                 raise UsageError(
@@ -301,7 +301,7 @@ class Binding:
             )
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss multiplied by the scale, where a strategy says so; else None."""
+        """Return the loss multiplied by the scale of a strategy, or None without one."""
         scaler = self._update.scaler
         if scaler is None:
             return None
@@ -323,7 +323,7 @@ class Binding:
         return variables + missing, gradients + [None] * len(missing)
 
     def _own(self, variables: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Gradient]:
-        """Return the gradients that this rank has to exchange, by place."""
+        """Return this rank's gradients to exchange, by place."""
         own: dict[int, Gradient] = {}
         for variable, gradient in zip(variables, gradients, strict=True):
             place = self._places.get(self._key(variable))
@@ -389,7 +389,7 @@ class Binding:
         return variable_and_slots(self._optimizer, variable)
 
     def _count(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Say that the update is done, after everything before; the gradients live until then."""
+        """Report the end of the update, after everything before; the gradients live until then."""
         if tf.executing_eagerly():
             self._update.applied()
             return

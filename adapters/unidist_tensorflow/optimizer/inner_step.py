@@ -109,7 +109,7 @@ class InnerStep(ABC):
         """
 
     def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
-        """Return the optimizer's state for a checkpoint; None if every rank has it whole, which leaves it to the adapter.
+        """Return the optimizer's state for a checkpoint; None if every rank has it whole: the adapter saves that.
 
         Args:
             models: whose variables the optimizer updates, by prefix of their paths.

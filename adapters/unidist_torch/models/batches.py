@@ -1,4 +1,4 @@
-"""Batches as structures of tensors: cutting out some of the samples."""
+"""Batches as structures of tensors, and pieces of their samples."""
 
 from __future__ import annotations
 

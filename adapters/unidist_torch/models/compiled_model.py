@@ -1,4 +1,4 @@
-"""Models that `torch.compile` has wrapped, and their paths: a checkpoint does not depend on it."""
+"""Models that `torch.compile` has wrapped, and their original paths: checkpoints do not depend on wrapping."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _WRAPPED = "_orig_mod"
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that `torch.compile` has wrapped; any other as it is."""
+    """Return the module that `torch.compile` has wrapped; other modules unchanged."""
     while (inner := getattr(model, "_modules", {}).get(_WRAPPED)) is not None:
         model = inner
     return model
 
 
 def uncompiled_path(path: str) -> str:
-    """Return a path in a model as it is where no module within it was wrapped by `torch.compile`."""
+    """Return a path in a model without the wrappers of `torch.compile`."""
     return ".".join(part for part in path.split(".") if part != _WRAPPED)

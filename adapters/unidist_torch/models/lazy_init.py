@@ -31,7 +31,7 @@ def prepare_deferred(model: torch.nn.Module, plan: Plan) -> bool:
 
 
 def refuse_deferred(parameters: Iterable[torch.Tensor]) -> None:
-    """Raise UsageError if a parameter has no memory, and nothing sees the model that would give it some."""
+    """Raise UsageError if a parameter has no memory, and no strategy sees the model to give it some."""
     if any(parameter.is_meta for parameter in parameters):
         raise UsageError(
             "parameters of the optimizer are on the meta device, without memory. Give the model memory with to_empty() "

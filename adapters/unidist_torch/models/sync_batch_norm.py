@@ -74,7 +74,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dims (N, C, ...), got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise `(N, C, ...)`; collective where statistics of the batch are used."""
+        """Normalise `(N, C, ...)`; collective if statistics of the batch are used."""
         self._check_input_dim(input)
         uses_batch = self.training or not self.track_running_stats
         if not uses_batch or self._num_ranks() == 1:

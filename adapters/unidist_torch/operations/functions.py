@@ -61,7 +61,7 @@ def broadcast_optimizer_state(
     Args:
         optimizer: of the same kind and parameters on every rank; every stock one but LBFGS.
         root_rank: whose state it is.
-        model: accepted for Horovod's sake; nothing needs to be known of it.
+        model: accepted for Horovod's sake; it is not used.
 
     Raises:
         UsageError: an optimizer whose state is not per parameter (LBFGS).

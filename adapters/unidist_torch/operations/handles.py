@@ -1,4 +1,4 @@
-"""Handles of asynchronous operations, and host copies of what is not plain memory."""
+"""Handles of asynchronous operations, and host copies of tensors that are not plain memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Handle:
         return self._inner.done()
 
     def wait(self) -> Any:
-        """Return the result when it is there; raises what went wrong."""
+        """Wait for the operation and return its result; raises its error."""
         self._inner.wait()
         if self._copy_back is not None:
             copy_back, self._copy_back = self._copy_back, None
@@ -38,7 +38,7 @@ class Handle:
 
 
 class GroupHandle:
-    """Several operations that were started together; the result is made of theirs.
+    """Several operations that were started together, with one result.
 
     Args:
         handles: of each.
@@ -64,7 +64,7 @@ AnyHandle = Handle | GroupHandle
 
 
 def synchronize(handle: AnyHandle) -> Any:
-    """Return the result of an asynchronous operation when it is there: a tensor, or several; raises what went wrong."""
+    """Wait for an asynchronous operation and return its result, a tensor or several; raises its error."""
     return handle.wait()
 
 

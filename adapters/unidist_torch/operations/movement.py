@@ -210,11 +210,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has run out of data, and return when every rank has; returns the last one to say so.
+    """Report that this rank has run out of data, and return when every rank has; returns the last one to say so.
 
     Until then it takes part with zeros in what the others do: sums and averages by name, and the updates of
-    optimizers (averages still divide by the number of all ranks, as Horovod's do). Whatever else the others start
-    ends there with MismatchError.
+    optimizers (averages still divide by the number of all ranks, as in Horovod). Other operations that
+    they start end there with MismatchError.
 
     Args:
         device: accepted for Horovod's sake; zeros are made where they are needed.
