@@ -1,7 +1,7 @@
 """The strategy `activations`: they are computed again in the backward pass, or kept outside of the device.
 
 `strategy` is what users name, `_blocks` finds the blocks of a model, both without a framework; `_torch` and
-`_tensorflow` change what running a block does, behind the interface of `binding`.
+`_keras` change what running a block does, behind the interface of `binding`.
 """
 
 from __future__ import annotations

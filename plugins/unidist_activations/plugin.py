@@ -23,4 +23,4 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("activations", "torch", "unidist_activations._torch:TorchBinding"))
-    registry.add(BindingSpec("activations", "tensorflow", "unidist_activations._tensorflow:TensorFlowBinding"))
+    registry.add(BindingSpec("activations", "tensorflow", "unidist_activations._keras:TensorFlowBinding"))

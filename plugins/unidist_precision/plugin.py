@@ -23,4 +23,4 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("precision", "torch", "unidist_precision._torch:TorchPrecision"))
-    registry.add(BindingSpec("precision", "tensorflow", "unidist_precision._tensorflow:TensorFlowPrecision"))
+    registry.add(BindingSpec("precision", "tensorflow", "unidist_precision._keras:TensorFlowPrecision"))

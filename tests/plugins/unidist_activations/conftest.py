@@ -6,6 +6,6 @@ import importlib.util
 
 collect_ignore_glob = [
     pattern
-    for package, pattern in (("torch", "test_torch*.py"), ("tensorflow", "test_tensorflow*.py"))
+    for package, pattern in (("torch", "test_torch*.py"), ("tensorflow", "test_keras*.py"))
     if importlib.util.find_spec(package) is None
 ]

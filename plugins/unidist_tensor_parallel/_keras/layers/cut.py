@@ -1,6 +1,6 @@
 """Classes of cut Keras layers, whose `call` computes with a part of the variables.
 
-A layer stays the same object; its class becomes a subclass of its own class, with the `call` of its role.
+A layer stays the same object; its class becomes a subclass of the former one, with the `call` of its role.
 """
 
 from __future__ import annotations
