@@ -78,11 +78,14 @@ def test_every_public_name_of_the_torch_facade_is_documented(name: str) -> None:
 
 
 def public_modules() -> set[str]:
-    """Return the core's packages and root modules that say in `__all__` what is public."""
-    core = ROOT / "unidist"
-    found = {".".join(path.parent.relative_to(ROOT).parts): path for path in core.rglob("__init__.py")}
-    found |= {f"unidist.{path.stem}": path for path in core.glob("*.py") if not path.stem.startswith("_")}
-    return {name for name, path in found.items() if "\n__all__ = " in path.read_text(encoding="utf-8")}
+    """Return packages, and modules of the core's root, that say in `__all__` what is public."""
+    found = {f"unidist.{path.stem}": path for path in (ROOT / "unidist").glob("*.py")}
+    for root in (ROOT, ROOT / "adapters", ROOT / "plugins", ROOT / "launch"):
+        for path in root.glob("unidist*/**/__init__.py"):
+            found[".".join(path.parent.relative_to(root).parts)] = path
+    return {
+        name for name, path in found.items() if "._" not in name and "\n__all__ = " in path.read_text(encoding="utf-8")
+    }
 
 
 def test_the_reference_has_every_public_module() -> None:
