@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import CARRIED, KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
-from unidist.elastic import state as elastic
+from unidist.elastic import run as run_elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
 from unidist.elastic.step_training import Policy
@@ -44,7 +44,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         with raising_peer_losses():
             return func(state, *args, **kwargs)
 
-    return elastic.run(raising)
+    return run_elastic(raising)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.horovod_api.scope import scope_of
-from unidist.negotiation import objects
+from unidist.negotiation import allgather_object as allgather_pickled
+from unidist.negotiation import broadcast_object as broadcast_pickled
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.movement import broadcast_
@@ -32,7 +33,7 @@ def broadcast_object(
         process_set: the ranks that take part.
     """
     operations, scope = context.current().operations(process_set), scope_of(process_set)
-    return objects.broadcast_object(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
+    return broadcast_pickled(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
 
 
 def broadcast_object_fn(
@@ -60,7 +61,7 @@ def allgather_object(
         name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
-    return objects.allgather_object(context.current().operations(process_set), obj, name=name or "allgather_object")
+    return allgather_pickled(context.current().operations(process_set), obj, name=name or "allgather_object")
 
 
 def broadcast_variables(

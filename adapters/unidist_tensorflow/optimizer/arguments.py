@@ -8,8 +8,8 @@ from typing import Any
 
 from unidist.errors import UsageError
 from unidist.gradients.options import ExchangeOptions
-from unidist.horovod_api import arguments as horovod_arguments
 from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.arguments import exchange_options as options_of_horovod
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime.context import Context
@@ -41,7 +41,7 @@ def exchange_options(
     """
     if op not in (Op.Average, Op.Sum):
         raise ValueError(f"op={Op(op).name}: gradients of Keras optimizers and tapes are reduced by Average or Sum")
-    options = horovod_arguments.exchange_options(
+    options = options_of_horovod(
         context,
         compressor=compressor_of(compression, context.plugins.compressors),
         op=op,

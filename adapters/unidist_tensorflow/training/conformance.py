@@ -12,9 +12,12 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-import unidist.tensorflow as ud
+from unidist.horovod_api.lifecycle import init, shutdown
 from unidist.testing._training import Training
-from unidist.testing.cases._arrays import Array
+from unidist_tensorflow.memory import Array
+from unidist_tensorflow.training.distributed_optimizer import distribute
+
+__all__ = ["computing_in_float64", "init", "modes", "shutdown", "train"]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
@@ -75,7 +78,7 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
         model.build((None, _WIDTH))
         optimizer: Any = _optimizer(training.optimizer)
         if distributed:
-            model, optimizer = ud.distribute(model, optimizer)
+            model, optimizer = distribute(model, optimizer)
         features, labels = training.data(_WIDTH, _CLASSES)
         shares = [(features[share], labels[share]) for share in training.shares(rank, size)]
         if training.mode == "fit":
@@ -85,16 +88,6 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
         if distributed and training.flush:
             optimizer.flush()
         return {variable.name: np.array(variable.numpy()) for variable in model.weights}
-
-
-def init() -> None:
-    """Start unidist, as a script does."""
-    ud.init()
-
-
-def shutdown() -> None:
-    """End unidist, as a script does."""
-    ud.shutdown()
 
 
 def _fit(model: Any, optimizer: Any, shares: list[tuple[Array, Array]]) -> None:

@@ -22,7 +22,7 @@ from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic.state import Handler
 from unidist.elastic.step_training import Policy, Progress, StepTraining, passes_of_step
 from unidist.errors import PeerLostError, UsageError
-from unidist.negotiation import objects
+from unidist.negotiation import allgather_object
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
 from unidist_tensorflow.elastic.data import ElasticDataset, feed_of
@@ -270,7 +270,7 @@ class _StopTogether(keras.callbacks.Callback):
         """Agree on whether to stop. Collective."""
         operations = context.current().negotiator
         self.model.stop_training = any(
-            objects.allgather_object(operations, self.model.stop_training, name="elastic.stop_training")
+            allgather_object(operations, self.model.stop_training, name="elastic.stop_training")
         )
 
 

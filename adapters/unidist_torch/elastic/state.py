@@ -16,7 +16,7 @@ from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
 from unidist.elastic.step_training import Policy
 from unidist.errors import UsageError
-from unidist.negotiation import objects
+from unidist.negotiation import broadcast_object
 from unidist.runtime import context
 from unidist.training.sharding import padded_share, shuffled
 from unidist_torch.checkpoint.states import TorchStates
@@ -147,7 +147,7 @@ def has_sharded_parameters(model: torch.nn.Module) -> bool:
 class _SamplerHandler(_ModuleHandler):
     def sync(self) -> None:
         operations = context.current().negotiator
-        state = objects.broadcast_object(operations, self.value.state_dict(), root=0, name="elastic.sampler")
+        state = broadcast_object(operations, self.value.state_dict(), root=0, name="elastic.sampler")
         self.value.load_state_dict(state)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.horovod_api.scope import scope_of
-from unidist.negotiation import objects
+from unidist.negotiation import allgather_object as allgather_pickled
+from unidist.negotiation import broadcast_object as broadcast_pickled
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_torch.operations.movement import start_broadcast
@@ -20,12 +21,12 @@ def broadcast_object(
 ) -> Any:
     """Return rank `root_rank`'s object on every rank of the process set. It must be picklable (cloudpickle)."""
     operations, scope = context.current().operations(process_set), scope_of(process_set)
-    return objects.broadcast_object(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
+    return broadcast_pickled(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks of the process set, in rank order. They must be picklable (cloudpickle)."""
-    return objects.allgather_object(context.current().operations(process_set), obj, name=name or "allgather_object")
+    return allgather_pickled(context.current().operations(process_set), obj, name=name or "allgather_object")
 
 
 def broadcast_parameters(
@@ -72,7 +73,7 @@ def broadcast_optimizer_state(
     is_root = runtime.topology.rank == root_rank
     state_dict = optimizer.state_dict()
     outline = _outline(state_dict) if is_root else None
-    outline = objects.broadcast_object(runtime.negotiator, outline, root=root_rank, name="broadcast_optimizer_state")
+    outline = broadcast_pickled(runtime.negotiator, outline, root=root_rank, name="broadcast_optimizer_state")
     assert outline is not None
     if not is_root:
         state_dict = _filled(outline)

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import unidist.torch as ud
+from unidist.horovod_api.lifecycle import init, shutdown
 from unidist.testing._training import Training
-from unidist.testing.cases._arrays import Array
+from unidist_torch.training.distributed_optimizer import distribute
+
+Array = np.ndarray[Any, Any]
+
+__all__ = ["init", "modes", "shutdown", "train"]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
@@ -54,7 +58,7 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
     model: Any = Model()
     optimizer: Any = _optimizer(training.optimizer, model)
     if distributed:
-        model, optimizer = ud.distribute(model, optimizer)
+        model, optimizer = distribute(model, optimizer)
     features, labels = training.data(_WIDTH, _CLASSES)
     for share in training.shares(rank, size):
         optimizer.zero_grad()
@@ -65,16 +69,6 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
     if distributed and training.flush:
         optimizer.flush()
     return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
-
-
-def init() -> None:
-    """Start unidist, as a script does."""
-    ud.init()
-
-
-def shutdown() -> None:
-    """End unidist, as a script does."""
-    ud.shutdown()
 
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
