@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tests.plugins.unidist_activations._keras_models import WIDTH, Block, make, make_functional
 from unidist.errors import ConfigurationError, UsageError
+from unidist.runtime.plugin_manager import PluginManager
 from unidist_activations.strategy import Activations
 
-CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0)))
+CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0), plugins=PluginManager().load()))
 FEATURES = np.linspace(-1, 1, 6 * WIDTH).reshape(6, WIDTH)
 
 Step = Callable[[Any, Any], Any]

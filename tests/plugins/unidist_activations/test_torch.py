@@ -17,10 +17,11 @@ import torch
 from tests.plugins.unidist_activations._torch_memory import LiveBytes
 from tests.plugins.unidist_activations._torch_models import WIDTH, Model, make
 from unidist.errors import ConfigurationError
+from unidist.runtime.plugin_manager import PluginManager
 from unidist_activations import _torch_offload
 from unidist_activations.strategy import Activations
 
-CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0)))
+CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0), plugins=PluginManager().load()))
 
 
 @pytest.fixture

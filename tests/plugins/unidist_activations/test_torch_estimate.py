@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tests.plugins.unidist_activations._torch_memory import LiveBytes
+from unidist.runtime.plugin_manager import PluginManager
 from unidist_activations.strategy import Activations
 from unidist_planner.memory.transformer import Transformer
 from unidist_torch.framework import TorchFramework
 
-CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0)))
+CONTEXT = cast(Any, SimpleNamespace(topology=SimpleNamespace(rank=0), plugins=PluginManager().load()))
 SIZES = Transformer(layers=4, hidden=64, vocabulary=300, sequence=48, heads=4, batch=3)
 
 
