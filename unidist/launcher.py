@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
@@ -19,12 +19,14 @@ __all__ = [
     "ElasticLimits",
     "Host",
     "Job",
+    "JobObserver",
     "KnowsHosts",
     "Launcher",
     "LauncherSpec",
+    "ObservedJob",
+    "ObservedWorker",
     "RemoteShell",
     "RunsElasticJobs",
-    "StatusPage",
     "interval_of",
 ]
 
@@ -110,23 +112,6 @@ def interval_of(value: float | str) -> timedelta | None:
 
 
 @dataclass(frozen=True)
-class StatusPage:
-    """Where a job shows its status.
-
-    Args:
-        port: to listen on; 0: any that is free.
-        address: of an own interface to listen on.
-        token_file: holds the token that clients have to know; None: a random one, shown once.
-        file: where other commands of this user find address and token; None: in the user's runtime folder.
-    """
-
-    port: int
-    address: str = "127.0.0.1"
-    token_file: Path | None = None
-    file: Path | None = None
-
-
-@dataclass(frozen=True)
 class ElasticLimits:
     """How the number of ranks of a job may change while it runs.
 
@@ -141,7 +126,6 @@ class ElasticLimits:
             None: the launcher's own.
         stall: a rank that has taken no step for longer, while others have, hangs; None: it may take its time.
         event_log: file for the job's events; None: none is kept.
-        status: where the job shows its status; None: nowhere.
         state_dir: folder in which the launcher keeps what another one needs to take its place; None: the job dies with
             its launcher.
         orphan_timeout: how long the job's processes look for a launcher that died, before they end.
@@ -157,10 +141,108 @@ class ElasticLimits:
     cooldown: tuple[float, float] | None = None
     stall: timedelta | None = None
     event_log: Path | None = None
-    status: StatusPage | None = None
     state_dir: Path | None = None
     orphan_timeout: timedelta = timedelta(seconds=60)
     durable: DurableOptions | None = None
+
+
+@dataclass(frozen=True)
+class ObservedWorker:
+    """A process of a job whose launcher has died, as another launcher finds it.
+
+    Args:
+        number: of the process, counted over the whole job.
+        host: index of its host.
+        host_name: of the host.
+        seat: label of its output.
+        pid: of the process.
+        rank: in the present generation; None: it is in none.
+    """
+
+    number: int
+    host: int
+    host_name: str
+    seat: int
+    pid: int
+    rank: int | None
+
+
+class ObservedJob(ABC):
+    """A running job, as its observers see it. To be called in the launcher's thread only."""
+
+    @property
+    @abstractmethod
+    def command(self) -> tuple[str, ...]:
+        """Program and arguments of the ranks."""
+
+    @property
+    @abstractmethod
+    def num_proc(self) -> int:
+        """Number of ranks at the beginning."""
+
+    @abstractmethod
+    def publish(self, event: str, **fields: Any) -> None:
+        """Add an event to the job's log. All observers are told of it, the one that publishes it included."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Show a line on the launcher's standard error."""
+
+    @abstractmethod
+    def signal(self, worker: int, number: int) -> None:
+        """Send signal `number` to a worker; nothing happens if it has ended."""
+
+
+class JobObserver:
+    """Watches a job in its launcher. The default of every method does nothing.
+
+    The launcher calls the methods in its own thread, between two turns of its loop: they must be quick, and must not
+    wait. An observer that raises is dropped with a warning; the job goes on.
+
+    Attributes:
+        wants_output: the observer is given the lines that ranks print (`printed`).
+    """
+
+    wants_output: bool = False
+
+    def start(self, job: ObservedJob) -> None:
+        """Begin to watch `job`. Called once, before anything of it is started.
+
+        Raises:
+            ConfigurationError: what the observer was asked for cannot be done; the job is not started.
+        """
+
+    def resumed(self, generation: int, workers: Sequence[ObservedWorker]) -> None:
+        """The launcher goes on with the job of one that has died. Called once, after `start`.
+
+        Args:
+            generation: of the last world; -1: there was none.
+            workers: processes that ran when it died.
+        """
+
+    def happened(self, event: str, fields: Mapping[str, Any]) -> None:
+        """An event was added to the job's log; docs/elastic.md lists the events and their fields."""
+
+    def beat(self, worker: int, report: Mapping[str, Any]) -> None:
+        """A worker has sent a heartbeat, with a report that is unchecked: what it says may be anything."""
+
+    def printed(self, seat: int, lines: Sequence[bytes]) -> None:
+        """A rank has printed whole lines, on either stream. Called if `wants_output` is True.
+
+        Args:
+            seat: label of its output; the rank, where ranks do not come and go.
+            lines: without their newlines.
+        """
+
+    def turn(self) -> None:
+        """Another turn of the launcher's loop, several times a second: the place to call `ObservedJob.signal`."""
+
+    def summary(self) -> str:
+        """Return the job in a few words, for the status line; "" to leave it to others."""
+        return ""
+
+    def close(self) -> None:
+        """Stop watching: the job has ended, or could not be started. Called once for each observer that was started."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +265,7 @@ class Job:
         start_timeout: longest wait for all hosts.
         heartbeat: a host from which nothing is heard for longer is lost.
         elastic: how the number of ranks may change; None: it does not.
+        observers: what watches the job.
     """
 
     command: tuple[str, ...]
@@ -199,6 +282,7 @@ class Job:
     start_timeout: timedelta = timedelta(seconds=120)
     heartbeat: timedelta = timedelta(seconds=5)
     elastic: ElasticLimits | None = None
+    observers: tuple[JobObserver, ...] = ()
 
 
 class KnowsHosts(ABC):

@@ -1,7 +1,8 @@
 """The `unidist` command: launches jobs, and shows what is installed.
 
-The root has what other plugins extend: commands (`command_spec`). Each folder has one part of the launcher; none but
+The root has what other plugins extend: commands (`command_spec`) and observers of
+jobs (`observers`). Each folder has one part of the launcher; none but
 `commands` and `launchers` imports all others.
 """
 
-__all__ = ["command_spec"]
+__all__ = ["command_spec", "observers"]

@@ -1,4 +1,4 @@
-"""Registers the launchers and commands of this package, and lets other plugins register commands."""
+"""Registers the launchers and commands of this package; adds commands and observers of jobs as kinds of plugins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
-from unidist_launch import command_spec
+from unidist_launch import command_spec, observers
 from unidist_launch.command_spec import CommandSpec
+from unidist_launch.observers import ObserverSpec
 
 if TYPE_CHECKING:
     from unidist.runtime import PluginManager
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def unidist_add_kinds(manager: PluginManager) -> None:
-    """Let plugins register commands."""
+    """Let plugins register commands, and observers of jobs."""
     manager.add_kind(CommandSpec, command_spec)
+    manager.add_kind(ObserverSpec, observers)
 
 
 @hookimpl

@@ -8,17 +8,15 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from unidist.control.elastic.coordinator import Beat
-from unidist.control.elastic.membership import Phase
-from unidist.launcher import Job, StatusPage
-from unidist_launch.elastic_job.event_log import EventLog
-from unidist_launch.elastic_job.parts import ElasticParts
-from unidist_launch.output.lines import Stream
-from unidist_launch.output.writer import Output
-from unidist_status.model import JobStatus, TakenOver
+from typing_extensions import override
+
+from unidist.launcher import JobObserver, ObservedJob, ObservedWorker
+from unidist_status.model import JobStatus
+from unidist_status.options import StatusPage
 
 SIGNALS = {"kill": signal.SIGKILL, "stacks": signal.SIGUSR2}
 """What a client may ask to be done to a rank, and the signal that does it."""
@@ -40,72 +38,67 @@ class SharedStatus:
         self.asked: deque[tuple[str, int, str]] = deque()
 
 
-class StatusBoard:
+class StatusBoard(JobObserver):
     """The launcher's side of the status of one job.
 
     Args:
-        job: the job; `job.elastic` is set.
-        log: whose events make up the status; what is found out here is published there too.
-        output: of the ranks; its lines are kept for the page, if there is one.
-        stack: takes what has to be given back.
-
-    Raises:
-        ConfigurationError: the page cannot be served as was asked for.
+        page: where the status is shown; None: nowhere but in the launcher's status line.
     """
 
-    def __init__(self, job: Job, log: EventLog, output: Output, stack: ExitStack) -> None:
-        assert job.elastic is not None
-        self._log = log
+    def __init__(self, page: StatusPage | None) -> None:
+        self._page = page
+        self.wants_output = page is not None
+        self._closing = ExitStack()
+
+    @override
+    def start(self, job: ObservedJob) -> None:
+        self._job = job
         self._shared = SharedStatus(JobStatus(list(job.command), job.num_proc, now=time.monotonic(), time=time.time()))
-        log.listen(self._happened)
-        if job.elastic.status is not None:
-            output.listen(self._printed)
-            self._serve(job.elastic.status, job.command, output, stack)
+        if self._page is not None:
+            self._serve(self._page)
 
-    def take_over(self, parts: ElasticParts) -> None:
-        """Go on with the job of a launcher that has died; before the control server starts."""
-        members = parts.coordinator.membership.workers
-        processes = []
-        for worker in parts.workers:
-            member = members.get(worker.number)
-            rank = member.rank if member is not None and member.phase is Phase.MEMBER else None
-            name = parts.host_names.get(worker.seat, "?")
-            processes.append(TakenOver(worker.number, worker.host, name, worker.seat, worker.pid, rank))
+    @override
+    def resumed(self, generation: int, workers: Sequence[ObservedWorker]) -> None:
         with self._shared.lock:
-            self._shared.model.take_over(parts.generation, processes)
+            self._shared.model.take_over(generation, workers)
 
-    def beat(self, beat: Beat) -> None:
-        """Take what a worker tells."""
+    @override
+    def beat(self, worker: int, report: Mapping[str, Any]) -> None:
         with self._shared.lock:
-            found = self._shared.model.beat(beat.worker, beat.pace, now=time.monotonic())
+            found = self._shared.model.beat(worker, report, now=time.monotonic())
         for event, fields in found:
-            self._log.publish(event, **fields)
+            self._job.publish(event, **fields)
 
-    def take_signals(self) -> list[tuple[int, int]]:
-        """Return the workers for which somebody has pressed a button since the last call, each with its signal."""
-        signals = []
+    @override
+    def turn(self) -> None:
+        """Do what was asked for on the page since the last turn."""
         while self._shared.asked:
             with self._shared.lock:
                 action, number, client = self._shared.asked.popleft()
                 rank = self._shared.model.rank_of(number)
-            self._log.publish("asked", action=action, worker=number, rank=rank, client=client)
-            signals.append((number, int(SIGNALS[action])))
-        return signals
+            self._job.publish("asked", action=action, worker=number, rank=rank, client=client)
+            self._job.signal(number, int(SIGNALS[action]))
 
+    @override
     def summary(self) -> str:
-        """Return the job in a few words, for the status line."""
         with self._shared.lock:
             return self._shared.model.summary(now=time.monotonic())
 
-    def _happened(self, event: str, fields: dict[str, Any]) -> None:
+    @override
+    def happened(self, event: str, fields: Mapping[str, Any]) -> None:
         with self._shared.lock:
             self._shared.model.happened(event, fields, now=time.monotonic(), time=time.time())
 
-    def _printed(self, seat: int, stream: Stream, lines: list[bytes]) -> None:
+    @override
+    def printed(self, seat: int, lines: Sequence[bytes]) -> None:
         with self._shared.lock:
             self._shared.model.printed(seat, lines)
 
-    def _serve(self, page: StatusPage, command: tuple[str, ...], output: Output, stack: ExitStack) -> None:
+    @override
+    def close(self) -> None:
+        self._closing.close()
+
+    def _serve(self, page: StatusPage) -> None:
         # Only where a page is wanted: a web server takes a while to import.
         from unidist_status import file as status_file
         from unidist_status.server import StatusServer
@@ -114,9 +107,9 @@ class StatusBoard:
         token = secrets.token_urlsafe(24) if page.token_file is None else status_file.read_token(page.token_file)
         path = page.file or status_file.default_path()
         server = StatusServer(BoardSource(self._shared), token, address=page.address, port=page.port)
-        stack.callback(server.close)
-        address = status_file.StatusAddress(server.url, token, os.getpid(), command)
+        self._closing.callback(server.close)
+        address = status_file.StatusAddress(server.url, token, os.getpid(), self._job.command)
         status_file.write(path, address)
-        stack.callback(status_file.remove, path)
+        self._closing.callback(status_file.remove, path)
         shown = address.full_url if page.token_file is None else f"{address.url}?token=... ({page.token_file})"
-        output.message(f"unidist: status page: {shown}")
+        self._job.message(f"unidist: status page: {shown}")

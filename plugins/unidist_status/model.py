@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unidist.launcher import ObservedWorker
 from unidist_launch.elastic_job.report import line
 from unidist_status.recovery import RecoveryWatch
 from unidist_status.step_times import PaceWindow, read_report
@@ -21,27 +23,6 @@ NUM_ENDED = 8
 _MAX_LINE_BYTES = 4000
 
 Fields = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TakenOver:
-    """A process that another launcher has started.
-
-    Args:
-        number: of the worker.
-        host: index of its agent.
-        host_name: of the host.
-        seat: label of its output.
-        pid: of the process.
-        rank: in the present generation; None: it is in none.
-    """
-
-    number: int
-    host: int
-    host_name: str
-    seat: int
-    pid: int
-    rank: int | None
 
 
 @dataclass
@@ -100,7 +81,7 @@ class JobStatus:
 
     # What comes in
 
-    def happened(self, event: str, fields: Fields, *, now: float, time: float) -> None:
+    def happened(self, event: str, fields: Mapping[str, Any], *, now: float, time: float) -> None:
         """Take an event of the job's log."""
         self._counts[event] = self._counts.get(event, 0) + 1
         self._events.append({"time": round(time, 3), "event": event, "text": _text(event, fields)})
@@ -108,7 +89,7 @@ class JobStatus:
         if take is not None:
             take(fields, now)
 
-    def take_over(self, generation: int, processes: list[TakenOver]) -> None:
+    def take_over(self, generation: int, processes: Sequence[ObservedWorker]) -> None:
         """Go on with the job of a launcher that has died. Before anything happens.
 
         Args:
@@ -126,7 +107,7 @@ class JobStatus:
         if ranked:
             self._state = "training"
 
-    def beat(self, number: int, told: Fields, *, now: float) -> list[tuple[str, Fields]]:
+    def beat(self, number: int, told: Mapping[str, Any], *, now: float) -> list[tuple[str, Fields]]:
         """Take what a worker's beat tells; returns events that are to be published."""
         worker = self._workers.get(number)
         if worker is None:
@@ -147,7 +128,7 @@ class JobStatus:
             found += self._look_for_stragglers()
         return found
 
-    def printed(self, seat: int, lines: list[bytes]) -> None:
+    def printed(self, seat: int, lines: Sequence[bytes]) -> None:
         """Take whole lines that the worker of a seat has printed, on either stream."""
         for worker in self._workers.values():
             if worker.seat == seat:
@@ -378,7 +359,7 @@ class JobStatus:
         self._state, self._exit_code = "ended", int(fields["exit_code"])
 
 
-def _text(event: str, fields: Fields) -> str:
+def _text(event: str, fields: Mapping[str, Any]) -> str:
     """Return an event in words: the launcher's own if it says something of it, else its fields."""
     return line(event, fields) or ", ".join(f"{name} {_short(value)}" for name, value in fields.items())
 

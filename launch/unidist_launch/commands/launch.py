@@ -12,25 +12,42 @@ from typing import Any
 
 import click
 
+from unidist._version import __version__
 from unidist.errors import ConfigurationError
 from unidist.jobs import preflight
 from unidist.launcher import Host, Job, KnowsHosts, RemoteShell, RunsElasticJobs
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import VARIABLES, Settings
-from unidist_launch.display.grouped_help import GroupedCommand
-from unidist_launch.options import command_line, elastic_options, horovodrun, job_environment
+from unidist_launch.options import command_line, elastic_options, horovodrun, job_environment, observer_options
 from unidist_launch.options import hosts as host_list
 from unidist_launch.options.launch_options import add_options
+from unidist_launch.options.observer_options import ObservedCommand
 
 _HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
 """The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
 
 
+def _check_build(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from unidist_launch.commands.doctor import doctor
+
+        ctx.exit(ctx.invoke(doctor, as_json=False, deep=False))
+
+
 @click.command(
-    cls=GroupedCommand,
+    cls=ObservedCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @add_options
+@click.option(
+    *("-cb", "--check-build"),
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_check_build,
+    help="Show what is usable here, as `unidist doctor`.",
+)
+@click.version_option(__version__, "--version", prog_name="unidist")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> int:
@@ -53,7 +70,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     merged = {**os.environ, **env}
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
-    manager = PluginManager(settings.disabled_plugins).load()
+    manager = observer_options.loaded(ctx, settings.disabled_plugins)
     given = _given_hosts(options)
     here = all(map(host_list.is_local, given))
     launcher_name = _launcher_name(options, manager, given)
@@ -63,6 +80,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     num_proc = _num_proc(ctx, options, given)
     hosts = host_list.used(given, num_proc) if given else ()
     is_elastic = elastic_options.is_elastic(options)
+    observers = observer_options.observers(ctx, manager, options, is_elastic=is_elastic)
     elastic = elastic_options.limits(options, num_proc, given, settings) if is_elastic else None
     if elastic is not None and (warning := elastic_options.never_reached(elastic, num_proc, given)):
         click.echo(f"unidist: warning: {warning}", err=True)
@@ -100,6 +118,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         network_interfaces=job_environment.network_interfaces(options),
         start_timeout=settings.start_timeout,
         heartbeat=settings.heartbeat,
+        observers=observers,
     )
     return launcher.run(job)
 

@@ -11,9 +11,9 @@ from unidist.launcher import Host, Job
 from unidist_launch.agent.agent import interface_address
 from unidist_launch.agent.order import AgentOrder, exported_variables
 from unidist_launch.elastic_job.state import Identity
-from unidist_launch.launchers.ssh import SshAgents
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import AgentStarter, LocalAgents
+from unidist_launch.remote.ssh import SshAgents
 
 StarterOf = Callable[[Host], AgentStarter]
 """How the agent of a host is started."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from unidist.control.elastic.coordinator import ElasticCoordinator
-from unidist.control.elastic.membership import Membership
+from unidist.control.elastic.membership import Membership, Phase
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator
 from unidist.control.server import ControlServer
 from unidist.control.service import Action
 from unidist.control.wire import Message
-from unidist.launcher import ElasticLimits, Host, Job
+from unidist.launcher import ElasticLimits, Host, Job, ObservedWorker
 from unidist_launch.elastic_job.discovery import Discovery
 from unidist_launch.elastic_job.event_log import EventLog
 from unidist_launch.elastic_job.hosts import ElasticHosts
@@ -155,6 +155,17 @@ class ElasticParts:
         """
         self.host_names[seat] = host
         self.output.make_room(seat + 1)
+
+    def observed_workers(self) -> list[ObservedWorker]:
+        """Return all workers as observers are told of them. Before the control server starts."""
+        members = self.coordinator.membership.workers
+        found = []
+        for worker in self.workers:
+            member = members.get(worker.number)
+            rank = member.rank if member is not None and member.phase is Phase.MEMBER else None
+            name = self.host_names.get(worker.seat, "?")
+            found.append(ObservedWorker(worker.number, worker.host, name, worker.seat, worker.pid, rank))
+        return found
 
     def retire(self, number: int) -> None:
         """Have a worker leave at the next commit of the world."""

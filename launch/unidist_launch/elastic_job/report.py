@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from unidist_launch.output.writer import Output
@@ -9,14 +10,14 @@ from unidist_launch.output.writer import Output
 _ACTIONS = {"kill": "is killed", "stacks": "shows its stacks"}
 
 
-def tell(output: Output, event: str, fields: dict[str, Any]) -> None:
+def tell(output: Output, event: str, fields: Mapping[str, Any]) -> None:
     """Write the line of an event, if it has one."""
     text = line(event, fields)
     if text:
         output.message(f"unidist: {text}")
 
 
-def line(event: str, fields: dict[str, Any]) -> str:
+def line(event: str, fields: Mapping[str, Any]) -> str:
     """Return the line of an event; "" if it has none."""
     if event == "generation" and fields["generation"] > 0:
         size = fields["world_size"]
@@ -57,7 +58,7 @@ def line(event: str, fields: dict[str, Any]) -> str:
     return ""
 
 
-def _recovered(fields: dict[str, Any]) -> str:
+def _recovered(fields: Mapping[str, Any]) -> str:
     detect, restore = fields["detect_sec"], fields["restore_sec"]
     phases = [
         *([] if detect is None else [f"noticed within {detect:.3f} s"]),

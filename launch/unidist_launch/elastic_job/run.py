@@ -20,13 +20,13 @@ from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
 from unidist_launch.elastic_job.ends import WorkerEnds
+from unidist_launch.elastic_job.observation import Observation
 from unidist_launch.elastic_job.orders import StarterOf
 from unidist_launch.elastic_job.parts import ElasticParts
 from unidist_launch.elastic_job.resume import Resumption
 from unidist_launch.elastic_job.supply import Supply
 from unidist_launch.output.lines import Stream
 from unidist_launch.remote.signals import ForwardedSignals
-from unidist_status.board import StatusBoard
 
 _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
@@ -49,12 +49,12 @@ class ElasticRun:
         self._parts = parts = ElasticParts(job, stack, starter_of)
         self._is_lent = starter_of is not None
         self._is_taken_back = False
-        self._status = StatusBoard(job, parts.log, parts.output, stack)
+        self._observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
         self._resumption = Resumption(self._parts, self._ends)
         if self._resumption.has_taken_over:
-            self._status.take_over(parts)
+            self._observation.resumed(parts.generation, parts.observed_workers())
         has_begun = self._parts.generation >= 0
         self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
         self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))
@@ -81,7 +81,7 @@ class ElasticRun:
             self._resumption.keep()
             self._turn()
             self._watch()
-            parts.output.show(running=len(parts.workers), state=self._status.summary)
+            parts.output.show(running=len(parts.workers), state=self._observation.summary)
             parts.ending.advance(parts.output)
         parts.output.finish()
         code = self._conclude()
@@ -120,7 +120,7 @@ class ElasticRun:
             if isinstance(event, Happened):
                 self._note(event.kind, event.fields)
             elif isinstance(event, Beat):
-                self._status.beat(event)
+                self._observation.beat(event.worker, event.pace)
             elif isinstance(event, HostCame):
                 self._welcome(event.host, event.facts)
             elif isinstance(event, HostSaid):
@@ -232,10 +232,7 @@ class ElasticRun:
         """Look after agents that do not come, deadlines, and workers that hang."""
         parts, now = self._parts, time.monotonic()
         parts.hosts.reap()
-        for number, asked in self._status.take_signals():
-            worker = parts.workers.get(number)
-            if worker is not None:
-                parts.signal_worker(number, worker.host, asked)
+        self._observation.turn()
         for host, why in parts.hosts.failed():
             parts.log.publish("host_failed", host=host.name, reason=why)
             parts.hosts.lost(host, now)
@@ -251,6 +248,11 @@ class ElasticRun:
         if self._deadline is not None and now >= self._deadline and not parts.ending.has_begun:
             self._deadline = None
             self._out_of_time()
+
+    def _signal_worker(self, number: int, signal_number: int) -> None:
+        worker = self._parts.workers.get(number)
+        if worker is not None:
+            self._parts.signal_worker(number, worker.host, signal_number)
 
     def _out_of_time(self) -> None:
         parts, seconds = self._parts, self._parts.limits.timeout.total_seconds()

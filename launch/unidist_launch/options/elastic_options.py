@@ -10,18 +10,20 @@ from typing import Any
 import click
 
 from unidist.errors import ConfigurationError
-from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, StatusPage, interval_of
+from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, interval_of
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
 
-_GROUP = "Elastic: ranks come and go"
+GROUP = "Elastic: ranks come and go"
+"""Heading of the options of elastic jobs."""
+
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 Decorator = Callable[[Any], Any]
 
 
 def _option(*names: str, **attributes: Any) -> Decorator:
-    return click.option(*names, cls=GroupedOption, group=_GROUP, **attributes)
+    return click.option(*names, cls=GroupedOption, group=GROUP, **attributes)
 
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -112,29 +114,14 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="N",
         help="With --checkpoint-dir: how many checkpoints stay (default: 2).",
     ),
-    _option(
-        "--status-port",
-        type=click.IntRange(min=0, max=65535),
-        metavar="PORT",
-        help="Show the job on a web page, in `unidist top` and to Prometheus (0: any free port; default: not at all).",
-    ),
-    _option("--status-address", metavar="ADDRESS", help="Address of this host for that (default: 127.0.0.1)."),
-    _option(
-        "--status-token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Holds the token that the page asks for; mode 600 (default: a random one, printed once).",
-    ),
-    _option(
-        "--status-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Where `unidist top` finds address and token (default: a file in the runtime folder of the user).",
-    ),
 )
 
 
-_STATUS = ("status_port", "status_address", "status_token_file", "status_file")
+def only_for_elastic_jobs(name: str) -> ConfigurationError:
+    """Return the error for an option, by the name of its parameter, that was given to a job that is not elastic."""
+    return ConfigurationError(
+        f"--{name.replace('_', '-')} is for elastic jobs; give --min-np, --max-np or --host-discovery-script too."
+    )
 
 
 def is_elastic(options: Mapping[str, Any]) -> bool:
@@ -157,13 +144,10 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         "checkpoint_dir",
         "checkpoint_interval",
         "keep_last",
-        *_STATUS,
     )
     given = next((name for name in others if options[name] not in (None, ())), None)
     if given is not None:
-        raise ConfigurationError(
-            f"--{given.replace('_', '-')} is for elastic jobs; give --min-np, --max-np or --host-discovery-script too."
-        )
+        raise only_for_elastic_jobs(given)
     return False
 
 
@@ -208,7 +192,6 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         cooldown=cooldown,
         stall=None if stall is None else timedelta(seconds=stall),
         event_log=options["event_log"],
-        status=_status_page(options),
         state_dir=options["state_dir"],
         orphan_timeout=_orphan_timeout(options),
         durable=_durable(options),
@@ -241,17 +224,3 @@ def _orphan_timeout(options: Mapping[str, Any]) -> timedelta:
     if options["state_dir"] is None:
         raise ConfigurationError("--orphan-timeout is for jobs that outlive their launcher; give --state-dir too.")
     return timedelta(seconds=seconds)
-
-
-def _status_page(options: Mapping[str, Any]) -> StatusPage | None:
-    if options["status_port"] is None:
-        given = next((name for name in _STATUS if options[name] is not None), None)
-        if given is not None:
-            raise ConfigurationError(f"--{given.replace('_', '-')} is for the status page; give --status-port too.")
-        return None
-    return StatusPage(
-        options["status_port"],
-        address=options["status_address"] or StatusPage.address,
-        token_file=options["status_token_file"],
-        file=options["status_file"],
-    )

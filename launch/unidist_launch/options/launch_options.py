@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from unidist._version import __version__
 from unidist.settings.environment import LOG_LEVELS, MAX_CACHE_CAPACITY
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options import config_file, elastic_options, horovodrun
@@ -38,7 +37,7 @@ def _option(group: str, *names: str, **attributes: Any) -> Decorator:
 def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """Make the file's options the defaults of this call, so that the command line wins."""
     if value is not None:
-        options = _file_options(ctx.command)
+        options = _file_options(ctx)
         found = config_file.read(value, {name: kind for name, (_, kind) in options.items()})
         ctx.meta["unidist.config_env"] = found.pop("env", ())
         ctx.default_map = config_file.by_parameter(
@@ -47,11 +46,11 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
     return value
 
 
-def _file_options(command: click.Command) -> dict[str, tuple[str, Kind]]:
+def _file_options(ctx: click.Context) -> dict[str, tuple[str, Kind]]:
     """Return parameter name and kind by option name, for every option that may stand in a file."""
     options: dict[str, tuple[str, Kind]] = {}
     refused = horovodrun.refusals()
-    for parameter in command.params:
+    for parameter in ctx.command.get_params(ctx):
         if not isinstance(parameter, click.Option) or parameter.name in _NOT_IN_FILE:
             continue
         if parameter.opts[-1].removeprefix("--") in refused:
@@ -60,13 +59,6 @@ def _file_options(command: click.Command) -> dict[str, tuple[str, Kind]]:
         for name in (opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")):
             options[name] = (parameter.name or name, Kind.ENVIRONMENT if name == "env" else kind)
     return options
-
-
-def _check_build(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        from unidist_launch.commands.doctor import doctor
-
-        ctx.exit(ctx.invoke(doctor, as_json=False, deep=False))
 
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -270,15 +262,6 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="FILE",
         help="Keep what --autotune tried, as CSV.",
     ),
-    click.option(
-        *("-cb", "--check-build"),
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_check_build,
-        help="Show what is usable here, as `unidist doctor`.",
-    ),
-    click.version_option(__version__, "--version", prog_name="unidist"),
 )
 
 

@@ -112,7 +112,7 @@ class Output:
 
         Args:
             running: number of ranks that run.
-            state: returns what the live line says of the job instead of that number.
+            state: returns what the live line says of the job instead of that number; "" to leave it.
         """
         self._emit(flush=False)
         self._screen.flush()
@@ -189,7 +189,7 @@ class Output:
         rate = (self._num_lines - self._lines_before) / max(_STATUS_SEC, now - self._status_at)
         self._lines_before = self._num_lines
         clock = f"{elapsed // 3600}:{elapsed // 60 % 60:02}:{elapsed % 60:02}"
-        said = f"{running} of {self._num_ranks} ranks running" if state is None else state()
+        said = (state is not None and state()) or f"{running} of {self._num_ranks} ranks running"
         return f"unidist  {clock}  {said}  {rate:.0f} lines/s"
 
     def _write_file(self, rank: int, stream: Stream, data: bytes) -> None:

@@ -34,7 +34,7 @@ def test_help_imports_little_and_no_framework_nor_numpy() -> None:
     assert "--allreduce-algorithm" in done.stdout
     heavy, modules = done.stderr.splitlines()
     assert heavy == "heavy: []"
-    assert int(modules.removeprefix("modules: ")) < 300, "it has to be quick: plugins import when they are used"
+    assert int(modules.removeprefix("modules: ")) < 330, "it has to be quick: plugins import when they are used"
 
 
 @pytest.mark.soak  # processor time depends on what else the machine does
@@ -112,7 +112,11 @@ def test_the_docs_name_every_command_and_every_option() -> None:
     for name in names:
         found = cli.get_command(context, name)
         assert found is not None
-        shown = [item for item in found.params if isinstance(item, click.Option) and not item.hidden]
+        shown = [
+            item
+            for item in found.get_params(click.Context(found))
+            if isinstance(item, click.Option) and not item.hidden
+        ]
         options = [opt for item in shown for opt in (*item.opts, *item.secondary_opts)]
         missing += [item for item in (f"unidist {name}", *options) if item not in text]
     assert missing == []

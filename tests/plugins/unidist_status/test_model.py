@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from unidist_status.model import NUM_ENDED, NUM_EVENTS, NUM_LINES, JobStatus, TakenOver
+from unidist.launcher import ObservedWorker
+from unidist_status.model import NUM_ENDED, NUM_EVENTS, NUM_LINES, JobStatus
 
 
 class Job:
@@ -188,7 +189,7 @@ def test_a_host_that_is_lost_and_comes_back_is_listed_once_more() -> None:
 def test_another_launchers_processes_are_shown_with_their_ranks() -> None:
     status = JobStatus(["train.py"], 3, now=0.0, time=0.0)
     processes = [(4, 1, 400), (2, 0, 200), (7, None, 700)]
-    status.take_over(5, [TakenOver(number, 0, "h1", number, pid, rank) for number, rank, pid in processes])
+    status.take_over(5, [ObservedWorker(number, 0, "h1", number, pid, rank) for number, rank, pid in processes])
     status.beat(4, {"generation": 5, "commits": 3, "progress": 90}, now=1.0)
     found = status.as_fields(now=1.0)
     assert (found["state"], found["generation"], found["world_size"], found["commits"]) == ("training", 5, 2, 90)

@@ -39,10 +39,6 @@ NONE = {
     "checkpoint_dir": None,
     "checkpoint_interval": None,
     "keep_last": None,
-    "status_port": None,
-    "status_address": None,
-    "status_token_file": None,
-    "status_file": None,
 }
 
 

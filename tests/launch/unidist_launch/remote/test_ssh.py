@@ -8,7 +8,7 @@ import pytest
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, RemoteShell
-from unidist_launch.launchers.ssh import SshAgents
+from unidist_launch.remote.ssh import SshAgents
 
 HOST = Host("node1", 4)
 
