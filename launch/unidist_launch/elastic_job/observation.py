@@ -117,6 +117,8 @@ class Observation(ObservedJob):
             )
 
     def _close(self, observer: JobObserver) -> None:
+        if observer in self._observers:
+            self._observers.remove(observer)
         self._call(observer, lambda each: each.close())
 
 

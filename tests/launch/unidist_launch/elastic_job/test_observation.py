@@ -87,7 +87,7 @@ def test_an_observer_is_told_of_events_and_lines_and_may_publish_and_signal() ->
     with ExitStack() as stack:
         log, output, observation = observe(stack, listening, deaf, signals=signals)
         log.publish("lost", rank=1)
-        output.feed(1, Stream.STDOUT, b"hello\nhal")
+        output.feed(1, Stream.STDOUT, b"hello\n")
         observation.turn()
         assert observation.summary() == "5 entries"
     begin = [(("train",), 2), ("lost", {"rank": 1}), ("noticed", {"rank": 1}), ("noticed", {"rank": 1})]
