@@ -17,6 +17,7 @@ from typing_extensions import override
 from unidist.buffer import DType
 from unidist.errors import UsageError
 from unidist.gradients.precision import Precision, is_narrow
+from unidist.mixins import with_mixin
 from unidist.optim.loss_scaling import LossScaler
 from unidist_precision._structure import map_tensors
 from unidist_precision.binding import PrecisionBinding
@@ -57,7 +58,7 @@ class TorchPrecision(PrecisionBinding):
     def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
         """See `PrecisionBinding.attach`. The model stays the object it is, of a subclass of its class."""
         plain = type(model)
-        model.__class__ = type(plain.__name__, (PrecisionMixin, plain), {"__doc__": plain.__doc__})
+        model.__class__ = with_mixin(plain, PrecisionMixin)
         model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 from unidist.optim.update import Update
 from unidist_tensorflow.optimizer.binding import Binding
 
@@ -45,17 +46,8 @@ class BoundMixin:
 
 
 def bound_class(plain: type[Any], mixin: type[BoundMixin]) -> type[Any]:
-    """Return the class of a bound optimizer.
-
-    It is named and placed as the plain class: what is saved is a plain optimizer, which loads anywhere.
-    """
-    namespace = {
-        "__doc__": plain.__doc__,
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "_unidist_plain": plain,
-    }
-    return type(plain.__name__, (mixin, plain), namespace)
+    """Return the class of a bound optimizer. Its plain class is what is saved: it loads anywhere."""
+    return with_mixin(plain, mixin, _unidist_plain=plain)
 
 
 class DistributedOptimizerMixin(BoundMixin):

@@ -13,6 +13,7 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.arguments import Groups
 from unidist.horovod_api.reduce_ops import Op
+from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
@@ -209,7 +210,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     )
     tape: Any = gradtape
     plain = type(tape)
-    tape.__class__ = type(plain.__name__, (DistributedTapeMixin, plain), {"__doc__": plain.__doc__})
+    tape.__class__ = with_mixin(plain, DistributedTapeMixin)
     tape._reducer = _Reducer(
         options, listed_groups(groups), average=op is not Op.Sum, scale_local=scale_local_gradients
     )

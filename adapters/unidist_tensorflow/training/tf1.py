@@ -11,6 +11,7 @@ from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups
 from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
+from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression
@@ -142,7 +143,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scaling = {"prescale_factor": 1 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor}
     tf1: Any = optimizer
     plain = type(tf1)
-    tf1.__class__ = type(plain.__name__, (DistributedTF1Mixin, plain), {"__doc__": plain.__doc__})
+    tf1.__class__ = with_mixin(plain, DistributedTF1Mixin)
     tf1._unidist = _Reduction(
         scale_local=scale_local_gradients,
         sparse_as_dense=sparse_as_dense,

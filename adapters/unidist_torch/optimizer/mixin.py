@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 from unidist.optim.update import Update
 from unidist_torch.optimizer.binding import Binding
 
@@ -119,7 +120,7 @@ def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str
     check_plain(optimizer)
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
-    optimizer.__class__ = type(plain.__name__, (DistributedOptimizerMixin, plain), {"__doc__": plain.__doc__})
+    optimizer.__class__ = with_mixin(plain, DistributedOptimizerMixin)
     optimizer._unidist = Binding(optimizer, plain, update, names)  # type: ignore[attr-defined]
     if wrapped_step is not None:
         rewrap(optimizer)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime_api import RuntimeAPI
 from unidist_torch.gradients.compression import TensorCompressor
@@ -90,7 +91,7 @@ def bind_adasum(
     check_plain(optimizer)
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
-    optimizer.__class__ = type(plain.__name__, (AdasumOptimizerMixin, plain), {"__doc__": plain.__doc__})
+    optimizer.__class__ = with_mixin(plain, AdasumOptimizerMixin)
     accumulation = Accumulation(passes, average=False, stepwise=False)
     binding = AdasumBinding(optimizer, plain, context, accumulation, compression, names or {})
     optimizer._unidist = binding  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 
 
 class ReleasedMixin:
@@ -37,4 +38,4 @@ def release(variables: Iterable[Any]) -> None:
 
 @functools.cache
 def _released(plain: Any) -> type[Any]:
-    return type(plain.__name__, (ReleasedMixin, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+    return with_mixin(plain, ReleasedMixin)

@@ -17,6 +17,7 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError, UsageError
+from unidist.mixins import with_mixin
 from unidist_pipeline._torch.tracing.program import Program
 from unidist_torch.models.step_runner import PartOfOutputs
 
@@ -142,7 +143,7 @@ class Division:
                     if not self._held_by_other_name(module, name, own):
                         registered[name] = None
         plain = type(model)
-        model.__class__ = type(plain.__name__, (PipelineMixin, plain), {"__doc__": plain.__doc__})
+        model.__class__ = with_mixin(plain, PipelineMixin)
         model.__dict__[CARRIED] = places
         return RemovedTensors([item for items in gone.values() for item in items if _is_gone(item[0])])
 

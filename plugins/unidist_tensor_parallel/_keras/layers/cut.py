@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 from unidist_tensor_parallel._keras.layers.axis import TensorAxis
 
 
@@ -134,7 +135,7 @@ class VocabularyEmbedding(CutLayer):
 def become(layer: Any, role: type[CutLayer], spec: CutSpec) -> None:
     """Let a layer compute its part from now on."""
     plain = type(layer)
-    layer.__class__ = type(plain.__name__, (role, plain), {"__doc__": plain.__doc__, "__module__": plain.__module__})
+    layer.__class__ = with_mixin(plain, role)
     layer._cut_spec = spec
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from unidist.buffer import DType
 from unidist.errors import UsageError
+from unidist.mixins import with_mixin
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of, empty_array
 from unidist_zero._keras.fragments.lazy_init import first_value
 from unidist_zero.sharding.partition import Piece
@@ -145,9 +146,8 @@ def _guard(name: str) -> Any:
 
 @functools.cache
 def _fragmented(plain: Any) -> type[Any]:
-    namespace = {name: _guard(name) for name in _GUARDED if hasattr(plain, name)}
-    namespace |= {"__module__": plain.__module__, "__doc__": plain.__doc__}
-    return type(plain.__name__, (FragmentedMixin, plain), namespace)
+    guards = {name: _guard(name) for name in _GUARDED if hasattr(plain, name)}
+    return with_mixin(plain, FragmentedMixin, **guards)
 
 
 def make_fragment(variable: Any, piece: Piece | None, master: DType, *, whole: bool) -> Fragment:
