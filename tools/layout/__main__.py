@@ -25,7 +25,7 @@ RULES: dict[str, Callable[[Project], list[str]]] = {
     "wording": check_wording,
 }
 
-PENDING: frozenset[str] = frozenset(("directions", "cycles", "public names", "wording"))
+PENDING: frozenset[str] = frozenset(("directions", "public names", "wording"))
 """Rules that this project does not satisfy yet: counted, no failure. A name that has left does not come back."""
 
 
