@@ -103,6 +103,20 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    named = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    docs = ROOT / "docs"
+    assert named == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    roots = ("unidist", "adapters", "plugins", "launch", "tests", "tools", "examples", "benchmarks", "docs")
+    for path in re.findall(rf"`((?:{'|'.join(roots)})/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_wrap_and_no_table_cell_holds_a_paragraph(page: Path) -> None:
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
