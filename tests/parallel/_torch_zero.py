@@ -275,7 +275,9 @@ def _footprint(stage: int) -> Footprint:
         gradients=sum(exchange.shard(number).nbytes for number in range(len(exchange.partition.buckets)))
         if stage > 1
         else sum(cut.count * cut.dtype.itemsize for cut in exchange.partition.buckets),
-        optimizer=sum(value.nbytes for run in step._runs() for value in step._inner.state(run).values() if value.dim()),
+        optimizer=sum(
+            value.nbytes for segment in step._segments() for value in step._inner.state(segment).values() if value.dim()
+        ),
         gathered=model._unidist.units.nbytes_held if stage == 3 else 0,
         most_gathered=most,
         scattered=moved.pop("reducescatter"),

@@ -228,7 +228,7 @@ def parameters_of_stage_3_outside_of_forward() -> None:
 @script
 def master_weights_go_on_from_a_checkpoint() -> None:
     def masters(optimizer: Any) -> list[torch.Tensor]:
-        return [run.leaf.detach().clone() for run in optimizer._unidist._inner._runs()]
+        return [segment.leaf.detach().clone() for segment in optimizer._unidist._inner._segments()]
 
     for strategy in ("zero=1,precision=bf16", "zero=3:whole=true:shared=false,precision=bf16"):
         with training(strategy, torch.float32) as (model, optimizer):
@@ -270,7 +270,9 @@ def optimizer_state_in_files() -> None:
                 step(model, optimizer, number)
             check_in_files(optimizer)
             if strategy.startswith("zero=3"):
-                assert all(is_in_file(run.leaf) for run in optimizer._unidist._inner._runs()), "the parameters, too"
+                assert all(is_in_file(segment.leaf) for segment in optimizer._unidist._inner._segments()), (
+                    "the parameters, too"
+                )
             check_equal(values(model), list(plain_model.parameters()))
             optimizer.load_state_dict(optimizer.state_dict())
             check_in_files(optimizer)
@@ -285,9 +287,9 @@ def optimizer_state_in_files() -> None:
     with training(f"zero=2:offload={folder},precision=bf16", torch.float32) as (model, optimizer):
         step(model, optimizer, 0)
         check_in_files(optimizer)
-        for run in optimizer._unidist._inner._runs():
-            assert run.leaf.dtype is torch.float32
-            assert is_in_file(run.leaf), "the master weights"
+        for segment in optimizer._unidist._inner._segments():
+            assert segment.leaf.dtype is torch.float32
+            assert is_in_file(segment.leaf), "the master weights"
         ud.barrier()
         assert not os.listdir(folder), "nothing has a name"
         ud.barrier()
@@ -319,18 +321,18 @@ def optimizer_state_in_host_memory_beside_an_accelerator() -> None:
             for number in range(2, 4):
                 step(model, optimizer, number)
             check_equal(values(model), list(plain_model.parameters()))
-            for run in inner._runs():
-                places = {run.leaf.data_ptr(), run.flat.data_ptr()}
+            for segment in inner._segments():
+                places = {segment.leaf.data_ptr(), segment.flat.data_ptr()}
                 assert len(places) == (2 if strategy.startswith("zero=2") else 1), "at stage 3 the shards are there"
             ud.barrier()
             if ud.rank() == 0:
                 shutil.rmtree(f"{folder}/saved")
     with host_as_accelerator(), training("zero=2:offload=host,precision=bf16", torch.float32) as (model, optimizer):
         step(model, optimizer, 0)
-        runs = list(optimizer._unidist._inner._runs())
-        assert {run.leaf.dtype for run in runs} == {torch.float32}
-        for run in runs:
-            assert torch.equal(run.flat, run.leaf.detach().flatten().bfloat16()), "they are copied back"
+        segments = list(optimizer._unidist._inner._segments())
+        assert {segment.leaf.dtype for segment in segments} == {torch.float32}
+        for segment in segments:
+            assert torch.equal(segment.flat, segment.leaf.detach().flatten().bfloat16()), "they are copied back"
     ud.init()
     ud.barrier()
     if ud.rank() == 0:
@@ -378,8 +380,13 @@ def is_in_file(tensor: torch.Tensor) -> bool:
 def check_in_files(optimizer: Any) -> None:
     """Raise AssertionError unless all of the state that has an element for each of a parameter's is in files."""
     step_of = optimizer._unidist._inner
-    found = [value for run in step_of._runs() for value in step_of._inner.state(run).values() if run.is_slot(value)]
-    assert found or not list(step_of._runs())
+    found = [
+        value
+        for segment in step_of._segments()
+        for value in step_of._inner.state(segment).values()
+        if segment.is_slot(value)
+    ]
+    assert found or not list(step_of._segments())
     assert all(is_in_file(value) for value in found)
 
 

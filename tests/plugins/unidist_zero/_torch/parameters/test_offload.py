@@ -92,10 +92,12 @@ def train_on(device: str, strategy: str) -> list[torch.Tensor]:
         model(inputs[2 * ud.rank() : 2 * ud.rank() + 2].to(device)).square().mean().backward()
         optimizer.step()
     if "offload" in strategy:
-        runs = optimizer._unidist._inner._runs()
-        assert all(run.leaf.device.type == "cpu" for run in runs)
+        segments = optimizer._unidist._inner._segments()
+        assert all(segment.leaf.device.type == "cpu" for segment in segments)
         assert all(
-            value.device.type == "cpu" for run in runs for value in optimizer._unidist._inner._inner.state(run).values()
+            value.device.type == "cpu"
+            for segment in segments
+            for value in optimizer._unidist._inner._inner.state(segment).values()
         )
     with gathered(model):
         return [parameter.detach().cpu() for parameter in model.parameters()]
