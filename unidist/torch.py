@@ -26,9 +26,9 @@ from unidist.horovod_api.lifecycle import (
     world,
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_torch import elastic
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
 from unidist_torch.checkpoint.api import load, save
-from unidist_torch.elastic import state as elastic
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 from unidist_torch.operations import (
     Adasum,
