@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from mpi4py import MPI
 
-from unidist.algorithms._messages import cut, even_counts
-from unidist.algorithms._reduce import reduce_into, scale_in_place
+from unidist.algorithms import cut, even_counts, reduce_into, scale_in_place
 from unidist.buffer import Buffer, DType, copy
 from unidist.communicator import ReduceOp
 from unidist_mpi.memory import bytes_of, elements_of, memory_of, operation_for

@@ -13,8 +13,7 @@ from datetime import timedelta
 from mpi4py import MPI
 from typing_extensions import override
 
-from unidist.algorithms._checks import check_count, check_same_type, checked_counts
-from unidist.algorithms._reduce import check_reduction
+from unidist.algorithms import check_count, check_reduction, check_same_type, checked_counts
 from unidist.buffer import Buffer
 from unidist.communicator import (
     Capabilities,

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from unidist.algorithms._reduce import kernel
+from unidist.algorithms import reduce_into
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
 
@@ -68,6 +68,6 @@ def _own_operation(op: ReduceOp) -> MPI.Op:
         dtype = next(each for each in _OWN_DTYPES if DATATYPES[each] == datatype)
         count = source.nbytes // dtype.itemsize
         into = Buffer(target.address, count, dtype)
-        kernel()(into, Buffer(source.address, count, dtype), op, 1.0)
+        reduce_into(into, Buffer(source.address, count, dtype), op)
 
     return MPI.Op.Create(reduce, commute=True)

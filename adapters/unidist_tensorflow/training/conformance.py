@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from unidist.horovod_api.lifecycle import init, shutdown
-from unidist.testing._training import Training
+from unidist.testing import Training
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.training.distributed_optimizer import distribute
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from unidist.horovod_api.lifecycle import init, shutdown
-from unidist.testing._training import Training
+from unidist.testing import Training
 from unidist_torch.training.distributed_optimizer import distribute
 
 Array = np.ndarray[Any, Any]
