@@ -25,8 +25,8 @@ class FakeExchange(GradientExchange):
     def ready(self, index: int, source: Buffer | None = None) -> None:
         self.calls.append(("ready", index))
 
-    def hold(self, index: int) -> None:
-        self.calls.append(("hold", index))
+    def accumulate(self, index: int) -> None:
+        self.calls.append(("accumulate", index))
 
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         if self.error is not None:

@@ -89,14 +89,14 @@ def test_float32_travels_in_half_the_bytes_and_other_types_as_they_are() -> None
 
 
 def test_a_held_gradient_is_rounded_once_at_its_final_value() -> None:
-    """As in accumulate=2: added to between `hold` and `ready`, or between `hold` and `finish`."""
+    """As in accumulate=2: added to between `accumulate` and `ready`, or between `accumulate` and `finish`."""
 
     def rank(communicator: ThreadCommunicator) -> list[list[float]]:
         exchange = make_exchange(communicator)
         found = []
         for ends_ready in (True, False):
             write(exchange, 0, [100, 100, 100])
-            exchange.hold(0)
+            exchange.accumulate(0)
             write(exchange, 0, [100.25, 100.5, 101])
             if ends_ready:
                 exchange.ready(0)

@@ -35,7 +35,7 @@ class _Bucket:
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
-    lent: dict[int, Buffer] = field(default_factory=dict)  # gradients that lie elsewhere
+    in_place: dict[int, Buffer] = field(default_factory=dict)  # gradients outside of the bucket's memory
 
 
 class AllReduceExchange(GradientExchange):
@@ -98,15 +98,15 @@ class AllReduceExchange(GradientExchange):
         """See `GradientExchange.in_round`."""
         return self._in_round
 
-    def hold(self, index: int) -> None:
-        """See `GradientExchange.hold`."""
+    def accumulate(self, index: int) -> None:
+        """See `GradientExchange.accumulate`."""
         self._in_round = True
         self._status_bytes[index] = 1
 
     def ready(self, index: int) -> None:
         """See `GradientExchange.ready`."""
         if not self._overlap:
-            self.hold(index)
+            self.accumulate(index)
             return
         bucket = self._place[index][0]
         if index not in bucket.missing:
@@ -122,15 +122,15 @@ class AllReduceExchange(GradientExchange):
         if bucket.waiting == 0:
             self._post_early()
 
-    def lends(self, index: int) -> bool:
-        """See `GradientExchange.lends`: where the engine reads what lies in pieces, and nothing else is done to it."""
+    def accepts_in_place(self, index: int) -> bool:
+        """Return whether the engine can read pieces of memory and the gradient is neither compressed nor predivided."""
         bucket = self._place[index][0]
         plain = bucket.compression is None and self._options.predivide_factor == 1.0
         return plain and _reads_pieces(self._communicator(bucket.layout))
 
-    def lend(self, index: int, gradient: Buffer) -> None:
-        """See `GradientExchange.lend`."""
-        self._place[index][0].lent[index] = gradient
+    def submit_in_place(self, index: int, gradient: Buffer) -> None:
+        """See `GradientExchange.submit_in_place`."""
+        self._place[index][0].in_place[index] = gradient
         self.ready(index)
 
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
@@ -203,8 +203,8 @@ class AllReduceExchange(GradientExchange):
             self._post(bucket, self.scale)
 
     def _post(self, bucket: _Bucket, scale: float) -> None:
-        if bucket.lent:
-            bucket.work = self._reduce_lent(bucket, scale)
+        if bucket.in_place:
+            bucket.work = self._reduce_pieces(bucket, scale)
             self._count(bucket)
             return
         for index in bucket.missing:
@@ -220,12 +220,12 @@ class AllReduceExchange(GradientExchange):
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._count(bucket)
 
-    def _reduce_lent(self, bucket: _Bucket, scale: float) -> Work:
+    def _reduce_pieces(self, bucket: _Bucket, scale: float) -> Work:
         """Post a bucket of which some gradients lie elsewhere: those that this rank does not have count as zeros."""
         communicator = self._communicator(bucket.layout)
-        assert isinstance(communicator, ReadsPieces), "asked for in `lends`"
+        assert isinstance(communicator, ReadsPieces), "asked in `accepts_in_place`"
         pieces = [
-            Piece(slot.offset, bucket.lent.get(slot.parameter, self._place[slot.parameter][1]))
+            Piece(slot.offset, bucket.in_place.get(slot.parameter, self._place[slot.parameter][1]))
             for slot in bucket.layout.slots
             if self._status_bytes[slot.parameter]
         ]
@@ -240,7 +240,7 @@ class AllReduceExchange(GradientExchange):
             bucket.work = None
             bucket.missing = {slot.parameter for slot in bucket.layout.slots}
             bucket.waiting = len(bucket.missing)
-            bucket.lent.clear()
+            bucket.in_place.clear()
         for i in range(len(self._status_bytes)):
             self._status_bytes[i] = 0
         self._posted = 0

@@ -67,7 +67,7 @@ class GradientExchange(ABC):
         pending_factor: what the reduced gradients remain to be multiplied by where `reduced` says that they are
             deferred; set by `Update.conclude`, for the inner step that follows.
         bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
-        moves: places change from pass to pass: ask `buffer` for each gradient, just before it is written.
+        buffers_move: the buffers are in other memory in each pass: call `buffer` just before a gradient is written.
         reduces_each_pass: each backward pass of a window is a round of its own: `ready` is called in all of them,
             `end_pass` after each but the last. What comes out is added up over the passes.
     """
@@ -76,32 +76,32 @@ class GradientExchange(ABC):
     scale: float = 1.0
     pending_factor: float = 1.0
     bucket_bytes: int | None = None
-    moves: bool = False
+    buffers_move: bool = False
     reduces_each_pass: bool = False
 
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
-        """Return the place for the gradient of parameter `index`; the same memory all the time, unless it `moves`."""
+        """Return the buffer for the gradient of parameter `index`: always the same memory, unless `buffers_move`."""
 
     @abstractmethod
     def ready(self, index: int) -> None:
-        """Say that this rank's gradient of parameter `index` is in its buffer; it may be exchanged from now on."""
+        """Report that this rank's gradient of parameter `index` is in its buffer and may be exchanged."""
 
     @abstractmethod
-    def hold(self, index: int) -> None:
-        """Say that a gradient is in the buffer, but that more may be added to it before `finish`."""
+    def accumulate(self, index: int) -> None:
+        """Report that a gradient is in its buffer, and that more may be added to it before `finish`."""
 
-    def lends(self, index: int) -> bool:
-        """Say whether the gradient of parameter `index` may be left where it is, for `lend`."""
+    def accepts_in_place(self, index: int) -> bool:
+        """Return whether `submit_in_place` can be called for parameter `index`."""
         return False
 
-    def lend(self, index: int, gradient: Buffer) -> None:
-        """Say, in the place of `ready`, that this rank's gradient of parameter `index` lies here.
+    def submit_in_place(self, index: int, gradient: Buffer) -> None:
+        """Report, instead of calling `ready`, that this rank's gradient of parameter `index` is in this memory.
 
-        Nobody changes that memory before `finish`, which puts the result into the buffer as always.
+        The memory must not change before `finish`, which writes the result to the buffer as usual.
 
         Args:
-            index: of a parameter that it `lends`.
+            index: of a parameter for which `accepts_in_place` is true.
             gradient: of the parameter's dtype and number of elements, in host memory.
         """
         raise NotImplementedError(f"{type(self).__name__} wants every gradient in its buffer")
@@ -126,7 +126,7 @@ class GradientExchange(ABC):
     @property
     @abstractmethod
     def in_round(self) -> bool:
-        """True between the first `ready` or `hold` and `finish`."""
+        """True between the first `ready` or `accumulate` and `finish`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -196,9 +196,9 @@ class Update:
         exchange, local = self._series.place(index)
         return exchange.buffer(local)
 
-    def moves(self, index: int) -> bool:
+    def buffer_moves(self, index: int) -> bool:
         """Say whether the place of parameter `index` is another one in every pass: ask `buffer` just before writing."""
-        return self._series.place(index)[0].moves
+        return self._series.place(index)[0].buffers_move
 
     @property
     def scale(self) -> float:
@@ -209,34 +209,35 @@ class Update:
         """Say whether the buffer of parameter `index` holds a gradient of the current window, to be added to."""
         return self.window.has_passes(index) and not self._series.place(index)[0].reduces_each_pass
 
-    def lends(self, index: int) -> bool:
-        """Say whether the gradient of parameter `index` may stay where it is until `finish`; see `gradient_ready`."""
+    def accepts_in_place(self, index: int) -> bool:
+        """Return whether the gradient of parameter `index` may stay in its own memory until `finish`."""
         exchange, local = self._series.place(index)
-        return not self.window.has_passes(index) and self.window.is_last_pass(index) and exchange.lends(local)
+        is_only_pass = not self.window.has_passes(index) and self.window.is_last_pass(index)
+        return is_only_pass and exchange.accepts_in_place(local)
 
-    def gradient_ready(self, index: int, lent: Buffer | None = None) -> None:
+    def gradient_ready(self, index: int, in_place: Buffer | None = None) -> None:
         """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start.
 
         Args:
             index: of the parameter.
-            lent: where the gradient lies instead, for one that it `lends`; nobody changes that memory before `finish`.
+            in_place: the gradient's own memory, if `accepts_in_place`; it must not change before `finish`.
         """
         last = self.window.is_last_pass(index)
         exchange, local = self._series.place(index)
         self.window.count_pass(index, exchange.parameters[local].name)
         self._begin_round()
-        if lent is not None:
-            exchange.lend(local, lent)
+        if in_place is not None:
+            exchange.submit_in_place(local, in_place)
         elif last or exchange.reduces_each_pass:
             exchange.ready(local)
         else:
-            exchange.hold(local)
+            exchange.accumulate(local)
 
-    def hold(self, index: int) -> None:
+    def accumulate(self, index: int) -> None:
         """Note a gradient in the buffer of parameter `index` that came from elsewhere than a backward pass."""
         exchange, local = self._series.place(index)
         self._begin_round()
-        exchange.hold(local)
+        exchange.accumulate(local)
 
     def pass_without_buffer(self, index: int) -> None:
         """Note a pass whose gradient the binding exchanges itself (a sparse one)."""

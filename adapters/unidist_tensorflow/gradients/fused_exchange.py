@@ -145,7 +145,7 @@ class FusedExchange:
     def _take(self, place: int, gradient: Array | Slices) -> None:
         """Bring a dense gradient into its place, or add it to what earlier passes left there."""
         index = self._indices[place]
-        if self.update.moves(index):
+        if self.update.buffer_moves(index):
             view = array_of_buffer(self.update.buffer(index), self._held[place].shape)
         else:
             view = self._views[place]
@@ -156,8 +156,8 @@ class FusedExchange:
                 f"the gradient of {self.variables[place].name!r} has the shape {gradient.shape}, the variable "
                 f"{view.shape}"
             )
-        if gradient.flags.c_contiguous and gradient.dtype == view.dtype and self.update.lends(index):
-            self.update.gradient_ready(index, lent=buffer_of_array(gradient.reshape(-1)))
+        if gradient.flags.c_contiguous and gradient.dtype == view.dtype and self.update.accepts_in_place(index):
+            self.update.gradient_ready(index, in_place=buffer_of_array(gradient.reshape(-1)))
             return
         if self.update.has_gradient(index):
             np.add(view, gradient, out=view)
@@ -238,7 +238,7 @@ class FusedExchange:
         )
         for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
             self._indices[place] = index
-            if not update.moves(index):
+            if not update.buffer_moves(index):
                 self._views[place] = array_of_buffer(update.buffer(index), info.shape)
         self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
         return self._slices

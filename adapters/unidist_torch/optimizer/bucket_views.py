@@ -43,7 +43,7 @@ class BucketView:
 
 
 class MovingBucketView(BucketView):
-    """The memory of a gradient that is elsewhere in every pass (`GradientExchange.moves`)."""
+    """The memory of a gradient that is elsewhere in every pass (`GradientExchange.buffers_move`)."""
 
     tensor = None
 
@@ -75,4 +75,4 @@ class MovingBucketView(BucketView):
 
 def make_bucket_view(update: Update, index: int, parameter: torch.Tensor) -> BucketView:
     """Return the view for a parameter's gradient."""
-    return (MovingBucketView if update.moves(index) else BucketView)(update, index, parameter)
+    return (MovingBucketView if update.buffer_moves(index) else BucketView)(update, index, parameter)

@@ -183,7 +183,7 @@ class ParameterGradients:
                 gradient = gradient.to_dense()
             if not self._views[index].holds(gradient):
                 self._views[index].copy(gradient)
-            self._update.hold(index)
+            self._update.accumulate(index)
             if not self._shows:
                 self.parameters[index].grad = None  # its shard will be elsewhere
 

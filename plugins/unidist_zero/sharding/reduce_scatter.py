@@ -94,7 +94,7 @@ class ReduceScatterExchange(GradientExchange):
         self.partition = partition
         self.shard_groups = dict(shard_groups)
         self.everyone = everyone
-        self.moves = self.reduces_each_pass = not keeps_buckets
+        self.buffers_move = self.reduces_each_pass = not keeps_buckets
         self._framework = framework
         self._recorder = recorder or Recorder()
         self._pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
@@ -126,7 +126,7 @@ class ReduceScatterExchange(GradientExchange):
         return self._in_round
 
     @override
-    def hold(self, index: int) -> None:
+    def accumulate(self, index: int) -> None:
         self._in_round = True
         self._status_bytes[index] = 1
         self._touched.add(index)
@@ -139,7 +139,7 @@ class ReduceScatterExchange(GradientExchange):
                 f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One backward "
                 "pass per step is exchanged; for several use the strategy accumulate=N beside zero."
             )
-        self.hold(index)
+        self.accumulate(index)
         bucket.missing.discard(index)
         bucket.waiting -= 1
         while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
@@ -259,7 +259,7 @@ class ReduceScatterExchange(GradientExchange):
         """Post all remaining buckets, and wait for all. Collective."""
         while self._posted < len(self._buckets):
             self._post(self._buckets[self._posted], scale)
-            if self.moves:  # without this all buckets that had no gradient here would have memory at once
+            if self.buffers_move:  # without this all buckets that had no gradient here would have memory at once
                 while self._posted - self._completed >= 2:
                     self._finish_next()
         for bucket in self._buckets[self._completed :]:
@@ -274,7 +274,7 @@ class ReduceScatterExchange(GradientExchange):
     def _post(self, bucket: _Bucket, scale: float) -> None:
         memory = self._memory(bucket)
         for slot in bucket.cut.slots:
-            has_gradient = slot.parameter in self._touched if self.moves else self._status_bytes[slot.parameter]
+            has_gradient = slot.parameter in self._touched if self.buffers_move else self._status_bytes[slot.parameter]
             if not has_gradient:
                 self._framework.zero(memory.slice(slot.offset, slot.count))
         shard = bucket.shard_group.communicator

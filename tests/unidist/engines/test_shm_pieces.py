@@ -75,9 +75,9 @@ def test_gradients_that_are_lent_are_added_up_as_those_in_buffers(rank_pool: Ran
                 for index, gradient in enumerate(gradients[world.rank]):
                     if (index, world.rank, step) == (1, 1, 1):
                         continue  # missing on this rank
-                    assert exchange.lends(index) == readable
+                    assert exchange.accepts_in_place(index) == readable
                     if readable and (index + step) % 3:
-                        exchange.lend(index, Buffer.of(gradient.reshape(-1).copy()))
+                        exchange.submit_in_place(index, Buffer.of(gradient.reshape(-1).copy()))
                     else:
                         array_of(exchange.buffer(index))[:] = gradient.reshape(-1)
                         exchange.ready(index)

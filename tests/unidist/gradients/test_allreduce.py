@@ -111,7 +111,7 @@ def test_held_gradients_wait_for_finish_and_may_be_added_to() -> None:
         for turn in (1.0, 2.0):
             for index in range(3):
                 array(exchange, index)[:] = turn if turn == 1.0 else array(exchange, index) + turn
-                exchange.hold(index)
+                exchange.accumulate(index)
         before = recorder.count("allreduce")
         exchange.finish(scale=1.0 / 6)
         np.testing.assert_allclose(array(exchange, 1), 1.0)

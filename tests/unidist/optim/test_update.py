@@ -104,13 +104,13 @@ def test_a_stepwise_window_is_held_until_its_last_pass() -> None:
         update.gradient_ready(0)
         assert update.begin_step() is expected
         assert update.window.is_open
-    assert exchange.calls == [("hold", 0), ("hold", 0), ("ready", 0)]
+    assert exchange.calls == [("accumulate", 0), ("accumulate", 0), ("ready", 0)]
     update.finish()
     update.applied()
     assert not update.window.is_open
     assert context.steps == [1]
     update.gradient_ready(0)
-    assert exchange.calls[-1] == ("hold", 0)
+    assert exchange.calls[-1] == ("accumulate", 0)
 
 
 def test_horovods_window_counts_passes_of_each_parameter_and_one_step() -> None:
@@ -120,7 +120,7 @@ def test_horovods_window_counts_passes_of_each_parameter_and_one_step() -> None:
     assert not update.has_gradient(1)
     update.gradient_ready(0)
     assert update.begin_step()
-    assert exchange.calls == [("hold", 0), ("ready", 0)]
+    assert exchange.calls == [("accumulate", 0), ("ready", 0)]
 
 
 def test_one_backward_pass_too_many_in_a_finished_window_is_refused() -> None:
@@ -197,7 +197,7 @@ def test_the_number_of_passes_may_change_between_updates() -> None:
     update.set_passes(2)
     for _ in range(2):
         update.gradient_ready(0)
-    assert exchange.calls == [("hold", 0), ("ready", 0)]
+    assert exchange.calls == [("accumulate", 0), ("ready", 0)]
     with pytest.raises(UsageError, match=r"between backward\(\) and step\(\)"):
         update.set_passes(1)
     update.finish()

@@ -176,7 +176,7 @@ def test_held_gradients_of_a_window_are_reduced_once() -> None:
                 array(exchange.buffer(index))[:] = gradient(communicator.rank, index, turn) + (
                     array(exchange.buffer(index)) if turn else 0
                 )
-                exchange.hold(index) if not turn else exchange.ready(index)
+                exchange.accumulate(index) if not turn else exchange.ready(index)
         exchange.finish()
         assert recording.count("reducescatter") == len(exchange.partition.buckets)
         return pieces_of(exchange)

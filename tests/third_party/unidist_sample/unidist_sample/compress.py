@@ -90,8 +90,8 @@ class CompressedExchange(GradientExchange):
             self._narrow(index)
         self._inner.ready(index)
 
-    def hold(self, index: int) -> None:
-        """See `GradientExchange.hold`. What is held may still grow, so it is rounded only at the end."""
+    def accumulate(self, index: int) -> None:
+        """See `GradientExchange.accumulate`. What is held may still grow, so it is rounded only at the end."""
         self._held.add(index)
 
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
@@ -99,7 +99,7 @@ class CompressedExchange(GradientExchange):
         self._inner.scale = self.scale
         for index in sorted(self._held):
             self._narrow(index)
-            self._inner.hold(index)
+            self._inner.accumulate(index)
         self._held.clear()
         result = self._inner.finish(scale=scale, notice=notice)
         for index, wide in self._wide.items():
