@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation, Arena, default_capacity
-from unidist.engines._shm_pages import all_let_go, lent_bytes
+from unidist.engines._shm_pages import all_unmapped, mapping_bytes
 from unidist.engines._shm_pieces import MARK_BYTES, Mark, can_read
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
@@ -120,7 +120,7 @@ class SharedHost:
         self._staging_bytes = staging_bytes
         self._users = 0
         self._retired: list[tuple[_shm.Group, Allocation]] = []
-        self._lent: list[tuple[Allocation, int]] = []  # what this rank's groups share, and with how many ranks
+        self._shared: list[tuple[Allocation, int]] = []  # what this rank's groups share, and with how many ranks
 
     def window_bytes(self, size: int) -> int:
         """Return the size of one of the two staging windows of a slot."""
@@ -128,35 +128,37 @@ class SharedHost:
 
     def allocate_slot(self, size: int) -> Allocation:
         """Return memory for this rank's slot in a group of `size`."""
-        _looked_at.difference_update(slot for group, slot in self._retired if group.all_closed())
-        self._retired = [(group, slot) for group, slot in self._retired if slot in _looked_at]
+        _visible_to_peers.difference_update(slot for group, slot in self._retired if group.all_closed())
+        self._retired = [(group, slot) for group, slot in self._retired if slot in _visible_to_peers]
         return self.host.arena.allocate(_shm.slot_bytes(size, SMALL_BYTES, self.window_bytes(size)))
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return engine memory of this rank."""
-        self._take_back()
+        self._free_unmapped()
         return self.host.arena.allocate(nbytes)
 
-    def lend(self, nbytes: int, size: int) -> Allocation:
-        """Return memory for `SharedPages` of a group of `size`. It stays until all of them have let go of it."""
-        allocation = self.allocate(lent_bytes(nbytes))
-        _looked_at.add(allocation)
-        self._lent.append((allocation, size))
+    def allocate_shared(self, nbytes: int, size: int) -> Allocation:
+        """Return memory for `SharedPages` of a group of `size` ranks. It is kept until all of them have unmapped it."""
+        allocation = self.allocate(mapping_bytes(nbytes))
+        _visible_to_peers.add(allocation)
+        self._shared.append((allocation, size))
         return allocation
 
-    def withdraw(self, lent: Allocation) -> None:
-        """Take memory back that nobody has mapped."""
-        _looked_at.discard(lent)
-        self._lent = [(allocation, size) for allocation, size in self._lent if allocation is not lent]
+    def free_shared(self, allocation: Allocation) -> None:
+        """Free what `allocate_shared` returned, before any rank has mapped it."""
+        _visible_to_peers.discard(allocation)
+        self._shared = [(each, size) for each, size in self._shared if each is not allocation]
 
-    def _take_back(self) -> None:
-        _looked_at.difference_update(allocation for allocation, size in self._lent if all_let_go(allocation, size))
-        self._lent = [(allocation, size) for allocation, size in self._lent if allocation in _looked_at]
+    def _free_unmapped(self) -> None:
+        _visible_to_peers.difference_update(
+            allocation for allocation, size in self._shared if all_unmapped(allocation, size)
+        )
+        self._shared = [(allocation, size) for allocation, size in self._shared if allocation in _visible_to_peers]
 
     def acquire(self, slot: Allocation) -> None:
         """Count one communicator more, and keep its slot."""
         self._users += 1
-        _looked_at.add(slot)
+        _visible_to_peers.add(slot)
         _in_use.add(self.host.arena)
 
     def release(self, group: _shm.Group, slot: Allocation) -> None:
@@ -166,13 +168,13 @@ class SharedHost:
         if self._users == 0:
             for _, retired in self._retired:
                 retired.abandon()
-                _looked_at.discard(retired)
+                _visible_to_peers.discard(retired)
             self._retired.clear()
-            self._take_back()
-            for lent, _ in self._lent:
-                lent.abandon()  # it ends with the last rank's mapping of it
-                _looked_at.discard(lent)
-            self._lent.clear()
+            self._free_unmapped()
+            for allocation, _ in self._shared:
+                allocation.abandon()  # it ends with the last rank's mapping of it
+                _visible_to_peers.discard(allocation)
+            self._shared.clear()
             _in_use.discard(self.host.arena)
             self.host.close()
 
@@ -181,7 +183,7 @@ class SharedHost:
 # refers to, and the collector finalizes that in any order: neither the arena must be among it, nor what peers look at,
 # which would be given back, and so be zero, before this rank has left.
 _in_use: set[Arena] = set()
-_looked_at: set[Allocation] = set()
+_visible_to_peers: set[Allocation] = set()
 
 # A forked child (a DataLoader worker) would keep the pipe open and make a dead rank look alive.
 _open_hosts: weakref.WeakSet[HostMemory] = weakref.WeakSet()

@@ -78,7 +78,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.timeout_ns = nanoseconds(timeout)
         self._pending: dict[int, tuple[Buffer | Piece, ...]] = {}  # memory that the engine still uses
         self._tables = Tables(shared.allocate)
-        self._lent: dict[int, Table] = {}  # of operations under way
+        self._shared: dict[int, Table] = {}  # of operations under way
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
         self._closed = False
@@ -217,7 +217,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
     def allocate_shared(self, nbytes: int) -> SharedMemory:
         """See `SharesMemory.allocate_shared`. The memory lies in the arena of the group's first rank."""
         self._check_usable()
-        lent, refusal = (
+        allocation, refusal = (
             None,
             ConfigurationError(
                 f"shm: rank 0 of {self.description} could not allocate {nbytes} bytes of shared memory; it says why"
@@ -225,16 +225,19 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         )
         if self.rank == 0:
             try:
-                lent = self._shared.lend(nbytes, self.size)
+                allocation = self._shared.allocate_shared(nbytes, self.size)
             except ConfigurationError as exc:
                 refusal = exc  # the others shall know before this rank raises
-        mine, everyone = bytearray(struct.pack("QQ", lent.offset if lent else 0, nbytes)), bytearray(16 * self.size)
+        mine, everyone = (
+            bytearray(struct.pack("QQ", allocation.offset if allocation else 0, nbytes)),
+            bytearray(16 * self.size),
+        )
         self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
         replies = list(struct.iter_unpack("QQ", everyone))
         sizes = [size for _, size in replies]
         if len(set(sizes)) > 1:
-            if lent:
-                self._shared.withdraw(lent)
+            if allocation:
+                self._shared.free_shared(allocation)
             raise MismatchError(f"allocate_shared: the ranks asked for different sizes ({self.description}): {sizes}")
         if not replies[0][0]:
             raise refusal
@@ -257,7 +260,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.group.close()
         self._mailbox.close()
         self._pending.clear()
-        self._lent.clear()
+        self._shared.clear()
         self._tables.clear()
         self._shared.release(self.group, self._slot)
         del self._slot  # it would keep the engine memory for as long as something refers to this object
@@ -321,7 +324,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
         self._pending[number] = (source, target, *pieces)
         if table:
-            self._lent[number] = table
+            self._shared[number] = table
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:
@@ -336,7 +339,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         if outcome == 0:
             for done in [pending for pending in list(self._pending) if pending <= number]:
                 self._pending.pop(done, None)  # another thread that drives may have come first
-                table = self._lent.pop(done, None)
+                table = self._shared.pop(done, None)
                 if table is not None:
                     self._tables.give_back(table)
         return outcome

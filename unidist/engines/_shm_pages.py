@@ -50,12 +50,12 @@ def obstacle() -> str:
     return f"this system has no {_PAGEMAP} (Linux, CONFIG_PROC_PAGE_MONITOR)"
 
 
-def lent_bytes(nbytes: int) -> int:
+def mapping_bytes(nbytes: int) -> int:
     """Return the size of an allocation that `SharedPages` of `nbytes` need."""
     return _PAGE + max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
 
 
-def all_let_go(allocation: Allocation, num_ranks: int) -> bool:
+def all_unmapped(allocation: Allocation, num_ranks: int) -> bool:
     """Say whether no rank of the group uses the memory any more."""
     return ctypes.string_at(allocation.address, num_ranks) == b"\1" * num_ranks
 
@@ -65,7 +65,7 @@ class SharedPages(SharedMemory):
 
     Args:
         fd: the arena of the first rank; only used here.
-        offset: of the allocation in it, of `lent_bytes(nbytes)`.
+        offset: of the allocation in it, of `mapping_bytes(nbytes)`.
         nbytes: size of what is shared.
         rank: this rank in the group, which has at most as many as there are bytes in a page.
 
@@ -75,7 +75,7 @@ class SharedPages(SharedMemory):
 
     def __init__(self, fd: int, offset: int, nbytes: int, rank: int) -> None:
         self._mappings = mappings = _Mappings(rank)
-        size = lent_bytes(nbytes)
+        size = mapping_bytes(nbytes)
         self._num_pages = size // _PAGE - 1
         self._shared = mappings.add_header(fd, offset, size) + _PAGE
         self._view = mappings.add(fd, offset + _PAGE, size - _PAGE, _PRIVATE | _NO_RESERVE)

@@ -38,16 +38,16 @@ class Communicator:
         self.shared.release(group, self.slot)
 
 
-@pytest.mark.parametrize("kind", ["slot", "lent"])
+@pytest.mark.parametrize("kind", ["slot", "shared_pages"])
 def test_what_peers_look_at_is_there_when_a_collected_communicator_leaves(kind: str) -> None:
     host = HostMemory(0, 1, SingleRendezvous(), capacity=1 << 24, timeout=timedelta(seconds=30))
     shared = SharedHost(host, 1 << 16)
-    slot, lent = shared.allocate_slot(2), shared.lend(NBYTES, 2)
-    looked_at = slot if kind == "slot" else lent
+    slot, shared_pages = shared.allocate_slot(2), shared.allocate_shared(NBYTES, 2)
+    looked_at = slot if kind == "slot" else shared_pages
     ctypes.memset(looked_at.address, 7, NBYTES)
     seen: list[bytes] = []
     communicator = Communicator(shared, slot, looked_at, seen)
     gc.collect()
-    del host, shared, slot, lent, looked_at, communicator
+    del host, shared, slot, shared_pages, looked_at, communicator
     gc.collect()
     assert seen == [b"\7" * NBYTES]
