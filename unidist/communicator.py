@@ -237,7 +237,7 @@ class Communicator(ABC):
 
 
 class ReportsArrivals(ABC):
-    """Power of a communicator: it can tell which ranks an operation still waits for. Asked for by isinstance."""
+    """Capability of a communicator: reports which ranks an operation is waiting for. Found by isinstance."""
 
     @abstractmethod
     def waiting_for(self) -> Sequence[int]:

@@ -30,7 +30,7 @@ class Piece:
 
 
 class ReadsPieces(ABC):
-    """Power of a communicator: a source may lie in pieces of ordinary memory, which nobody copies. By isinstance."""
+    """Capability of a communicator: reads a source from pieces of ordinary memory, without a copy."""
 
     @abstractmethod
     def pieces_obstacle(self) -> str:
@@ -84,7 +84,7 @@ class SharedMemory(ABC):
 
 
 class SharesMemory(ABC):
-    """Power of a communicator: its ranks can use the same memory. Asked for by isinstance."""
+    """Capability of a communicator: allocates memory that all its ranks map. Found by isinstance."""
 
     @abstractmethod
     def sharing_obstacle(self) -> str:

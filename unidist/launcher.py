@@ -286,7 +286,7 @@ class Job:
 
 
 class KnowsHosts(ABC):
-    """Power of a launcher that finds its hosts by itself, as in the allocation of a scheduler. Asked for by isinstance.
+    """Capability of a launcher: finds its hosts itself, as in a scheduler's allocation. Found by isinstance.
 
     Used where the user names no hosts; a number of ranks need not be given then: it is that of all slots.
     """
@@ -301,7 +301,7 @@ class KnowsHosts(ABC):
 
 
 class RunsElasticJobs:
-    """Power of a launcher: the ranks of its jobs may come and go (`Job.elastic`). Asked for by isinstance."""
+    """Capability of a launcher: runs elastic jobs (`Job.elastic`), whose ranks join and leave. Found by isinstance."""
 
 
 class Launcher(ABC):

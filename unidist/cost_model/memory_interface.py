@@ -1,6 +1,6 @@
 """Who is asked when memory is estimated: strategies, what they change; frameworks, what a model consists of.
 
-Both are powers: a strategy or a framework that has one inherits the class, others are left as they are.
+Both are capabilities: a strategy or a framework that has one derives from the class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EstimatesMemory(ABC):
-    """Power of a `Strategy`: it changes what a rank holds. Without it a strategy is taken to change nothing.
+    """Capability of a `Strategy`: it changes what a rank keeps in memory. Others are assumed to change nothing.
 
     A trivial implementation returns `memory` as it is. ZeRO's is one line, see `unidist_zero.memory_figures`.
     """
@@ -45,7 +45,7 @@ class EstimatesMemory(ABC):
 
 
 class SizesModels(ABC):
-    """Power of a `Framework`: it can say what a model consists of, if possible without giving it memory."""
+    """Capability of a `Framework`: describes a model's parameters, if possible without allocating them."""
 
     @abstractmethod
     def without_memory(self) -> AbstractContextManager[Any] | None:

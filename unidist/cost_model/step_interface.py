@@ -91,7 +91,7 @@ class PredictsStepTime(ABC):
 
 
 class CountsOperations(ABC):
-    """Power of a `Framework`: it can count what a forward pass of a model computes."""
+    """Capability of a `Framework`: counts the operations of a model's forward pass."""
 
     @abstractmethod
     def count(self, model: Any, inputs: Sequence[Any]) -> CountedPass:

@@ -5,7 +5,7 @@ Plain data; read from the `Plan` alone, so the launcher, the ranks and the estim
     precision = plan.precision
     kept_as = info.dtype if precision is None else precision.master_dtype(info.dtype)
 
-Who does what. The strategy with the power `ChoosesPrecision` prepares the model before any strategy partitions it
+Who does what. The strategy with the capability `ChoosesPrecision` prepares the model before any strategy partitions it
 (`Plan.prepare`); what it decides is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
 `update.options.precision`, for the half of a strategy that shards updates.
 

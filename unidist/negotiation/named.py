@@ -138,7 +138,7 @@ class NegotiationOptions:
 
 
 class NegotiatesNames(ABC):
-    """Power of a communicator: its engine agrees on named operations by itself. Asked for by isinstance."""
+    """Capability of a communicator: its engine negotiates named operations itself. Found by isinstance."""
 
     @abstractmethod
     def named_operations(self, options: NegotiationOptions) -> NamedOperations:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class InitializesModels(ABC):
-    """Power of a strategy: its `attach` gives a model that was built without memory its values, equal on all ranks."""
+    """Capability of a strategy: `attach` materializes a model built without memory, with equal values on all ranks."""
 
     @property
     @abstractmethod

@@ -50,13 +50,13 @@ def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registr
     chosen = list(strategies)
     if not any(isinstance(item, GradientOwner) for item in chosen):
         chosen.append(registry.get("data").load()())
-    for power, does in (
+    for capability, does in (
         (GradientOwner, "own the gradient exchange"),
         (UpdateGate, "decide when an update happens"),
         (ChoosesPrecision, "choose the precision"),
         (RunsSteps, "run the passes of a step"),
     ):
-        having = [item.name for item in chosen if isinstance(item, power)]
+        having = [item.name for item in chosen if isinstance(item, capability)]
         if len(having) > 1:
             raise ConfigurationError(f"strategies {' and '.join(map(repr, having))} both {does}; give one of them.")
     plan = Plan(tuple(chosen), _mesh(chosen, world_size))

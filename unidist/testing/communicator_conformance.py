@@ -46,8 +46,8 @@ class CommunicatorConformance:
         names_lost_ranks: PeerLostError says who died.
         abort_reaches_peers: `abort` on one rank ends the waits of the others.
         abort_carries_reason: and its reason is in their message.
-        shares_memory: it has the power `SharesMemory`.
-        reads_pieces: it has the power `ReadsPieces`.
+        shares_memory: it has the capability `SharesMemory`.
+        reads_pieces: it has the capability `ReadsPieces`.
         in_processes: each rank is a process: it can be killed, and what it holds can be counted.
         death_bound_sec: longest time from the death of a rank to PeerLostError on the others. It tells a loss that was
             noticed from a timeout (a third of `case_timeout`); a busy machine needs seconds for it.

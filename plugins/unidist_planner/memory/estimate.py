@@ -60,7 +60,7 @@ def estimate(workload: Workload, plan: Plan) -> Estimate:
 
     Args:
         workload: model, batch and optimizer.
-        plan: checked; strategies without the power `EstimatesMemory` change nothing.
+        plan: checked; strategies without the capability `EstimatesMemory` change nothing.
     """
     return in_bytes(rank_memory(workload, plan), workload)
 

@@ -73,7 +73,7 @@ def predict(line: str, plan: Plan, setting: Setting) -> Prediction:
 
     Args:
         line: how the plan is called in the result.
-        plan: checked; strategies without the power `PredictsStepTime` change nothing.
+        plan: checked; strategies without the capability `PredictsStepTime` change nothing.
         setting: model, machines, plugins.
 
     Raises:

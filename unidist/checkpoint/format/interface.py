@@ -154,7 +154,7 @@ class MemoryState(KeepsState):
 
 
 class HasKeptState(ABC):
-    """Power of what an object carries: may have a state of its own kind for it."""
+    """Capability of an attached object: provides the checkpoint state of the object that it is attached to."""
 
     @abstractmethod
     def kept_state(self) -> KeepsState | None:
@@ -162,7 +162,7 @@ class HasKeptState(ABC):
 
 
 class PlacesParameters(ABC):
-    """Power of what a partitioned model carries: knows where this rank's parameters belong in the whole model."""
+    """Capability of an attached object: knows which part of the whole model each parameter of this rank is."""
 
     @abstractmethod
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:

@@ -148,7 +148,7 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
 def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:
     """What is written to `shared` all see; what is written to `view` is the writer's until it settles, then its part.
 
-    Asked of communicators with the power `SharesMemory`.
+    Asked of communicators with the capability `SharesMemory`.
     """
     assert isinstance(communicator, SharesMemory)
     rank, size = communicator.rank, communicator.size
@@ -211,7 +211,7 @@ def ranks_that_share_differing_amounts(communicator: Communicator) -> None:
 def sources_in_pieces_are_reduced(communicator: Communicator) -> None:
     """Ranks give their sources in any pieces, in none, in place or as a whole, in any memory: the sums are the same.
 
-    Asked of communicators with the power `ReadsPieces`.
+    Asked of communicators with the capability `ReadsPieces`.
     """
     assert isinstance(communicator, ReadsPieces)
     if communicator.pieces_obstacle():

@@ -175,10 +175,10 @@ def _make_storage(variable: Any, piece: Piece | None, dtype: str, *, whole: bool
 def check_can_be_fragmented(variables: Sequence[Any]) -> None:
     """Raise UsageError for variables that Keras wants to read as a whole while only a fragment is present."""
     for variable in variables:
-        for power, instead in (("constraint", "zero=2"), ("regularizer", "weight_decay of the optimizer, or zero=2")):
-            if getattr(variable, power, None) is not None:
+        for kind, instead in (("constraint", "zero=2"), ("regularizer", "weight_decay of the optimizer, or zero=2")):
+            if getattr(variable, kind, None) is not None:
                 raise UsageError(
-                    f"{variable.path!r} has a {power}, which looks at all of it outside of its layer's call, and at "
+                    f"{variable.path!r} has a {kind}, which looks at all of it outside of its layer's call, and at "
                     f"zero=3 each rank holds a fragment. Use {instead}"
                 )
         if getattr(variable, "overwrite_with_gradient", False):

@@ -140,7 +140,7 @@ def test_a_framework_that_cannot_size_models_says_so(frameworks: Registry[Framew
 
 
 class OnlyRecognises:
-    """A framework without the power."""
+    """A framework without the capability."""
 
     name = "mute"
     is_model = Toy.is_model
