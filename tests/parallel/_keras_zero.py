@@ -235,8 +235,8 @@ def record_step(case: KerasCase) -> Traffic:
     step_through(case, model, optimizer, [first])
     records.clear()
     step_through(case, model, optimizer, [second])
-    carried = model.__dict__.get("_unidist")
-    partition = (optimizer._unidist._update.exchanges[0] if carried is None else carried).partition
+    attached = model.__dict__.get("_unidist")
+    partition = (optimizer._unidist._update.exchanges[0] if attached is None else attached).partition
     own = sum(cut.counts[ud.rank()] * cut.dtype.itemsize for cut in partition.buckets)
     whole = sum(cut.count * cut.dtype.itemsize for cut in partition.buckets)
     return Traffic(by_operation(records), own, whole, nbytes)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from unidist.elastic.batches import Deal, Position, SampleOrder
     from unidist.elastic.generations import Generations, leaving_on_sigterm
     from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
-    from unidist.elastic.rebinding import Carried, carry
+    from unidist.elastic.rebinding import Rebindable, follow_generations
     from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
     from unidist.elastic.step_training import DealsAnew, Policy, Progress, StepTraining, passes_of_step, training_of
 
 __all__ = [
-    "Carried",
+    "Rebindable",
     "Deal",
     "DealsAnew",
     "Generations",
@@ -37,7 +37,7 @@ __all__ = [
     "State",
     "StatefulHandler",
     "StepTraining",
-    "carry",
+    "follow_generations",
     "leaving_on_sigterm",
     "passes_of_step",
     "run",
@@ -47,7 +47,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "Carried": "rebinding",
+        "Rebindable": "rebinding",
         "Deal": "batches",
         "DealsAnew": "step_training",
         "Generations": "generations",
@@ -63,7 +63,7 @@ __getattr__ = lazy_names(
         "State": "state",
         "StatefulHandler": "handlers",
         "StepTraining": "step_training",
-        "carry": "rebinding",
+        "follow_generations": "rebinding",
         "leaving_on_sigterm": "generations",
         "passes_of_step": "step_training",
         "run": "state",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from unidist.control.elastic.worker_link import DismissedError
 from unidist.elastic.durable.commit_agreement import Wishes, agree_at_commit
-from unidist.elastic.rebinding import move_all
+from unidist.elastic.rebinding import rebind_all
 from unidist.elastic.state import HostsUpdatedInterrupt, State
 from unidist.errors import PeerLostError, StateLostError
 from unidist.runtime import context
@@ -171,7 +171,7 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
         formed = time.monotonic()
         try:
             runtime = context.init()
-            move_all(runtime)
+            rebind_all(runtime)
             if is_lost:
                 state.restore()  # not before: what was half exchanged in the old world is forgotten now
             state.on_reset()

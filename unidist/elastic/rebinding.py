@@ -1,7 +1,8 @@
-"""What a script makes once and uses in every generation of an elastic job: bound optimizers, above all.
+"""Rebinds what a script makes once and uses in every generation of an elastic job, such as distributed optimizers.
 
-A context lives as long as a generation of the world. What was bound to one is moved to the next, in the order in which
-the script made it, which is the same on every rank: also on one that came later and ran the same script.
+A context lives as long as one generation of the world. What was bound to the old context is bound to the new one, in
+the order in which the script made it. That order is the same on every rank, including ranks that joined later, because
+all of them ran the same script.
 """
 
 from __future__ import annotations
@@ -13,49 +14,43 @@ from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context as runtime
 
 if TYPE_CHECKING:
-    from unidist.optim.update import Update
     from unidist.runtime.context import Context
     from unidist.runtime_api import RuntimeAPI
 
 
-class Carried(Protocol):
-    """Something that is bound to a context, and can be moved to another one."""
+class Rebindable(Protocol):
+    """An object that is bound to a context and can be bound to another one, such as an optimizer's binding."""
 
-    def move_to(self, context: RuntimeAPI) -> None:
-        """Go on in another generation; what was half done in the old one is forgotten. Collective.
+    def rebind(self, context: RuntimeAPI) -> None:
+        """Continue in the context of a new generation; unfinished work of the old one is discarded. Collective.
 
         Called after the state was restored and before it is synchronised. The old context is closed already.
         """
 
 
-def carry(update: Update, bound: Carried) -> None:
-    """Move `bound` along with the generations, for as long as it is used; in a job that is not elastic do nothing.
-
-    Args:
-        update: of the optimizer in question.
-        bound: its binding.
-    """
+def follow_generations(rebindable: Rebindable) -> None:
+    """Rebind an object in each new generation, as long as it is alive. Does nothing in a job that is not elastic."""
     membership = runtime.current().membership
     if membership is not None:
-        membership.carry(bound)
+        membership.add_rebindable(rebindable)
 
 
-def move_all(context: Context) -> None:
-    """Move what is carried to a new context. Collective.
+def rebind_all(context: Context) -> None:
+    """Bind everything passed to `follow_generations` to a new context. Collective.
 
     Raises:
-        ConfigurationError: the ranks carry different things.
+        ConfigurationError: the ranks have made different objects.
     """
     membership = context.membership
     assert membership is not None, "only elastic jobs have generations"
-    carried = membership.carried()
-    names = [type(item).__qualname__ for item in carried]
+    rebindables = membership.rebindables()
+    names = [type(item).__qualname__ for item in rebindables]
     everyone: list[list[str]] = gather_objects(context.world, names)
     if any(other != names for other in everyone):
         listed = "; ".join(f"rank {rank}: {len(other)}" for rank, other in enumerate(everyone))
         raise ConfigurationError(
             f"the ranks have made different numbers of distributed optimizers ({listed}) before the elastic function "
-            "began. Make them alike on every rank, outside of that function."
+            "began. Make the same ones on every rank, outside of that function."
         )
-    for item in carried:
-        item.move_to(context)
+    for item in rebindables:
+        item.rebind(context)

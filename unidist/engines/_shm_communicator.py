@@ -78,7 +78,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.timeout_ns = nanoseconds(timeout)
         self._pending: dict[int, tuple[Buffer | Piece, ...]] = {}  # memory that the engine still uses
         self._tables = Tables(shared.allocate)
-        self._shared: dict[int, Table] = {}  # of operations under way
+        self._tables_in_use: dict[int, Table] = {}  # of operations under way
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
         self._closed = False
@@ -228,10 +228,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
                 allocation = self._shared.allocate_shared(nbytes, self.size)
             except ConfigurationError as exc:
                 refusal = exc  # the others shall know before this rank raises
-        mine, everyone = (
-            bytearray(struct.pack("QQ", allocation.offset if allocation else 0, nbytes)),
-            bytearray(16 * self.size),
-        )
+        offset = allocation.offset if allocation else 0
+        mine, everyone = bytearray(struct.pack("QQ", offset, nbytes)), bytearray(16 * self.size)
         self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
         replies = list(struct.iter_unpack("QQ", everyone))
         sizes = [size for _, size in replies]
@@ -260,7 +258,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.group.close()
         self._mailbox.close()
         self._pending.clear()
-        self._shared.clear()
+        self._tables_in_use.clear()
         self._tables.clear()
         self._shared.release(self.group, self._slot)
         del self._slot  # it would keep the engine memory for as long as something refers to this object
@@ -324,7 +322,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
         self._pending[number] = (source, target, *pieces)
         if table:
-            self._shared[number] = table
+            self._tables_in_use[number] = table
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:
@@ -339,7 +337,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         if outcome == 0:
             for done in [pending for pending in list(self._pending) if pending <= number]:
                 self._pending.pop(done, None)  # another thread that drives may have come first
-                table = self._shared.pop(done, None)
+                table = self._tables_in_use.pop(done, None)
                 if table is not None:
                     self._tables.give_back(table)
         return outcome

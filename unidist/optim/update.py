@@ -396,8 +396,8 @@ class Update:
             return None
         return self._factors.of_short_window(self.accumulation, passes[0])
 
-    def move_to(self, context: RuntimeAPI) -> None:
-        """Go on in another runtime, without parameters; a window that was open is forgotten. Collective.
+    def rebind(self, context: RuntimeAPI) -> None:
+        """Continue in another runtime, without parameters; an unfinished window is discarded. Collective.
 
         The number of updates, the passes of a window and the loss scale stay; see `unidist.elastic.rebinding`.
         """

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import CARRIED, KeepsState, Plain, SavedSection, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import StatesOf
@@ -35,7 +35,7 @@ class KerasStates(StatesOf):
     def optimizer(self, optimizer: Any, models: Mapping[str, Any]) -> KeepsState:
         if not models:
             raise UsageError("the paths of an optimizer's variables are those of its model: give the model too")
-        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
         state: KeepsState | None = None if bound is None else bound.inner.kept_state(models)
         return OptimizerState(optimizer, models) if state is None else state
 
@@ -49,12 +49,12 @@ class KerasStates(StatesOf):
 
     @override
     def update(self, optimizer: Any) -> Update | None:
-        return getattr(getattr(optimizer, "__dict__", {}).get(CARRIED), "_update", None)
+        return getattr(getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE), "_update", None)
 
     @override
     def settle(self, optimizer: Any) -> None:
         """Build an optimizer whose state is sharded, so that it can be loaded."""
-        bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+        bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
         if bound is not None:
             bound.build_to_load()
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import CARRIED, KeepsState, kept_state
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, kept_state
 from unidist.checkpoint.job import Subjects
 from unidist.elastic import run as run_elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
@@ -173,7 +173,7 @@ class TensorFlowKerasState(ObjectState):
     def _variables(self) -> list[Any]:
         """Return the variables that every rank has whole."""
         if self._is_sharded:
-            equal = self.optimizer.__dict__[CARRIED].inner.equal_everywhere(self.model)
+            equal = self.optimizer.__dict__[STATE_ATTRIBUTE].inner.equal_everywhere(self.model)
             divided = {id(each) for each in self.model.weights} - {id(each) for each in equal}
             return [each for each in self.model.variables if id(each) not in divided]
         own = [] if self.optimizer is None else self.optimizer.variables

@@ -96,7 +96,7 @@ class FusedExchange:
         """
         if not self.update.context.is_elastic or self.update.context is context.current():
             return
-        self.update.move_to(context.current())
+        self.update.rebind(context.current())
         self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
         self._announce_to()
 

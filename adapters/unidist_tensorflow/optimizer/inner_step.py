@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import CARRIED, KeepsState
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState
 from unidist.gradients.buckets import ParameterInfo
 from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import ExchangeOutputs, Gradient, gradients_of, tensor_of, whole_gradients
@@ -189,7 +189,7 @@ class WholeStep(InnerStep):
 
 def has_sharded_state(optimizer: Any) -> bool:
     """Say whether an optimizer is bound and its state is sharded."""
-    bound = getattr(optimizer, "__dict__", {}).get(CARRIED)
+    bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
     return bound is not None and bool(bound.inner.sharded)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Placement
-from unidist.elastic.rebinding import carry
+from unidist.elastic.rebinding import follow_generations
 from unidist.errors import PluginError, UsageError
 from unidist.optim.update import Update
 from unidist.training import autotune
@@ -55,7 +55,7 @@ class Binding:
         self._update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._begin()
-        carry(update, self)
+        follow_generations(self)
 
     def _begin(self) -> None:
         """Set up everything that belongs to the present context. Collective."""
@@ -86,11 +86,11 @@ class Binding:
         self.gradients.agree()
         self._tuner = autotune.tuner_for(update)
 
-    def move_to(self, context: RuntimeAPI) -> None:
+    def rebind(self, context: RuntimeAPI) -> None:
         """Move to a new generation's context: parameters and state stay where they are, gradients are dropped."""
         self.gradients.close()
         self._synchronized = False
-        self._update.move_to(context)
+        self._update.rebind(context)
         self._begin()
 
     # The optimizer's methods

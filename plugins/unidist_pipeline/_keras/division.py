@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from unidist.checkpoint.format.interface import CARRIED, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._keras.model import PipelineModel
 from unidist_pipeline._keras.module import StageModule
@@ -82,7 +82,7 @@ def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel
     divided = PipelineModel(model, list(modules.values()))
     holders = {key: sorted({placement[number] for number in numbers}) for key, numbers in users.items()}
     weights = list({id(each): each for each in model.weights}.values())
-    divided.__dict__[CARRIED] = StagePlacements(
+    divided.__dict__[STATE_ATTRIBUTE] = StagePlacements(
         divided.weights,
         {id(variable): path for path, variable in stable_paths(weights).items()},
         {key: len(ranks) for key, ranks in holders.items()},

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from unidist.buffer import DType
-from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError, UsageError
 from unidist.mixins import with_mixin
@@ -144,7 +144,7 @@ class Division:
                         registered[name] = None
         plain = type(model)
         model.__class__ = with_mixin(plain, PipelineMixin)
-        model.__dict__[CARRIED] = places
+        model.__dict__[STATE_ATTRIBUTE] = places
         return RemovedTensors([item for items in gone.values() for item in items if _is_gone(item[0])])
 
     def _held_by_other_name(self, module: torch.nn.Module, name: str, own: set[int]) -> bool:

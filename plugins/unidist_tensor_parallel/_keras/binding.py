@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.buffer import DType
-from unidist.checkpoint.format.interface import CARRIED, PlacesParameters, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._keras.describe import candidates, describe, heads_of, why_whole
@@ -111,7 +111,7 @@ class KerasTensor(TensorBinding):
             figures = {"cut": cutter.elements, "total": total, "size": axis.size}
             text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
             print(text, file=sys.stderr, flush=True)
-        setattr(model, CARRIED, placements)
+        setattr(model, STATE_ATTRIBUTE, placements)
         return model
 
 

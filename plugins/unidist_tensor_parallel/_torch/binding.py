@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist.checkpoint.format.interface import CARRIED, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.cutter import Cutter
 from unidist_tensor_parallel._torch.describe import describe, parameter_count
@@ -71,8 +71,8 @@ class TorchTensor(TensorBinding):
         keep_off_fused_paths(model)
         if not others:  # a model that is divided along another axis too is never run as a whole
             install_guards(model, regions[""], random)
-        carried: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
-        object.__setattr__(model, CARRIED, carried)
+        attached: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
+        object.__setattr__(model, STATE_ATTRIBUTE, attached)
         if context.topology.rank == 0:
             cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
             text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import CARRIED, HasKeptState, KeepsState
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, HasKeptState, KeepsState
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
@@ -144,10 +144,10 @@ def fragment_model(model: Any, update: Update) -> None:
             "model.build(input_shape) or by calling it on one batch; within `with unidist_zero.deferred():` that "
             "takes no memory"
         )
-    if CARRIED in model.__dict__:
+    if STATE_ATTRIBUTE in model.__dict__:
         raise UsageError("the model is distributed already, and at zero=3 only one optimizer can update it")
     make_equal(model, update.num_ranks)
-    model.__dict__[CARRIED] = FragmentedModel(model, update)
+    model.__dict__[STATE_ATTRIBUTE] = FragmentedModel(model, update)
 
 
 def described(fragment: Fragment) -> ParameterInfo:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from typing_extensions import override
 
 from unidist.buffer import Buffer
-from unidist.checkpoint.format.interface import CARRIED
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE
 from unidist.communicator import Communicator
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import UsageError
@@ -43,7 +43,7 @@ class FragmentStep(ShardedStep):
                 "zero=3 needs an optimizer that is not built yet: give a new one, and load its state by unidist's load"
             )
         fragment_model(model, self._update)
-        self.model: FragmentedModel = model.__dict__[CARRIED]
+        self.model: FragmentedModel = model.__dict__[STATE_ATTRIBUTE]
 
     @override
     def held(self, variable: Any) -> ParameterInfo:

@@ -98,7 +98,7 @@ class ShardedStep(InnerStep):
         self._model = sharded_model_of(_listed(optimizer)) if strategy.stage == 3 else None
         self._units = self._model if isinstance(self._model, ShardedModel) else None
         if self._units is not None:
-            self._units.move_to(update.context)
+            self._units.rebind(update.context)
         self._strategy = strategy
         self._optimizer = optimizer
         self._plain = plain

@@ -11,7 +11,7 @@ ModelT = TypeVar("ModelT")
 
 
 class GathersParameters(ABC):
-    """Capability of the object that a model carries: it can give every rank all values for a while."""
+    """Capability of the object attached to a model: gives every rank all values for a while."""
 
     @abstractmethod
     def gathered(self) -> AbstractContextManager[Any]:
@@ -27,11 +27,11 @@ def gathered(model: ModelT) -> Iterator[ModelT]:
     Collective on entry and on exit; not allowed within a graph. What the script assigns to parameters is kept, and must
     be equal on all ranks. A model that is not sharded is left as it is.
     """
-    from unidist.checkpoint.format.interface import CARRIED
+    from unidist.checkpoint.format.interface import STATE_ATTRIBUTE
 
-    carried = getattr(model, CARRIED, None)  # a wrapper, as torch.compile makes one, has what it wraps
-    if not isinstance(carried, GathersParameters):
+    attached = getattr(model, STATE_ATTRIBUTE, None)  # a wrapper, as torch.compile makes one, has what it wraps
+    if not isinstance(attached, GathersParameters):
         yield model
         return
-    with carried.gathered():
+    with attached.gathered():
         yield model

@@ -59,7 +59,7 @@ def move(optimizer: Any) -> None:
     """End the context, and go on in another one."""
     ud.shutdown()
     ud.init()
-    optimizer._unidist.move_to(context.current())
+    optimizer._unidist.rebind(context.current())
 
 
 def buffers(model: Any) -> list[torch.Tensor]:

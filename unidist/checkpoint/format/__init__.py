@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from unidist.checkpoint.format import directory, index
     from unidist.checkpoint.format.index import Index
     from unidist.checkpoint.format.interface import (
-        CARRIED,
+        STATE_ATTRIBUTE,
         HasKeptState,
         KeepsState,
         MemoryState,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box",
-    "CARRIED",
+    "STATE_ATTRIBUTE",
     "Checkpoint",
     "Convert",
     "HasKeptState",
@@ -92,7 +92,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Box": "parts",
-        "CARRIED": "interface",
+        "STATE_ATTRIBUTE": "interface",
         "Checkpoint": "reader",
         "Convert": "reader",
         "HasKeptState": "interface",

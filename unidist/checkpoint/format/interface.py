@@ -1,11 +1,11 @@
-"""What takes part in checkpoints: models and optimizers as the checkpoint sees them. The interface.
+"""The interface between checkpoints and the models and optimizers that they save and load.
 
-`save(path, model, optimizer)` asks for the state of each: `kept_state(object)`, which a plugin provides, else the
-framework adapter's own for ordinary models and optimizers. A plugin provides it by being a `KeepsState`, or by
-carrying one in the attribute `_unidist`, where a bound optimizer has its binding; what is carried may also be a
-`HasKeptState`, which is asked for it. A plugin that only cuts or moves parameters (tensor and pipeline parallelism)
-makes the model carry a `PlacesParameters` instead; the adapter's own state, and sharded optimizers, then know where
-this rank's parameters belong.
+`save(path, model, optimizer)` asks for the state of each: `kept_state(object)`, if a plugin provides it, else the
+framework adapter's own for ordinary models and optimizers. A plugin provides it with an object that is a `KeepsState`,
+or that has one in its attribute `_unidist`, where a bound optimizer has its binding. The attribute may also hold a
+`HasKeptState`, which returns the state. A plugin that only cuts or moves parameters (tensor and pipeline parallelism)
+sets that attribute of the model to a `PlacesParameters` instead. The adapter's own state, and sharded optimizers, then
+know where this rank's parameters belong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
 """What JSON has; lists and dicts of the same, with strings for keys."""
 
-CARRIED = "_unidist"
-"""The attribute by which an object carries its state or its placements."""
+STATE_ATTRIBUTE = "_unidist"
+"""The attribute of a model or an optimizer that holds its state, its placements or its binding."""
 
 
 class SavedSection(ABC):
@@ -169,7 +169,7 @@ class PlacesParameters(ABC):
         """Return where the parameter or buffer that this rank's model has under `path` belongs."""
 
     def copies(self, path: str) -> int:
-        """Return how many ranks along the axes of the model hold this parameter alike, this one included."""
+        """Return how many ranks along the axes of the model have equal values of this parameter, with this rank."""
         return 1
 
 
@@ -182,8 +182,8 @@ class WholeParameters(PlacesParameters):
 
 
 def kept_state(value: Any) -> KeepsState | None:
-    """Return the state that an object is or carries; None leaves it to the framework adapter."""
-    for candidate in (value, _carried(value)):
+    """Return the state of an object that a plugin provides; None leaves it to the framework adapter."""
+    for candidate in (value, _attached(value)):
         if isinstance(candidate, KeepsState):
             return candidate
         if isinstance(candidate, HasKeptState):
@@ -193,11 +193,11 @@ def kept_state(value: Any) -> KeepsState | None:
 
 def placements_of(model: Any) -> PlacesParameters:
     """Return how the parameters of a model are placed; the whole of each where nothing says otherwise."""
-    for candidate in (model, _carried(model)):
+    for candidate in (model, _attached(model)):
         if isinstance(candidate, PlacesParameters):
             return candidate
     return WholeParameters()
 
 
-def _carried(value: Any) -> Any:
-    return getattr(value, CARRIED, None)  # a wrapper, as torch.compile makes one, has what it wraps
+def _attached(value: Any) -> Any:
+    return getattr(value, STATE_ATTRIBUTE, None)  # a wrapper, as torch.compile makes one, has what it wraps

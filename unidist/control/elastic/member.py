@@ -40,7 +40,7 @@ class Member:
         self._place = place
         self._epochs = itertools.count()
         self._interrupts: list[Callable[[str], None]] = []
-        self._carried: list[weakref.ref[Any]] = []
+        self._rebindables: list[weakref.ref[Any]] = []
         self.assignment: Assignment | None = None
         """The generation that it is in; None while it is alone."""
         self.generations: Any = None
@@ -82,13 +82,13 @@ class Member:
         self._epochs = itertools.count()
         return self.assignment
 
-    def carry(self, bound: Any) -> None:
-        """Keep a weak reference to something that moves with the generations; see `unidist.elastic.rebinding`."""
-        self._carried.append(weakref.ref(bound))
+    def add_rebindable(self, rebindable: Any) -> None:
+        """Register an object to be rebound in each generation, by weak reference; see `unidist.elastic.rebinding`."""
+        self._rebindables.append(weakref.ref(rebindable))
 
-    def carried(self) -> list[Any]:
-        """Return what is to be moved, in the order in which it was made; without what is used no more."""
-        return [bound for reference in self._carried if (bound := reference()) is not None]
+    def rebindables(self) -> list[Any]:
+        """Return the registered objects that are still alive, in the order in which they were registered."""
+        return [alive for reference in self._rebindables if (alive := reference()) is not None]
 
     def interrupt_by(self, interrupt: Callable[[str], None]) -> Callable[[], None]:
         """Have `interrupt` called, by another thread, when the generation ends; returns what takes that back.

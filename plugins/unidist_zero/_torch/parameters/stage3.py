@@ -81,7 +81,7 @@ class ShardedModel(HasKeptState, GathersParameters):
                 "`with unidist_zero.gathered(model):`"
             )
 
-    def move_to(self, context: RuntimeAPI) -> None:
+    def rebind(self, context: RuntimeAPI) -> None:
         """Belong to this context from now on.
 
         If the model belonged to another one before, its shards are dropped: `add` and `add_untrained` allocate new ones
