@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING
 from unidist._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.elastic.batches import Deal, Position, SampleOrder
+    from unidist.elastic.batches import BatchShare, Position, SampleOrder
     from unidist.elastic.generations import Generations, leaving_on_sigterm
     from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
     from unidist.elastic.rebinding import Rebindable, follow_generations
     from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
-    from unidist.elastic.step_training import DealsAnew, Policy, Progress, StepTraining, passes_of_step, training_of
+    from unidist.elastic.step_training import (
+        Policy,
+        Progress,
+        Redistributable,
+        StepTraining,
+        passes_of_step,
+        training_of,
+    )
 
 __all__ = [
     "Rebindable",
-    "Deal",
-    "DealsAnew",
+    "BatchShare",
+    "Redistributable",
     "Generations",
     "GeneratorsHandler",
     "Handler",
@@ -48,8 +55,8 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Rebindable": "rebinding",
-        "Deal": "batches",
-        "DealsAnew": "step_training",
+        "BatchShare": "batches",
+        "Redistributable": "step_training",
         "Generations": "generations",
         "GeneratorsHandler": "handlers",
         "Handler": "state",

@@ -1,7 +1,7 @@
-"""How samples are dealt out to ranks that come and go: each of an epoch once, whoever is there. Pure.
+"""Assigns each sample of an epoch to exactly one rank, even as ranks join and leave. Pure.
 
-An epoch is a row of *global batches*, each of which all ranks take together, in one step. How far training has come is
-a position in that row, which does not depend on the number of ranks: so those that are there deal out what is left.
+An epoch is a sequence of *global batches*. All ranks together process one in each step. The position in that sequence
+does not depend on the number of ranks, so any number of ranks can divide the rest of the epoch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from unidist.training.sharding import shuffled
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """How far training has come.
+    """A position in the training data, between two steps.
 
     Args:
-        epoch: the present one.
-        processed: samples of it that have been processed, by all ranks together; always fewer than it has.
+        epoch: the current one.
+        processed: samples of it that all ranks together have processed; always fewer than the epoch has.
     """
 
     epoch: int = 0
@@ -26,16 +26,16 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Deal:
+class BatchShare:
     """One rank's share of one global batch.
 
     Args:
-        position: before it.
+        position: before the global batch.
         following: after it.
-        rank: whose share.
+        rank: the rank whose share this is.
         size: number of ranks.
         total: samples of the global batch.
-        indices: of this rank's samples; maybe none, in an epoch's last batch.
+        indices: of this rank's samples; may be empty in an epoch's last batch.
     """
 
     position: Position
@@ -46,10 +46,10 @@ class Deal:
     indices: tuple[int, ...]
 
     def pieces(self, limit: int) -> list[tuple[int, int]]:
-        """Return the bounds of micro-batches of at most `limit` samples: equally many on every rank, maybe empty ones.
+        """Return the bounds of micro-batches of at most `limit` samples. Every rank has as many; some may be empty.
 
         >>> start = Position()
-        >>> Deal(start, start, rank=0, size=2, total=10, indices=(7, 1, 4, 9, 0)).pieces(2)
+        >>> BatchShare(start, start, rank=0, size=2, total=10, indices=(7, 1, 4, 9, 0)).pieces(2)
         [(0, 2), (2, 4), (4, 5)]
         """
         largest = -(-self.total // self.size)
@@ -59,19 +59,19 @@ class Deal:
         return list(zip([0, *ends], ends, strict=False))
 
     def weight(self, num_samples: int) -> float:
-        """Return what the mean loss of some of the samples counts, where gradients are averaged over the ranks."""
+        """Return the weight of the mean loss of `num_samples` of the samples, if gradients are averaged over ranks."""
         return num_samples * self.size / self.total
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which samples there are, and the order that they come in; equal on every rank.
+    """The number of samples and the order in which they are used; equal on every rank.
 
     Args:
         count: samples of the dataset.
         seed: of the order.
-        shuffle: in another order in each epoch, else in that of the dataset.
-        drop_last: leave out an epoch's last global batch where it is smaller than the others.
+        shuffle: use a different order in each epoch, else that of the dataset.
+        drop_last: leave out an epoch's last global batch if it is smaller than the others.
     """
 
     count: int
@@ -80,27 +80,27 @@ class SampleOrder:
     drop_last: bool
 
     def length(self, global_batch: int) -> int:
-        """Return the samples that an epoch uses."""
+        """Return the number of samples that an epoch uses."""
         return self.count - self.count % global_batch if self.drop_last else self.count
 
     def num_batches(self, global_batch: int) -> int:
-        """Return the global batches of an epoch."""
+        """Return the number of global batches of an epoch."""
         return -(-self.length(global_batch) // global_batch)
 
-    def deals(self, position: Position, *, rank: int, size: int, global_batch: int) -> Iterator[Deal]:
-        """Return a rank's shares of what is left of an epoch.
+    def shares(self, position: Position, *, rank: int, size: int, global_batch: int) -> Iterator[BatchShare]:
+        """Yield a rank's shares of the rest of an epoch.
 
         Args:
             position: where to begin.
-            rank: whose shares.
+            rank: the rank whose shares to yield.
             size: number of ranks.
-            global_batch: samples that all ranks take together in a step.
+            global_batch: samples that all ranks together process in a step.
         """
         epoch, length = position.epoch, self.length(global_batch)
         order = shuffled(self.count, seed=self.seed, epoch=epoch) if self.shuffle else range(self.count)
         for start in range(position.processed, length, global_batch):
             stop = min(start + global_batch, length)
-            yield Deal(
+            yield BatchShare(
                 position=Position(epoch, start),
                 following=Position(epoch, stop) if stop < length else Position(epoch + 1),
                 rank=rank,

@@ -1,8 +1,8 @@
-"""Elastic training by a flag: the script keeps its own loop, and each step is a transaction.
+"""Elastic training without changes to the script's loop: each step is a transaction.
 
-A step that lost a peer does not count, and leaves everything as it was at the last commit. The data knows how far
-training has come, so the script's loop gets the same samples again, dealt out to the ranks that there are now; nothing
-in the loop needs to know. Framework-free; the adapters' training steps use it.
+A step that loses a peer does not count: everything is restored to the last commit. The data follows the progress of
+training, so the loop gets the same samples again, divided over the present ranks, and need not know about it.
+Framework-free; the adapters' training steps use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from unidist.elastic.batches import Deal, Position, SampleOrder
+from unidist.elastic.batches import BatchShare, Position, SampleOrder
 from unidist.elastic.generations import Generations, leaving_on_sigterm
 from unidist.elastic.state import HostsUpdatedInterrupt, ObjectState
 from unidist.errors import ConfigurationError, PeerLostError, UsageError
@@ -31,25 +31,25 @@ GlobalBatch = Literal["keep", "rescale"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How a training step follows a world that changes; `TrainStep(..., elastic=True)` is all the defaults.
+    """The user's choices for elastic training steps; `TrainStep(..., elastic=True)` uses the defaults.
 
-    In a job whose ranks do not change, samples are dealt out and hooks called alike.
+    In a job whose ranks do not change, samples are distributed and hooks are called in the same way.
 
     Args:
-        global_batch: "keep": a step takes as many samples as at the beginning, `batch_size` times the ranks (and
-            times N with `accumulate=N`), in micro-batches of at most `batch_size`; "rescale": each rank takes
-            `batch_size`, so a step takes other numbers of samples with other numbers of ranks: change the learning rate
-            in `on_resize`.
-        commit_every: steps from one commit to the next. What was done since the last one is done again when a rank is
-            lost, and ranks come and go at commits only.
-        state: what belongs to training besides model, optimizer and data, by any name: objects with `state_dict` and
-            `load_state_dict` (a scheduler).
-        after_step: called at the end of every step, as a part of it: what it does to the `state` counts exactly once.
+        global_batch: "keep": a step uses as many samples as at the beginning, `batch_size` times the ranks (and
+            times N with `accumulate=N`), in micro-batches of at most `batch_size`; "rescale": each rank uses
+            `batch_size` samples, so the samples of a step change with the number of ranks: adapt the learning rate in
+            `on_resize`.
+        commit_every: steps from one commit to the next. When a rank is lost, the steps since the last commit are
+            repeated. Ranks join and leave only at commits.
+        state: other objects that belong to training, besides model, optimizer and data, by any name; they have
+            `state_dict` and `load_state_dict` (a scheduler).
+        after_step: called at the end of every step, as a part of it: its effect on `state` counts exactly once.
         after_epoch: called with the number of the epoch at the end of its last step, as a part of it.
-        on_resize: called with the old and the new number of ranks, on every rank alike, when it has changed.
+        on_resize: called on every rank with the old and the new number of ranks, when it has changed.
 
     Raises:
-        UsageError: an unknown way to deal with the batch, or commits less often than each step at the most.
+        UsageError: an unknown `global_batch`, or `commit_every` is less than 1.
     """
 
     global_batch: GlobalBatch = "keep"
@@ -74,16 +74,16 @@ class Policy:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come: a part of the state, equal on all ranks.
+    """The progress of training: a part of the state, equal on all ranks.
 
     Args:
         order: of the samples.
         batch_size: samples of a rank's micro-batch.
         global_batch: samples of a step.
-        num_ranks: that take them.
+        num_ranks: ranks that divide them.
         position: of the next step.
-        steps: that were taken.
-        loss: of the last one; NaN: there was none.
+        steps: number of completed steps.
+        loss: of the last one; NaN before the first.
     """
 
     order: SampleOrder
@@ -95,10 +95,10 @@ class Progress:
     loss: float = math.nan
 
 
-class DealsAnew(ABC):
-    """Data that can be dealt out anew in the middle of an epoch.
+class Redistributable(ABC):
+    """Data that can be redistributed over the ranks in the middle of an epoch.
 
-    Whoever iterates over it sets `feed` of the context to it with each batch.
+    With each batch that it yields, it sets the context's `elastic_data` to itself.
 
     Attributes:
         order: of its samples.
@@ -110,11 +110,11 @@ class DealsAnew(ABC):
 
     @abstractmethod
     def follow(self, progress: Callable[[], Progress]) -> None:
-        """From now on deal out what is left of the epochs, as `progress` says whenever a batch is asked for."""
+        """From now on yield the batches that `progress` calls for, asking it again for each batch."""
 
     @abstractmethod
-    def take(self) -> Deal | None:
-        """Return what was dealt with the last batch, once: None if it was taken before.
+    def take_share(self) -> BatchShare | None:
+        """Return this rank's share that the last batch holds, once; None if it was taken before.
 
         Raises:
             UsageError: there was no batch.
@@ -122,94 +122,94 @@ class DealsAnew(ABC):
 
 
 class StepTraining:
-    """The steps of a script's own loop, through the generations of an elastic job. Every rank uses it alike.
+    """Runs the steps of a script's own loop through the generations of an elastic job, the same on every rank.
 
     Args:
-        membership: of this process; None in a job whose ranks do not change, where nothing is kept.
-        feed: the data of the loop.
+        membership: of this process; None in a job whose ranks do not change, where no state is kept.
+        data: the data of the loop.
         policy: the user's choices.
-        make_state: makes a state of the model, the optimizer and so on, with the attribute `progress` as given.
-            Collective where each rank keeps a share.
-        passes: over a rank's batch that make a step, see `passes_of_step`.
+        make_state: makes a state of the model, the optimizer and so on, with the given attribute `progress`.
+            Collective if each rank keeps a share.
+        passes: number of passes over a rank's batch in a step, see `passes_of_step`.
     """
 
     def __init__(
         self,
         membership: Member | None,
-        feed: DealsAnew,
+        data: Redistributable,
         policy: Policy,
         make_state: Callable[[Progress], ObjectState],
         *,
         passes: int = 1,
     ) -> None:
-        assert feed.batch_size is not None, "data that is dealt out has batches"
+        assert data.batch_size is not None, "redistributable data has batches"
         size = context.current().topology.world_size
-        self._feed, self._policy = feed, policy
-        self._order = feed.order
+        self._data, self._policy = data, policy
+        self._order = data.order
         self._passes = passes
         self._generations: Generations | None = None
-        progress = Progress(feed.order, feed.batch_size, feed.batch_size * passes * size, size)
+        progress = Progress(data.order, data.batch_size, data.batch_size * passes * size, size)
         if membership is None:
             self._state: Any = ObjectState(progress=progress)
         else:
             self._state = make_state(progress)
             self._generations = Generations(membership, self._state, is_function=False)
-            self._leaving = contextlib.ExitStack()  # for as long as the process lives: its script may go on as it likes
+            self._leaving = contextlib.ExitStack()  # never closed: the script may continue after training
             self._leaving.enter_context(leaving_on_sigterm(membership))
             self._generations.begin()
-            self._settle(self._generations)
-        feed.follow(lambda: self.progress)
+            self._adapt(self._generations)
+        data.follow(lambda: self.progress)
 
     @property
     def progress(self) -> Progress:
-        """How far training has come."""
+        """The progress of training."""
         found: Progress = self._state.progress
         return found
 
-    def step(self, train: Callable[[Deal], float]) -> float:
-        """Take a step with the batch that was dealt last, or forget that batch where the world has changed.
+    def step(self, train: Callable[[BatchShare], float]) -> float:
+        """Train on the latest batch of the data, or drop that batch if the world has changed.
 
         Args:
-            train: trains on the batch that was dealt so; returns the mean loss over the samples of all ranks.
+            train: trains on this rank's share; returns the mean loss over the samples of all ranks.
 
         Returns:
             The loss of the last step that counts, equal on every rank.
 
         Raises:
-            UsageError: there is no batch that was not given before.
+            UsageError: the latest batch was trained on before.
             SystemExit, StalledError, StateLostError: see `Generations.go_on`.
             PeerLostError: in a job whose ranks do not change.
         """
-        deal = self._feed.take()
-        if deal is None:
+        share = self._data.take_share()
+        if share is None:
             raise UsageError(
                 "step() was called twice with one batch: in an elastic job each batch of the sharded data is given to "
                 "it once. Use elastic=False and ud.elastic.run for another kind of loop"
             )
-        if not self._is_next(deal):
+        if not self._is_next(share):
             return self.progress.loss
         if self._generations is None:
-            self._take_step(deal, train)
+            self._take_step(share, train)
             return self.progress.loss
         reason = None
         try:
-            self._take_step(deal, train)
+            self._take_step(share, train)
         except (HostsUpdatedInterrupt, PeerLostError) as exc:
             reason = self.reason_of(exc)
-        if reason is not None:  # after the exception is forgotten: its frames hold on to the old generation
+        if reason is not None:  # outside of the handler: the exception's frames refer to the old generation
             self.go_on(reason)
         return self.progress.loss
 
-    def _is_next(self, deal: Deal) -> bool:
-        """Say whether it is what the ranks take now.
+    def _is_next(self, share: BatchShare) -> bool:
+        """Return whether the share belongs to the next step.
 
-        It is not where this rank has just come, and the others are further; nor where a first batch was dealt before
-        it was known that a step takes several.
+        It does not if this rank has just joined and the others are further along, or if the first batch was made
+        before it was known that a step uses several.
         """
         place, now = context.current().topology, self.progress
         left = now.order.length(now.global_batch) - now.position.processed
-        is_whole = deal.total >= min(now.global_batch, left)
-        return is_whole and (deal.position, deal.rank, deal.size) == (now.position, place.rank, place.world_size)
+        is_whole = share.total >= min(now.global_batch, left)
+        return is_whole and (share.position, share.rank, share.size) == (now.position, place.rank, place.world_size)
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
         """Return what was lost, for `go_on`; raise the error again in a job whose ranks do not change."""
@@ -218,39 +218,39 @@ class StepTraining:
         return self._generations.reason_of(exc)
 
     def go_on(self, reason: str) -> None:
-        """Come into another generation, with the state of the last commit; after a loss outside of `step`.
+        """Enter the next generation with the state of the last commit, after a loss outside of `step`.
 
         Args:
-            reason: see `Generations.go_on`, which see for what it raises, too.
+            reason: see `Generations.go_on`, which also lists the errors.
         """
         assert self._generations is not None, "reason_of has raised"
         self._generations.go_on(reason)
-        self._settle(self._generations)
+        self._adapt(self._generations)
 
     def skip_to(self, epoch: int) -> None:
-        """Leave out what comes before an epoch. Every rank alike; committed with the next step."""
+        """Continue at the beginning of an epoch. Every rank calls it with the same epoch; the next step commits it."""
         self._state.progress = replace(self.progress, position=Position(epoch))
 
     def finish(self) -> None:
-        """Training has come to an end, for now: make a checkpoint, where there are any. Collective."""
+        """End training, for now: make a checkpoint if the state is durable. Collective."""
         self._state.finish()
 
-    def _take_step(self, deal: Deal, train: Callable[[Deal], float]) -> None:
+    def _take_step(self, share: BatchShare, train: Callable[[BatchShare], float]) -> None:
         policy, before = self._policy, self.progress
-        loss = train(deal)
-        self._state.progress = replace(before, position=deal.following, steps=before.steps + 1, loss=loss)
+        loss = train(share)
+        self._state.progress = replace(before, position=share.following, steps=before.steps + 1, loss=loss)
         if policy.after_step is not None:
             policy.after_step()
-        ends_epoch = deal.following.epoch > deal.position.epoch
+        ends_epoch = share.following.epoch > share.position.epoch
         if ends_epoch and policy.after_epoch is not None:
-            policy.after_epoch(deal.position.epoch)
+            policy.after_epoch(share.position.epoch)
         # Always at the end of an epoch: the script's loop does not go back to the one before.
         is_due = ends_epoch or self.progress.steps % policy.commit_every == 0
         if is_due and self._generations is not None:
             self._state.commit()
 
-    def _settle(self, generations: Generations) -> None:
-        """Adapt to the ranks that there are now, and on all of them alike."""
+    def _adapt(self, generations: Generations) -> None:
+        """Adapt to the present ranks, in the same way on each of them."""
         while True:
             self._check_order()
             reason = None
@@ -277,7 +277,7 @@ class StepTraining:
         if self.progress.order != self._order:
             raise UsageError(
                 f"rank {context.current().topology.rank} has other data than rank 0: {self._order}, rank 0 has "
-                f"{self.progress.order}. Make dataset and ud.shard() alike on every rank"
+                f"{self.progress.order}. Make the same dataset and ud.shard() on every rank"
             )
 
 
@@ -305,19 +305,22 @@ def passes_of_step(plan: Plan) -> int:
 
 
 def training_of(
-    runtime: Context, choice: bool | Policy | None, make: Callable[[Member | None, DealsAnew, Policy], StepTraining]
+    runtime: Context,
+    choice: bool | Policy | None,
+    make: Callable[[Member | None, Redistributable, Policy], StepTraining],
 ) -> StepTraining | None:
-    """Return what takes the steps of a script's loop, when the first one is about to be taken; None: nothing special.
+    """Return the `StepTraining` of a script's loop, just before the first step; None: steps are not transactions.
 
     Args:
         runtime: the context.
-        choice: the user's; None: where the job is elastic and the data can be dealt anew.
+        choice: the user's; None: yes, if the job is elastic and the data can be redistributed.
         make: makes it.
 
     Raises:
-        UsageError: it is asked for, and the data cannot be dealt anew, or something else leads through the generations.
+        UsageError: elastic steps are requested, and the data cannot be redistributed, or the script uses another way
+            of elastic training.
     """
-    membership, feed = runtime.membership, runtime.feed
+    membership, data = runtime.membership, runtime.elastic_data
     if choice is False or (choice is None and membership is None):
         return None
     leader = None if membership is None else membership.generations
@@ -329,11 +332,11 @@ def training_of(
             if leader.is_function
             else "this job is elastic, and another TrainStep keeps its state: use one, or elastic=False for both"
         )
-    if feed is None and choice is None:
+    if data is None and choice is None:
         return None
-    if feed is None:
+    if data is None:
         raise UsageError(
             "elastic=True, and the batch does not come from data of ud.shard(): only that can be dealt out anew when "
             "ranks come and go. Use for x, y in ud.shard(loader), or ud.elastic.run and a sampler of your own"
         )
-    return make(membership, feed, choice if isinstance(choice, Policy) else Policy())
+    return make(membership, data, choice if isinstance(choice, Policy) else Policy())

@@ -62,7 +62,7 @@ class Context:
         )
         self._closing = ExitStack()
         self._owned: dict[Any, Any] = {}
-        self.feed: Any = None
+        self.elastic_data: Any = None
         """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
         self.recorder = Recorder()
         if settings.timeline is not None:

@@ -17,17 +17,17 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.elastic.batches import Deal, Position, SampleOrder
-from unidist.elastic.step_training import DealsAnew, Progress
+from unidist.elastic.batches import BatchShare, Position, SampleOrder
+from unidist.elastic.step_training import Progress, Redistributable
 from unidist.mesh import DATA_AXIS
 from unidist.runtime import context
 from unidist_tensorflow.elastic.shuffling import shuffle_identically
 from unidist_tensorflow.memory import Array
 
-_FEED = "_unidist_feed"
+_ATTRIBUTE = "_unidist_elastic"
 
 
-class ElasticDataset(DealsAnew):
+class ElasticDataset(Redistributable):
     """The samples of a dataset, in this rank's shares of global batches.
 
     Until `fit` of an elastic job trains on it, each iteration is a separate epoch, divided over the ranks that are
@@ -41,49 +41,49 @@ class ElasticDataset(DealsAnew):
 
     Attributes:
         dataset: of this rank's batches.
-        deals_per_take: steps that `take` joins, as Keras' `steps_per_execution` does.
+        shares_per_take: steps that `take_share` joins, as Keras' `steps_per_execution` does.
     """
 
     def __init__(self, samples: tf.data.Dataset, order: SampleOrder, batch_size: int, buffer_size: int) -> None:
         self.order, self.batch_size = order, batch_size
-        self.deals_per_take = 1
+        self.shares_per_take = 1
         self._samples, self._buffer_size = samples, buffer_size
         self._iterations = 0
         self._progress: Callable[[], Progress] | None = None
-        self._deals: Iterator[Deal] = iter(())
+        self._shares: Iterator[BatchShare] = iter(())
         self._expected: Any = None
-        self._taken: deque[Deal] = deque()
+        self._taken: deque[BatchShare] = deque()
         self._is_moved = True
         self.dataset = tf.data.Dataset.range(1).flat_map(self._epoch)
-        setattr(self.dataset, _FEED, self)
+        setattr(self.dataset, _ATTRIBUTE, self)
 
     @override
     def follow(self, progress: Callable[[], Progress]) -> None:
         self._progress = progress
 
     @override
-    def take(self) -> Deal | None:
+    def take_share(self) -> BatchShare | None:
         """Return the next batches, joined to one of all their samples."""
         assert self._progress is not None, "somebody trains on it"
         now, place = self._progress(), context.current().topology
         state = (now.position, now.global_batch, place.rank, place.world_size)
         if state != self._expected:
-            self._deals = self._dealt(now.position, now.global_batch, place.rank, place.world_size)
+            self._shares = self._shares_from(now.position, now.global_batch, place.rank, place.world_size)
             self._is_moved = True
-        self._taken = deque(islice(self._deals, self.deals_per_take))
+        self._taken = deque(islice(self._shares, self.shares_per_take))
         first, last = self._taken[0], self._taken[-1]
         is_end = last.following.epoch > now.position.epoch
         self._expected = None if is_end else (last.following, *state[1:])
-        return replace(first, following=last.following, total=sum(deal.total for deal in self._taken))
+        return replace(first, following=last.following, total=sum(share.total for share in self._taken))
 
-    def take_alone(self) -> Deal:
+    def take_share_alone(self) -> BatchShare:
         """Return the first batch of a single rank, to try a step with. Changes no progress."""
         assert self.batch_size is not None, "given"
-        self._taken = deque([next(self._dealt(Position(), self.batch_size, 0, 1))])
+        self._taken = deque([next(self._shares_from(Position(), self.batch_size, 0, 1))])
         return self._taken[0]
 
-    def next_of_taken(self) -> Deal:
-        """Return the next of the batches that the last `take` has joined."""
+    def next_share(self) -> BatchShare:
+        """Return the next of the batches that the last `take_share` has joined."""
         return self._taken.popleft()
 
     @property
@@ -92,9 +92,9 @@ class ElasticDataset(DealsAnew):
         moved, self._is_moved = self._is_moved, False
         return moved
 
-    def _dealt(self, position: Position, global_batch: int, rank: int, size: int) -> Iterator[Deal]:
+    def _shares_from(self, position: Position, global_batch: int, rank: int, size: int) -> Iterator[BatchShare]:
         in_order = replace(self.order, shuffle=False)  # which samples they are, is tf.data's
-        return in_order.deals(position, rank=rank, size=size, global_batch=global_batch)
+        return in_order.shares(position, rank=rank, size=size, global_batch=global_batch)
 
     def _place(self) -> Array:
         """Return the state of an iteration that begins: epoch, samples that are done, rank, size, global batch."""
@@ -114,9 +114,9 @@ class ElasticDataset(DealsAnew):
         place.set_shape([5])
         # tf.data's optimizer crashes where skip takes what is not the first result of its node.
         epoch, processed, rank, size, whole = (tf.identity(number) for number in tf.unstack(place))
-        dealt, length = self._samples, tf.constant(self.order.count, tf.int64)
+        samples, length = self._samples, tf.constant(self.order.count, tf.int64)
         if self.order.shuffle:
-            dealt = shuffle_identically(dealt, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
+            samples = shuffle_identically(samples, buffer_size=self._buffer_size, seed=self.order.seed + epoch)
         if self.order.drop_last:
             length -= length % whole
 
@@ -127,14 +127,14 @@ class ElasticDataset(DealsAnew):
             found = tf.nest.map_structure(lambda each: tf.gather(each, own), samples)
             return found if len(found) > 1 else found[0]
 
-        return dealt.take(length).skip(processed).batch(whole).map(share)
+        return samples.take(length).skip(processed).batch(whole).map(share)
 
 
-def feed_of(dataset: Any) -> ElasticDataset | None:
+def elastic_dataset_of(dataset: Any) -> ElasticDataset | None:
     """Return the elastic dataset that a dataset is derived from, by any transformations; None if there is none."""
     if not isinstance(dataset, tf.data.Dataset):
         return None
-    own: ElasticDataset | None = getattr(dataset, _FEED, None)
+    own: ElasticDataset | None = getattr(dataset, _ATTRIBUTE, None)
     if own is not None:
         return own
-    return next((feed for each in dataset._inputs() if (feed := feed_of(each)) is not None), None)
+    return next((data for each in dataset._inputs() if (data := elastic_dataset_of(each)) is not None), None)

@@ -25,7 +25,7 @@ from unidist.errors import PeerLostError, UsageError
 from unidist.negotiation import allgather_object
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
-from unidist_tensorflow.elastic.data import ElasticDataset, feed_of
+from unidist_tensorflow.elastic.data import ElasticDataset, elastic_dataset_of
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, raising_peer_losses
 from unidist_tensorflow.training.piecewise_step import PiecewiseTrainStep
 
@@ -55,7 +55,7 @@ class ElasticFit:
         self._choice, self._prepare = choice, prepare
         self._plain_fit = model.fit
         self._training: StepTraining | None = None
-        self._feed: ElasticDataset | None = None
+        self._data: ElasticDataset | None = None
         self._step: PiecewiseTrainStep | None = None
         self._function: Any = None  # Keras' own train function, of steps in pieces
         self._compiled: tuple[Any, ...] = ()  # what it was made for
@@ -72,16 +72,16 @@ class ElasticFit:
         """
         given = inspect.signature(self._plain_fit).bind(*args, **options)
         given.apply_defaults()
-        feed = feed_of(given.arguments["x"])
-        if not self._is_chosen(feed):
+        data = elastic_dataset_of(given.arguments["x"])
+        if not self._is_chosen(data):
             return self._plain_fit(*args, **options)
-        assert feed is not None, "chosen"
+        assert data is not None, "chosen"
         _check_arguments(given.arguments)
-        training = self._begin(feed, given.arguments["x"])
+        training = self._begin(data, given.arguments["x"])
         with self._taking_steps():
             return self._through_generations(training, dict(given.arguments))
 
-    def _is_chosen(self, feed: ElasticDataset | None) -> bool:
+    def _is_chosen(self, data: ElasticDataset | None) -> bool:
         membership = context.current().membership
         if self._choice is False or membership is None:
             return False
@@ -93,13 +93,13 @@ class ElasticFit:
                 "elastic=True, and fit runs inside of a function of ud.elastic.run, which makes training elastic "
                 "itself: leave one out"
             )
-        if feed is None and self._choice is None:
+        if data is None and self._choice is None:
             _log.warning(
                 "this job is elastic, but the loss of a rank will end it: fit does not train on data of "
                 "ud.shard(dataset, batch_size=...), which can be redistributed. See docs/elastic.md"
             )
             return False
-        if feed is None:
+        if data is None:
             raise UsageError(
                 "elastic=True, and fit's data does not come from ud.shard(dataset, batch_size=...): only that can be "
                 "redistributed when ranks join or leave"
@@ -111,9 +111,9 @@ class ElasticFit:
             )
         return True
 
-    def _begin(self, feed: ElasticDataset, dataset: tf.data.Dataset) -> StepTraining:
+    def _begin(self, data: ElasticDataset, dataset: tf.data.Dataset) -> StepTraining:
         if self._training is not None:
-            if feed is not self._feed:
+            if data is not self._data:
                 raise UsageError(
                     "fit was called with other data than before: an elastic job goes through the epochs of one dataset "
                     "of ud.shard(). Make it once, before the first fit"
@@ -123,24 +123,24 @@ class ElasticFit:
         membership = context.current().membership
         self._prepare(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0])
         policy = self._choice if isinstance(self._choice, Policy) else Policy()
-        self._feed = feed
-        self._step = PiecewiseTrainStep(self.model, self._optimizer, feed)
+        self._data = data
+        self._step = PiecewiseTrainStep(self.model, self._optimizer, data)
         assert membership is not None, "chosen"
         if membership.assignment is None:
-            self._warm_up(feed, dataset)
+            self._warm_up(data, dataset)
         self._training = StepTraining(
             membership,
-            feed,
+            data,
             policy,
             lambda progress: FitState(self.model, self._optimizer, progress, policy.state),
             passes=passes,
         )
         return self._training
 
-    def _warm_up(self, feed: ElasticDataset, dataset: tf.data.Dataset) -> None:
+    def _warm_up(self, data: ElasticDataset, dataset: tf.data.Dataset) -> None:
         """Take a step alone, so that functions are traced before others wait; the others overwrite its changes."""
         with self._taking_steps():
-            feed.take_alone()
+            data.take_share_alone()
             self._function(iter(dataset.take(1)))
 
     @contextmanager
@@ -156,8 +156,8 @@ class ElasticFit:
             plain_make(force=True)
             model.train_step = plain_step
             self._function = model.train_function
-        assert self._feed is not None, "set by _begin"
-        self._feed.deals_per_take = model.steps_per_execution
+        assert self._data is not None, "set by _begin"
+        self._data.shares_per_take = model.steps_per_execution
         model.make_train_function = lambda force=False: None
         try:
             yield
@@ -165,13 +165,13 @@ class ElasticFit:
             model.train_function, model.make_train_function = plain_function, plain_make
 
     def take_step(self, dataset: tf.data.Dataset) -> Any:
-        """Train on the batches that the feed has taken; returns Keras' logs. Collective.
+        """Train on the batches that the dataset has handed out; returns Keras' logs. Collective.
 
         Args:
-            dataset: of the feed, with what Keras does to it.
+            dataset: the elastic dataset, as Keras has wrapped it.
         """
-        assert self._feed is not None, "set by _begin"
-        if self._feed.has_moved:
+        assert self._data is not None, "set by _begin"
+        if self._data.has_moved:
             self._batches = iter(dataset)
         return self._function(self._batches)
 
@@ -237,7 +237,7 @@ class _Calls:
         training = self._training
         while (before := training.progress.position) < target:
             world = context.current()
-            training.step(lambda deal: self._train(iterator._dataset))
+            training.step(lambda share: self._train(iterator._dataset))
             after = training.progress.position
             if context.current() is not world and after.processed == 0 and after <= before:
                 raise _LostAtBeginningError

@@ -24,12 +24,12 @@ class PiecewiseTrainStep:
         model: whose `train_step` takes each micro-batch; it scales its loss by the optimizer's `scale_loss`, as
             Keras' does.
         optimizer: bound; updates after the last micro-batch.
-        feed: the batches that were taken.
+        data: the batches that were taken.
     """
 
-    def __init__(self, model: Any, optimizer: Any, feed: ElasticDataset) -> None:
+    def __init__(self, model: Any, optimizer: Any, data: ElasticDataset) -> None:
         self._plain = model.train_step
-        self._model, self._optimizer, self._feed = model, optimizer, feed
+        self._model, self._optimizer, self._data = model, optimizer, data
         # If ranks can compute only together, one without samples computes with a sample that has no weight.
         self._together = kept_state(model) is not None
         optimizer._unidist.takes_pieces()
@@ -47,11 +47,11 @@ class PiecewiseTrainStep:
 
     def _begin(self) -> list[Array]:
         """Return the bounds of the micro-batches, `(pieces, 2)`, and their weights, 0 for one without samples."""
-        deal = self._feed.next_of_taken()
-        assert self._feed.batch_size is not None, "given"
-        pieces = deal.pieces(self._feed.batch_size)
+        share = self._data.next_share()
+        assert self._data.batch_size is not None, "given"
+        pieces = share.pieces(self._data.batch_size)
         self._optimizer._unidist.take_steps(len(pieces))
-        weights = [deal.weight(stop - start) for start, stop in pieces]
+        weights = [share.weight(stop - start) for start, stop in pieces]
         bounds = [(start, stop) if stop > start else (0, 1) for start, stop in pieces]
         return [np.array(bounds, np.int64), np.array(weights, np.float64)]
 

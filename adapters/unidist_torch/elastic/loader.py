@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 from typing_extensions import override
 
-from unidist.elastic.batches import Deal, Position
-from unidist.elastic.step_training import DealsAnew, Progress
+from unidist.elastic.batches import BatchShare, Position
+from unidist.elastic.step_training import Progress, Redistributable
 from unidist.errors import UsageError
 from unidist.runtime import context
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unidist.topology import Topology
 
 
-class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
+class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
     """An ordinary loader until an elastic `TrainStep` trains on it; from then on it follows the progress of training.
 
     The iteration in which that happens is epoch 0, the next one epoch 1: each gives what is left of its epoch, so
@@ -35,8 +35,8 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         self.order = order
         self._iterations = 0
         self._progress: Callable[[], Progress] | None = None
-        self._rest: list[Deal] = []
-        self._deal: Callable[[], Deal] | None = None
+        self._rest: list[BatchShare] = []
+        self._share: Callable[[], BatchShare] | None = None
         common = {
             name: getattr(self, name)
             for name in (
@@ -44,7 +44,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
                 "generator", "prefetch_factor", "persistent_workers",
             )
         }  # fmt: skip
-        self._dealt: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+        self._batches: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             self.dataset, batch_sampler=_Batches(self), **common
         )
 
@@ -54,9 +54,9 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         self._iterations = 1  # this one is the first
 
     @override
-    def take(self) -> Deal | None:
-        deal, self._deal = self._deal, None
-        return None if deal is None else deal()
+    def take_share(self) -> BatchShare | None:
+        share, self._share = self._share, None
+        return None if share is None else share()
 
     def __iter__(self) -> Any:
         self._iterations += 1
@@ -79,23 +79,23 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
         """Yield the batches of an ordinary loader, until a `TrainStep` trains on it."""
         place = context.current().topology  # for which the batches are made; later it may be another one
         for number, batch in enumerate(super().__iter__()):
-            self._give(functools.partial(self._first_deal, place, is_first=index == number == 0))
+            self._give(functools.partial(self._first_share, place, is_first=index == number == 0))
             yield batch
             if self._progress is not None:
                 return
 
-    def _first_deal(self, place: Topology, *, is_first: bool) -> Deal:
+    def _first_share(self, place: Topology, *, is_first: bool) -> BatchShare:
         """Return the elastic batch that equals this one: the very first batch is the same in both ways."""
         assert self.batch_size is not None, "checked by shard"
         whole = self.batch_size * place.world_size
         if is_first:
             start = Position()
-            deals = self.order.deals(start, rank=place.rank, size=place.world_size, global_batch=whole)
-            deal = next(deals, None)
-            if deal is not None and deal.total == whole:
-                return deal
+            shares = self.order.shares(start, rank=place.rank, size=place.world_size, global_batch=whole)
+            share = next(shares, None)
+            if share is not None and share.total == whole:
+                return share
         nowhere = Position(-1)
-        return Deal(nowhere, nowhere, place.rank, place.world_size, 0, ())
+        return BatchShare(nowhere, nowhere, place.rank, place.world_size, 0, ())
 
     def _following(self, progress: Callable[[], Progress], epoch: int) -> Iterator[Any]:
         """Yield the rest of an epoch, redistributed whenever progress is not where the last batch led to."""
@@ -107,35 +107,35 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], DealsAnew):
             place = (now.position, topology.rank, topology.world_size)
             if place != expected:
                 self._rest = list(
-                    self.order.deals(now.position, rank=place[1], size=place[2], global_batch=now.global_batch)
+                    self.order.shares(now.position, rank=place[1], size=place[2], global_batch=now.global_batch)
                 )
-                deals, batches = iter(self._rest), iter(self._dealt)
-            deal = next(deals)
+                shares, batches = iter(self._rest), iter(self._batches)
+            share = next(shares)
             batch = next(batches)
-            self._give(functools.partial(_itself, deal))
+            self._give(functools.partial(_itself, share))
             yield batch
             self._check_given()
-            expected = (deal.following, deal.rank, deal.size)
+            expected = (share.following, share.rank, share.size)
         if progress().position.epoch < epoch:
             raise UsageError(
                 f"epoch {progress().position.epoch} was left before its end: in an elastic job the ranks go through "
                 "all batches of an epoch. Use elastic=False and ud.elastic.run for another kind of loop"
             )
 
-    def _give(self, deal: Callable[[], Deal]) -> None:
-        self._deal = deal
-        context.current().feed = self
+    def _give(self, share: Callable[[], BatchShare]) -> None:
+        self._share = share
+        context.current().elastic_data = self
 
     def _check_given(self) -> None:
-        if self._progress is not None and self._deal is not None:
+        if self._progress is not None and self._share is not None:
             raise UsageError(
                 "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
                 "be. For evaluation use a loader of its own"
             )
 
 
-def _itself(deal: Deal) -> Deal:
-    return deal
+def _itself(share: BatchShare) -> BatchShare:
+    return share
 
 
 class _Batches(torch.utils.data.Sampler[list[int]]):
@@ -145,7 +145,7 @@ class _Batches(torch.utils.data.Sampler[list[int]]):
         self._loader = loader
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter([list(deal.indices) or [0] for deal in self._loader._rest])
+        return iter([list(share.indices) or [0] for share in self._loader._rest])
 
     def __len__(self) -> int:
         return len(self._loader._rest)

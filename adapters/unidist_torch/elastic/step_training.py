@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unidist.elastic.batches import Deal
+from unidist.elastic.batches import BatchShare
 from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic.step_training import Progress
 from unidist.errors import UsageError
@@ -77,11 +77,11 @@ class PiecewiseStep:
         self._optimizer = optimizer
         self._runner = make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets))
 
-    def train(self, deal: Deal, inputs: Any, targets: Any, *, batch_size: int) -> float:
+    def train(self, share: BatchShare, inputs: Any, targets: Any, *, batch_size: int) -> float:
         """Compute gradients and update the parameters. Collective.
 
         Args:
-            deal: of the batch.
+            share: of the batch.
             inputs: see `TrainStep`, for all of this rank's samples; if it has none, for one that does not count.
             targets: likewise.
             batch_size: samples of a micro-batch, at most.
@@ -89,7 +89,7 @@ class PiecewiseStep:
         Returns:
             The mean loss over the samples of all ranks.
         """
-        pieces, count = deal.pieces(batch_size), max(len(deal.indices), 1)
+        pieces, count = share.pieces(batch_size), max(len(share.indices), 1)
         if len(pieces) > 1:
             try:
                 check_samples(inputs, targets, count)
@@ -103,7 +103,7 @@ class PiecewiseStep:
         total = 0.0
         for start, stop in pieces:
             if stop > start or self._together:
-                self._weight = deal.weight(stop - start)
+                self._weight = share.weight(stop - start)
                 piece = (start, stop) if stop > start else (0, 1)
                 total += float(self._runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
             self._optimizer.step()

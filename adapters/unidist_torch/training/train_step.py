@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unidist.elastic.batches import Deal
-from unidist.elastic.step_training import DealsAnew, Policy, StepTraining, passes_of_step, training_of
+from unidist.elastic.batches import BatchShare
+from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
 from unidist.runtime import context
 from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
@@ -104,7 +104,7 @@ class TrainStep:
             self._has_begun = True
         self.model.train()
         if self._training is not None:
-            return self._like_parameters(self._training.step(lambda deal: self._take(deal, inputs, targets)))
+            return self._like_parameters(self._training.step(lambda share: self._take(share, inputs, targets)))
         loss = self._runner.run(inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -128,21 +128,21 @@ class TrainStep:
 
     # Elastic training
 
-    def _make_training(self, membership: Member | None, feed: DealsAnew, policy: Policy) -> StepTraining:
+    def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
         passes = passes_of_step(self._plan)
         together = has_sharded_parameters(self.model)
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
             membership,
-            feed,
+            data,
             policy,
             lambda progress: TrainingState(self.model, self.optimizer, progress, policy.state),
             passes=passes,
         )
 
-    def _take(self, deal: Deal, inputs: Any, targets: Any) -> float:
+    def _take(self, share: BatchShare, inputs: Any, targets: Any) -> float:
         assert self._training is not None, "it calls this"
-        return self._pieces.train(deal, inputs, targets, batch_size=self._training.progress.batch_size)
+        return self._pieces.train(share, inputs, targets, batch_size=self._training.progress.batch_size)
 
     def _like_parameters(self, loss: float) -> torch.Tensor:
         parameter = next(self.model.parameters())

@@ -1,4 +1,4 @@
-"""How samples are dealt out to ranks that come and go."""
+"""Assignment of samples to ranks that join and leave."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from unidist.elastic.batches import Deal, Position, SampleOrder
+from unidist.elastic.batches import BatchShare, Position, SampleOrder
 from unidist.training.sharding import share
 
 
-def everyone(order: SampleOrder, position: Position, size: int, global_batch: int) -> list[list[Deal]]:
-    """Return the deals of all ranks, by step."""
-    shares = [order.deals(position, rank=rank, size=size, global_batch=global_batch) for rank in range(size)]
+def everyone(order: SampleOrder, position: Position, size: int, global_batch: int) -> list[list[BatchShare]]:
+    """Return the shares of all ranks, by step."""
+    shares = [order.shares(position, rank=rank, size=size, global_batch=global_batch) for rank in range(size)]
     return [list(step) for step in zip(*shares, strict=True)]
 
 
@@ -27,9 +27,9 @@ def test_each_sample_comes_once_in_an_epoch_whoever_comes_and_goes(seed: int) ->
         size = chance.randrange(1, 7)
         steps = everyone(order, position, size, global_batch)
         for step in steps[: chance.randrange(1, 8)]:
-            assert all(deal.position == position for deal in step)
-            assert sum(len(deal.indices) for deal in step) == step[0].total <= global_batch
-            seen += [(position.epoch, index) for deal in step for index in deal.indices]
+            assert all(share.position == position for share in step)
+            assert sum(len(share.indices) for share in step) == step[0].total <= global_batch
+            seen += [(position.epoch, index) for share in step for index in share.indices]
             position = step[0].following
     assert sorted(seen) == list(itertools.product(range(2), range(order.count)))
 
@@ -41,7 +41,7 @@ def test_a_global_batch_has_the_same_samples_for_any_number_of_ranks(shuffle: bo
     assert len(alone) == order.num_batches(12) == (4 if drop_last else 5)
     for size in (2, 5):
         steps = everyone(order, Position(1), size, 12)
-        assert [set(itertools.chain(*(deal.indices for deal in step))) for step in steps] == alone
+        assert [set(itertools.chain(*(share.indices for share in step))) for step in steps] == alone
     assert (order.length(12), steps[-1][0].following) == (48 if drop_last else 59, Position(2))
 
 
@@ -51,13 +51,13 @@ def test_micro_batches_are_small_enough_as_many_on_every_rank_and_count_by_their
 ) -> None:
     order = SampleOrder(total, 0, shuffle=False, drop_last=False)
     (step,) = everyone(order, Position(), size, total)
-    pieces = [deal.pieces(limit) for deal in step]
+    pieces = [share.pieces(limit) for share in step]
     assert len({len(each) for each in pieces}) == 1
-    for deal, each in zip(step, pieces, strict=True):
-        assert [index for start, stop in each for index in deal.indices[start:stop]] == list(deal.indices)
+    for own, each in zip(step, pieces, strict=True):
+        assert [index for start, stop in each for index in own.indices[start:stop]] == list(own.indices)
         assert all(stop - start <= limit for start, stop in each)
     # The mean over the ranks of the weighted means is the mean over all samples.
-    weights = [deal.weight(stop - start) for deal, each in zip(step, pieces, strict=True) for start, stop in each]
+    weights = [share.weight(stop - start) for share, each in zip(step, pieces, strict=True) for start, stop in each]
     assert sum(weights) / size == pytest.approx(1.0)
 
 
@@ -65,5 +65,5 @@ def test_the_order_is_that_of_the_plain_shards() -> None:
     order = SampleOrder(24, 7, shuffle=True, drop_last=False)
     for rank in range(3):
         plain = share(24, rank=rank, size=3, seed=7, epoch=2, shuffle=True, tail="pad")
-        dealt = order.deals(Position(2), rank=rank, size=3, global_batch=12)
-        assert [index for deal in dealt for index in deal.indices] == plain
+        shares = order.shares(Position(2), rank=rank, size=3, global_batch=12)
+        assert [index for share in shares for index in share.indices] == plain

@@ -21,7 +21,7 @@ import unidist.keras as ud
 from unidist.elastic.batches import Position, SampleOrder
 from unidist.elastic.step_training import Progress
 from unidist.jobs.pool.pool import RankPool
-from unidist_tensorflow.elastic.data import ElasticDataset, feed_of
+from unidist_tensorflow.elastic.data import ElasticDataset, elastic_dataset_of
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
@@ -244,13 +244,13 @@ def test_what_is_left_of_an_epoch_is_dealt_out_to_those_who_are_there(pool: Pool
         with runtime():
             order = SampleOrder(count, seed=4, shuffle=shuffle, drop_last=False)
             tf.random.set_seed(ud.rank())  # of the script; the order is not its business
-            feed = ElasticDataset(tf.data.Dataset.range(count), order, 8 // ud.size(), count)
-            assert feed_of(feed.dataset.map(lambda each: each).prefetch(1)) is feed
-            plain = [each.numpy().tolist() for each in feed.dataset]
-            feed.follow(lambda: Progress(order, 8 // ud.size(), 8, ud.size(), Position(epoch, processed)))
-            found = [each.numpy().tolist() for each in feed.dataset]
-            deals = list(order.deals(Position(epoch, processed), rank=ud.rank(), size=ud.size(), global_batch=8))
-            assert [len(each) for each in found] == [max(len(deal.indices), 1) for deal in deals]
+            data = ElasticDataset(tf.data.Dataset.range(count), order, 8 // ud.size(), count)
+            assert elastic_dataset_of(data.dataset.map(lambda each: each).prefetch(1)) is data
+            plain = [each.numpy().tolist() for each in data.dataset]
+            data.follow(lambda: Progress(order, 8 // ud.size(), 8, ud.size(), Position(epoch, processed)))
+            found = [each.numpy().tolist() for each in data.dataset]
+            shares = list(order.shares(Position(epoch, processed), rank=ud.rank(), size=ud.size(), global_batch=8))
+            assert [len(each) for each in found] == [max(len(share.indices), 1) for share in shares]
             return found if (epoch, processed) != (0, 0) else plain
 
     orders = {}

@@ -114,7 +114,7 @@ def test_batches_that_are_not_given_once_are_an_error() -> None:
         next(batches)
         with pytest.raises(UsageError, match="not given"):
             next(batches)
-        loader.take()
+        loader.take_share()
         with pytest.raises(UsageError, match="epoch 0 was left before its end"):
             next(iter(loader))
 
