@@ -30,4 +30,4 @@ def unidist_step_applied(context: Context, step: int) -> None:
     """Tell the coordinator that this rank makes progress, even between its commits."""
     if context.membership is not None:
         context.membership.link.step()
-        context.membership.link.pace.update()
+        context.membership.link.step_timer.update()

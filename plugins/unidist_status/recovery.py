@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unidist.control.elastic.step_times import PaceReport
+from unidist.control.elastic.step_times import StepTimeReport
 
 
 @dataclass
@@ -86,7 +86,7 @@ class RecoveryWatch:
             self.last.generation, self.last.missing = generation, set(workers)
             self.last.reform_sec = now - self.last.began
 
-    def reported(self, worker: int, report: PaceReport) -> bool:
+    def reported(self, worker: int, report: StepTimeReport) -> bool:
         """A worker tells how it gets on; returns whether the change is complete now, and was not before."""
         last = self.last
         if last is None or report.generation != last.generation or worker not in last.missing:

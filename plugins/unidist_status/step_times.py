@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from unidist.control.elastic.step_times import PaceReport
+from unidist.control.elastic.step_times import StepTimeReport
 
 _NUM_SAMPLES = 12
 _PATIENCE_SEC = 2.0
 
 
-def read_report(told: Mapping[str, Any]) -> PaceReport | None:
+def read_report(told: Mapping[str, Any]) -> StepTimeReport | None:
     """Return what a beat told; None if it makes no sense."""
-    names = {each.name for each in fields(PaceReport)}
+    names = {each.name for each in fields(StepTimeReport)}
     chosen = {name: value for name, value in told.items() if name in names}
     optional = ("restore_sec", "first_step_sec")
     for name, value in chosen.items():
         if isinstance(value, bool) or not (isinstance(value, (int, float)) or (value is None and name in optional)):
             return None
-    return PaceReport(**chosen)
+    return StepTimeReport(**chosen)
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class PaceWindow:
     """The last reports of one worker in its present generation, one for each beat in which it had got on."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, PaceReport]] = deque(maxlen=_NUM_SAMPLES)
+        self._samples: deque[tuple[float, StepTimeReport]] = deque(maxlen=_NUM_SAMPLES)
 
     @property
-    def last(self) -> PaceReport | None:
+    def last(self) -> StepTimeReport | None:
         """The newest report."""
         return self._samples[-1][1] if self._samples else None
 
-    def add(self, report: PaceReport, now: float) -> None:
+    def add(self, report: StepTimeReport, now: float) -> None:
         """Take a report."""
         last = self.last
         if last is not None and last.generation != report.generation:

@@ -132,7 +132,7 @@ def _begin(membership: Member, state: State, assigned: float | None) -> None:
     runtime, assignment = context.current(), membership.assignment
     assert assignment is not None
     seconds = None if assigned is None else time.monotonic() - assigned
-    membership.link.pace.begin(
+    membership.link.step_timer.begin(
         assignment.generation,
         progress=state.num_commits,
         waited_sec=runtime.recorder.waited_sec,
@@ -201,7 +201,7 @@ def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = F
     """
     link = membership.link
     agreed = agree_at_commit(runtime, checkpoint=checkpoint)
-    first_step_sec = link.pace.commit(waited_sec=runtime.recorder.waited_sec)
+    first_step_sec = link.step_timer.commit(waited_sec=runtime.recorder.waited_sec)
     if first_step_sec is not None:
         _record_phase(runtime, "FIRST_STEP", first_step_sec)
         link.tell()

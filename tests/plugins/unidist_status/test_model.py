@@ -51,7 +51,7 @@ class Job:
         return [(rank["rank"], rank["state"]) for rank in self.fields["ranks"]]
 
 
-def test_ranks_have_their_place_process_and_pace() -> None:
+def test_ranks_have_their_place_process_and_step_times() -> None:
     job = Job()
     for second in range(5):
         job.now += 1

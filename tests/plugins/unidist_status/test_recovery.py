@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unidist.control.elastic.step_times import PaceReport
+from unidist.control.elastic.step_times import StepTimeReport
 from unidist_status.recovery import RecoveryWatch
 
 
@@ -15,11 +15,11 @@ def test_each_phase_ends_when_the_last_rank_has_ended_it() -> None:
     watch.formed(1, [0, 2], 100.2)
     assert watch.last is not None
     assert not watch.last.is_complete
-    assert not watch.reported(0, PaceReport(generation=1, restore_sec=0.3))  # its first step is under way
-    assert not watch.reported(0, PaceReport(generation=1, restore_sec=0.3, first_step_sec=0.1))
-    assert not watch.reported(2, PaceReport(generation=0, restore_sec=9.0, first_step_sec=9.0))  # an old one
-    assert watch.reported(2, PaceReport(generation=1, restore_sec=0.2, first_step_sec=0.5))
-    assert not watch.reported(2, PaceReport(generation=1, restore_sec=0.2, first_step_sec=0.5))  # said already
+    assert not watch.reported(0, StepTimeReport(generation=1, restore_sec=0.3))  # its first step is under way
+    assert not watch.reported(0, StepTimeReport(generation=1, restore_sec=0.3, first_step_sec=0.1))
+    assert not watch.reported(2, StepTimeReport(generation=0, restore_sec=9.0, first_step_sec=9.0))  # an old one
+    assert watch.reported(2, StepTimeReport(generation=1, restore_sec=0.2, first_step_sec=0.5))
+    assert not watch.reported(2, StepTimeReport(generation=1, restore_sec=0.2, first_step_sec=0.5))  # said already
     assert watch.last.as_fields() == {
         "cause": "rank 1 was lost",
         "generation": 1,
@@ -46,7 +46,7 @@ def test_a_second_loss_before_the_ranks_have_met_is_of_the_same_recovery() -> No
 def test_the_first_generation_is_no_recovery() -> None:
     watch = RecoveryWatch()
     watch.formed(0, [0, 1], 5.0)
-    assert not watch.reported(0, PaceReport(generation=0, first_step_sec=1.0))
+    assert not watch.reported(0, StepTimeReport(generation=0, first_step_sec=1.0))
     assert watch.last is None
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from unidist.control.elastic.step_times import PaceReport
+from unidist.control.elastic.step_times import StepTimeReport
 from unidist_status.step_times import PaceWindow, read_report
 
 
-def report(commits: int, *, own: float = 0.0, waited: float = 0.0, generation: int = 0, updates: int = 0) -> PaceReport:
-    return PaceReport(
+def report(
+    commits: int, *, own: float = 0.0, waited: float = 0.0, generation: int = 0, updates: int = 0
+) -> StepTimeReport:
+    return StepTimeReport(
         generation=generation, commits=commits, updates=updates, timed=commits, own_sec=own, waited_sec=waited
     )
 
@@ -67,4 +69,4 @@ def test_nonsense_is_no_report(told: dict[str, Any]) -> None:
 def test_a_report_is_read_as_it_was_told_and_what_is_unknown_is_left_out() -> None:
     told = report(3, own=1.5, generation=2)
     assert read_report({**asdict(told), "later_version": "x"}) == told
-    assert read_report({}) == PaceReport()
+    assert read_report({}) == StepTimeReport()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unidist.control.elastic.member import Member, join, present
     from unidist.control.elastic.membership import NO_STATE, Membership, Phase
     from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
-    from unidist.control.elastic.step_times import PaceReport
+    from unidist.control.elastic.step_times import StepTimeReport
     from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Member",
     "Membership",
     "NO_STATE",
-    "PaceReport",
+    "StepTimeReport",
     "Phase",
     "ResumableCoordinator",
     "WorkerLink",
@@ -48,7 +48,7 @@ __getattr__ = lazy_names(
         "Member": "member",
         "Membership": "membership",
         "NO_STATE": "membership",
-        "PaceReport": "step_times",
+        "StepTimeReport": "step_times",
         "Phase": "membership",
         "ResumableCoordinator": "resumable_coordinator",
         "WorkerLink": "worker_link",

@@ -48,15 +48,15 @@ class Happened:
 
 @dataclass(frozen=True)
 class Beat:
-    """A worker is alive, and this is how it gets on.
+    """A worker is alive; its heartbeat reports its step times.
 
     Args:
         worker: its number.
-        pace: fields of `unidist.control.elastic.step_times.PaceReport`; what the worker says, unchecked.
+        step_times: fields of `unidist.control.elastic.step_times.StepTimeReport`; what the worker says, unchecked.
     """
 
     worker: int
-    pace: Message
+    step_times: Message
 
 
 @dataclass
@@ -209,7 +209,7 @@ class ElasticCoordinator(Coordinator):
             yield from self._take_back(worker, message, now)
         elif kind == "beat":
             self._note_steps(link, int(message["steps"]), now)
-            yield Publish(Beat(worker.number, dict(message.get("pace", {}))))
+            yield Publish(Beat(worker.number, dict(message.get("step_times", {}))))
         elif kind == "leaving":
             self.membership.leave(worker.number)
             yield Publish(Happened("leaving", {"worker": worker.number, "rank": worker.rank}))

@@ -1,8 +1,8 @@
-"""How a process of an elastic job gets on: what its beats tell to those who watch the job. Pure.
+"""Step times of a process of an elastic job, which its heartbeats report to the launcher and the status page. Pure.
 
-A step lasts from one commit to the next. In it a rank works, and waits for the others: at the reduction of gradients,
-at operations by name, at the agreement of the commit. The time without the waiting tells which rank the others wait
-for. What a script waits for by itself (`ud.world()...wait()`) nobody sees here: it counts as work, on every rank alike.
+A step lasts from one commit to the next. In it a rank computes, and waits for the others: in the reduction of
+gradients, in named operations, in the agreement of the commit. The time without waiting shows which rank the others
+wait for. Waiting in the script itself (`ud.world()...wait()`) is not seen and counts as computing, on every rank.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
-class PaceReport:
-    """What a beat tells. Sums begin with the process.
+class StepTimeReport:
+    """The content of a heartbeat. Sums start when the process starts.
 
     Args:
         generation: in which the process trains; -1: it has not begun.
-        commits: that it took part in.
-        progress: commits of the whole job that this process's state has in it.
-        updates: of its optimizers; 0 where the script does without.
+        commits: in which the process took part.
+        progress: commits of the whole job that this process's state includes.
+        updates: of its optimizers; 0 if the script has none.
         timed: commits whose step was measured: all but the first of each generation.
-        own_sec: seconds of these steps in which it did not wait for others.
-        waited_sec: seconds in which it did.
-        restore_sec: from the place in the generation to the call of the training function: connecting, restoring and
-            synchronising; None: there was nothing to restore.
-        first_step_sec: from that call to the first commit; None: it is under way.
+        own_sec: seconds of these steps in which it did not wait for other ranks.
+        waited_sec: seconds of these steps in which it did.
+        restore_sec: seconds from joining the generation to the call of the training function: connecting, restoring
+            and synchronising; None: there was nothing to restore.
+        first_step_sec: seconds from that call to the first commit; None before that commit.
     """
 
     generation: int = -1
@@ -40,8 +40,8 @@ class PaceReport:
     first_step_sec: float | None = None
 
 
-class Pace:
-    """Measures one process. The script's thread writes, any thread reads.
+class StepTimer:
+    """Measures the steps of one process. The script's thread writes, any thread reads.
 
     Args:
         clock: seconds, like `time.monotonic`.
@@ -49,14 +49,14 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._report = PaceReport()  # replaced as a whole: a reader sees one moment
+        self._report = StepTimeReport()  # replaced as a whole, so that a reader sees consistent values
         self._updates = 0
         self._at = 0.0
         self._waited = 0.0
 
     @property
-    def report(self) -> PaceReport:
-        """What there is to tell now."""
+    def report(self) -> StepTimeReport:
+        """The present report."""
         return replace(self._report, updates=self._updates)
 
     def as_fields(self) -> dict[str, float | None]:
@@ -64,13 +64,13 @@ class Pace:
         return asdict(self.report)
 
     def begin(self, generation: int, *, progress: int, waited_sec: float, restore_sec: float | None = None) -> None:
-        """Say that the training function is about to be called.
+        """Note that the training function is about to be called.
 
         Args:
-            generation: in which.
-            progress: commits that its state has seen.
-            waited_sec: seconds that were waited in this generation so far (`Recorder.waited_sec`).
-            restore_sec: see `PaceReport`.
+            generation: of the world.
+            progress: commits that the state includes.
+            waited_sec: seconds waited in this generation so far (`Recorder.waited_sec`).
+            restore_sec: see `StepTimeReport`.
         """
         self._at, self._waited = self._clock(), waited_sec
         self._report = replace(
@@ -85,10 +85,10 @@ class Pace:
         """Count a commit that all ranks have agreed on, and the time since the last one.
 
         Args:
-            waited_sec: seconds that were waited in this generation so far, the agreement included.
+            waited_sec: seconds waited in this generation so far, including the agreement.
 
         Returns:
-            The seconds of the generation's first step, when it was that; else None.
+            The seconds of the step if it was the generation's first; else None.
         """
         now, report = self._clock(), self._report
         seconds, waited = now - self._at, waited_sec - self._waited

@@ -23,7 +23,7 @@ from datetime import timedelta
 
 from unidist.control.client import connect
 from unidist.control.connection import Address, Connection, ConnectionLost, format_address
-from unidist.control.elastic.step_times import Pace
+from unidist.control.elastic.step_times import StepTimer
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.topology import Topology
@@ -71,7 +71,7 @@ class WorkerLink:
         is_first: this worker is to be in the first world of the job.
         change_is_wanted: the coordinator asks the members to come back at their next commit.
         leaving_workers: those that will not be in the next generation, as far as this worker knows.
-        pace: of the training; beats tell it.
+        step_timer: measures the training's steps; beats report it.
 
     Raises:
         PeerLostError: the coordinator cannot be reached.
@@ -93,7 +93,7 @@ class WorkerLink:
         self._orphan_sec = orphan_timeout.total_seconds()
         self.change_is_wanted = False
         self.leaving_workers: frozenset[int] = frozenset()
-        self.pace = Pace()
+        self.step_timer = StepTimer()
         self._where = f"the job's coordinator at {format_address(address)}"
         self._on_ended = on_ended
         self._steps = 0
@@ -241,7 +241,9 @@ class WorkerLink:
                 if now >= beat_at or self._has_news:
                     self._has_news = False
                     beat_at = now + self._beat_sec
-                    self._outbox.append({"type": "beat", "steps": self._steps, "pace": self.pace.as_fields()})
+                    self._outbox.append(
+                        {"type": "beat", "steps": self._steps, "step_times": self.step_timer.as_fields()}
+                    )
                 self._turn(max(0.0, beat_at - now))
             deadline = time.monotonic() + (_GOODBYE_SEC if self._closing else 0.0)
             while (self._outbox or self._connection.pending_bytes) and time.monotonic() < deadline:

@@ -269,7 +269,7 @@ def test_a_member_that_takes_no_step_while_others_did_is_given_up() -> None:
 def test_what_a_beat_tells_of_the_steps_is_handed_on() -> None:
     desk = Desk(first=2)
     desk.come(0, 1)
-    desk.say(1, "beat", steps=2, pace={"commits": 2})
+    desk.say(1, "beat", steps=2, step_times={"commits": 2})
     assert desk.beats == [Beat(1, {"commits": 2})]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unidist.control.elastic.step_times import Pace
+from unidist.control.elastic.step_times import StepTimer
 
 
 class Clock:
@@ -17,14 +17,14 @@ class Clock:
 
 def test_own_time_is_that_of_steps_without_the_waiting() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.begin(0, progress=0, waited_sec=5.0)
+    timer = StepTimer(clock)
+    timer.begin(0, progress=0, waited_sec=5.0)
     waited = 5.0
     for own, wait in ((9.0, 1.0), (1.0, 2.0), (1.5, 0.5)):
         clock.now += own + wait
         waited += wait
-        pace.commit(waited_sec=waited)
-    report = pace.report
+        timer.commit(waited_sec=waited)
+    report = timer.report
     assert (report.commits, report.timed) == (3, 2)
     assert report.first_step_sec == pytest.approx(10.0)  # compiling, warming up: it says nothing about the others
     assert report.own_sec == pytest.approx(2.5)
@@ -34,36 +34,36 @@ def test_own_time_is_that_of_steps_without_the_waiting() -> None:
 
 def test_each_generation_has_a_first_step_of_its_own_and_sums_go_on() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.begin(0, progress=0, waited_sec=0.0)
+    timer = StepTimer(clock)
+    timer.begin(0, progress=0, waited_sec=0.0)
     clock.now += 3
-    assert pace.commit(waited_sec=0.0) == pytest.approx(3.0)
+    assert timer.commit(waited_sec=0.0) == pytest.approx(3.0)
     clock.now += 1
-    assert pace.commit(waited_sec=0.25) is None
+    assert timer.commit(waited_sec=0.25) is None
     clock.now += 50  # lost, formed anew
-    pace.begin(2, progress=40, waited_sec=0.0, restore_sec=0.5)  # the new runtime counts from zero
-    assert (pace.report.generation, pace.report.restore_sec, pace.report.first_step_sec) == (2, 0.5, None)
+    timer.begin(2, progress=40, waited_sec=0.0, restore_sec=0.5)  # the new runtime counts from zero
+    assert (timer.report.generation, timer.report.restore_sec, timer.report.first_step_sec) == (2, 0.5, None)
     clock.now += 2
-    assert pace.commit(waited_sec=0.75) == pytest.approx(2.0)
+    assert timer.commit(waited_sec=0.75) == pytest.approx(2.0)
     clock.now += 1
-    pace.commit(waited_sec=1.0)
-    assert (pace.report.commits, pace.report.timed, pace.report.progress) == (4, 2, 42)
-    assert pace.report.own_sec == pytest.approx(0.75 + 0.75)
+    timer.commit(waited_sec=1.0)
+    assert (timer.report.commits, timer.report.timed, timer.report.progress) == (4, 2, 42)
+    assert timer.report.own_sec == pytest.approx(0.75 + 0.75)
 
 
 def test_waiting_of_several_threads_never_exceeds_the_step() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.begin(0, progress=0, waited_sec=0.0)
-    pace.commit(waited_sec=0.0)
+    timer = StepTimer(clock)
+    timer.begin(0, progress=0, waited_sec=0.0)
+    timer.commit(waited_sec=0.0)
     clock.now += 1
-    pace.commit(waited_sec=7.0)
-    assert (pace.report.own_sec, pace.report.waited_sec) == (0.0, 1.0)
+    timer.commit(waited_sec=7.0)
+    assert (timer.report.own_sec, timer.report.waited_sec) == (0.0, 1.0)
 
 
 def test_updates_are_told_beside_commits() -> None:
-    pace = Pace()
-    pace.update()
-    pace.update()
-    assert pace.as_fields()["updates"] == 2
-    assert pace.as_fields()["commits"] == 0
+    timer = StepTimer()
+    timer.update()
+    timer.update()
+    assert timer.as_fields()["updates"] == 2
+    assert timer.as_fields()["commits"] == 0
