@@ -336,7 +336,7 @@ def training_of(
         return None
     if data is None:
         raise UsageError(
-            "elastic=True, and the batch does not come from data of ud.shard(): only that can be dealt out anew when "
-            "ranks come and go. Use for x, y in ud.shard(loader), or ud.elastic.run and a sampler of your own"
+            "elastic=True, and the batch does not come from data of ud.shard(): only that can be redistributed when "
+            "ranks join or leave. Use for x, y in ud.shard(loader), or ud.elastic.run and your own sampler"
         )
     return make(membership, data, choice if isinstance(choice, Policy) else Policy())

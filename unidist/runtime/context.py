@@ -63,7 +63,7 @@ class Context:
         self._closing = ExitStack()
         self._owned: dict[Any, Any] = {}
         self.elastic_data: Any = None
-        """The data that was iterated over last, of what can be dealt anew; see `elastic_training.DealsAnew`."""
+        """The redistributable data that was iterated over last, see `unidist.elastic.step_training.Redistributable`."""
         self.recorder = Recorder()
         if settings.timeline is not None:
             self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
