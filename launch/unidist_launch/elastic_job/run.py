@@ -120,7 +120,7 @@ class ElasticRun:
             if isinstance(event, Happened):
                 self._note(event.kind, event.fields)
             elif isinstance(event, Beat):
-                self._observation.beat(event.worker, event.pace)
+                self._observation.beat(event.worker, event.step_times)
             elif isinstance(event, HostCame):
                 self._welcome(event.host, event.facts)
             elif isinstance(event, HostSaid):
