@@ -1,0 +1,67 @@
+"""A hook of mkdocs: the API reference has everything that is public.
+
+Pages of the core are written by hand, because their order matters; what they leave out is put at the end of the first
+one. Pages of the other areas list all packages with public names. `mkdocs.yml` names this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = "reference/core.md"
+AREAS = {f"reference/{area}.md": area for area in ("adapters", "plugins", "launch")}
+"""Pages by their path in docs, and the folder whose packages they show."""
+FACADES = ("unidist.torch", "unidist.tensorflow", "unidist.keras")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Called by mkdocs for each page: append what it has to show besides, as mkdocstrings wants it."""
+    path = page.file.src_uri
+    names: list[str] = []
+    if path in AREAS:
+        names = public_modules(ROOT / AREAS[path])
+    elif path == CORE:
+        shown = shown_by_hand(ROOT / "docs" / "reference")
+        names = [name for name in public_modules(ROOT, "unidist") if name not in shown and not _is_facade(name)]
+    return markdown + "".join(f"\n\n::: {name}\n" for name in names)
+
+
+def public_modules(root: Path, package: str = "*") -> list[str]:
+    """Return the packages that list names in `__all__`, and modules that are listed there, private ones excepted.
+
+    Args:
+        root: the folder that packages are in.
+        package: the one to look into; default: all.
+    """
+    found = set()
+    for path in root.glob(f"{package}/**/__init__.py"):
+        name = ".".join(path.parent.relative_to(root).parts)
+        names = _listed(path)
+        if names and "._" not in name:
+            found.add(name)
+            found |= {f"{name}.{each}" for each in names if (path.parent / f"{each}.py").exists()}
+    found |= {f"{path.parent.name}.{path.stem}" for path in root.glob(f"{package}/[a-z]*.py") if _listed(path)}
+    return sorted(found)
+
+
+def shown_by_hand(folder: Path) -> set[str]:
+    """Return what the pages in a folder name."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
+    return set(re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE))
+
+
+def _is_facade(name: str) -> bool:
+    return name.startswith(FACADES)
+
+
+def _listed(path: Path) -> list[str]:
+    """Return `__all__` of a file; empty if it has none."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
