@@ -12,7 +12,7 @@ import pytest
 
 from unidist.runtime import hookspecs
 from unidist.settings.environment import VARIABLES
-from unidist_launch import command_spec, observers
+from unidist_launch import command_options, command_spec, observers
 from unidist_pipeline.schedules import registration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def public_names() -> list[str]:
 
 HOOKS = [
     (name, list(inspect.signature(function).parameters))
-    for module in (hookspecs, command_spec, observers, registration)
+    for module in (hookspecs, command_options, command_spec, observers, registration)
     for name, function in vars(module).items()
     if name.startswith("unidist_")
 ]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
-from unidist_launch import command_spec, observers
+from unidist_launch import command_options, command_spec, observers
+from unidist_launch.command_options import CommandOptionsSpec
 from unidist_launch.command_spec import CommandSpec
 from unidist_launch.observers import ObserverSpec
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def unidist_add_kinds(manager: PluginManager) -> None:
     """Let plugins register commands, and observers of jobs."""
     manager.add_kind(CommandSpec, command_spec)
+    manager.add_kind(CommandOptionsSpec, command_options)
     manager.add_kind(ObserverSpec, observers)
 
 

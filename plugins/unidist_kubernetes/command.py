@@ -8,7 +8,6 @@ import yaml
 from unidist.errors import ConfigurationError
 from unidist_kubernetes import discovery as kubernetes_discovery
 from unidist_kubernetes.manifest import Kind, Manifest
-from unidist_slurm.command import check_launch
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _COUNT = click.IntRange(min=1)
@@ -68,7 +67,9 @@ def manifest(
     Options of `unidist launch` stand after two dashes. The pods of a Job and of a JobSet need a Secret; the first
     lines of what is printed say how to make it.
     """
-    check_launch(arguments)
+    from unidist_launch.commands.arguments import check_launch
+
+    check_launch(arguments, scheduler="Kubernetes")
     variables = {}
     for item in env:
         key, equals, value = item.partition("=")

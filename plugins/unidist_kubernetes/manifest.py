@@ -235,6 +235,6 @@ class Manifest:
 
 
 def _gives_num_proc(arguments: Sequence[str]) -> bool:
-    from unidist_launch.commands.launch import launch
+    from unidist_launch.commands.arguments import launch_parameters
 
-    return launch.make_context("unidist launch", list(arguments)).params["num_proc"] is not None
+    return launch_parameters(arguments)["num_proc"] is not None

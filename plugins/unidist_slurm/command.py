@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from unidist.errors import ConfigurationError
 from unidist_slurm.script import BatchScript
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -53,23 +51,8 @@ def script(
 
     Options of `unidist launch` stand after two dashes. There are as many ranks as tasks, unless -np says otherwise.
     """
-    check_launch(arguments)
+    from unidist_launch.commands.arguments import check_launch
+
+    check_launch(arguments, scheduler="Slurm")
     named = {name.replace("_", "-"): value for name, value in options.items()}
     click.echo(BatchScript(interpreter, arguments, named, more, setup).text(), nl=False)
-
-
-def check_launch(arguments: Sequence[str]) -> None:
-    """Refuse what `unidist launch` would refuse on the cluster, hours later.
-
-    Raises:
-        click.UsageError: an option is unknown, or its value cannot be read.
-        ConfigurationError: there is nothing to run, or hosts are named.
-    """
-    from unidist_launch.commands.launch import launch
-
-    context = launch.make_context("unidist launch", list(arguments))
-    if not context.params["command"]:
-        raise ConfigurationError("nothing to run: the script stands after the options of `unidist launch`.")
-    for name in ("hosts", "hostfile"):
-        if context.params[name] is not None:
-            raise ConfigurationError("-H and --hostfile have no place here: Slurm chooses the nodes.")

@@ -9,42 +9,27 @@ import logging
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from unidist._version import __version__
 from unidist.engine import Availability, EngineSpec
-from unidist.errors import ConfigurationError, UnidistError
+from unidist.errors import UnidistError
 from unidist.framework import FrameworkSpec
 from unidist.launcher import LauncherSpec
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import HOROVOD_VARIABLES, Settings
 from unidist.settings.placement import read_placement
 from unidist_launch.display import machine
+from unidist_launch.options.plugin_options import ExtendedCommand
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=ExtendedCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--deep", is_flag=True, help="Import each installed framework and its adapter too (takes seconds).")
-@click.option(
-    "--measure",
-    "target",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Instead, start ranks that time arithmetic, memory and messages (seconds), and write a file for unidist plan.",
-)
-@click.option("--measure-ranks", type=int, help="Number of these ranks. Default: one for each core, at least 2.")
-@click.option("--measure-engine", metavar="NAME", help="Engine to measure. Default: what a job would get here.")
-def doctor(
-    as_json: bool, deep: bool, target: Path | None, measure_ranks: int | None, measure_engine: str | None
-) -> int:
+def doctor(as_json: bool, deep: bool) -> int:
     """Show what is installed and usable on this machine: engines, frameworks, memory, environment."""
-    if target is not None:
-        return _measure(target, measure_ranks, measure_engine, as_json=as_json)
-    for name, value in (("--measure-ranks", measure_ranks), ("--measure-engine", measure_engine)):
-        if value is not None:
-            raise ConfigurationError(f"{name} is about measuring: give --measure FILE too")
     logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
     problems: list[str] = []
     try:
@@ -67,21 +52,6 @@ def doctor(
         click.echo(json.dumps(facts, indent=2))
     else:
         _print(facts)
-    return 0
-
-
-def _measure(target: Path, num_ranks: int | None, engine: str | None, *, as_json: bool) -> int:
-    from unidist_planner import measure
-    from unidist_planner.step_time import measurements
-
-    if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise ConfigurationError(f"{target} cannot be written, so nothing was measured; give --measure another file")
-    found = measure.measured(num_ranks, engine)
-    measurements.write(found, target)
-    if as_json:
-        click.echo(target.read_text(encoding="utf-8"), nl=False)
-    else:
-        measure.show(found, target)
     return 0
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from unidist.errors import UnidistError
 from unidist.launcher import JobObserver
 from unidist.runtime.plugin_manager import PluginManager
-from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedCommand
 from unidist_launch.observers import ObserverSpec
+from unidist_launch.options.plugin_options import load_plugins, without_clashes
 
 _MANAGER = "unidist.plugin_manager"
 _SPECS = "unidist.observers"
-_log = logging.getLogger("unidist.plugins")
 
 
 class ObservedCommand(GroupedCommand):
@@ -25,15 +22,15 @@ class ObservedCommand(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; plugins that `-p no:NAME` switches off are not even imported for it."""
-        ctx.meta[_MANAGER] = _load(_switched_off(self, args))
+        ctx.meta[_MANAGER] = load_plugins(_switched_off(self, args))
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters of this command, then those of observers."""
         own = super().get_params(ctx)
         if _SPECS not in ctx.meta:
-            manager = ctx.meta.get(_MANAGER) or _load(frozenset())
-            ctx.meta[_SPECS] = list(_without_clashes(manager, own))
+            manager = ctx.meta.get(_MANAGER) or load_plugins()
+            ctx.meta[_SPECS] = list(without_clashes(manager, ObserverSpec, own))
         return [*own, *(option for spec in ctx.meta[_SPECS] for option in spec.options)]
 
 
@@ -72,14 +69,6 @@ def observers(
     return tuple(found)
 
 
-def _load(switched_off: frozenset[str]) -> PluginManager:
-    """Return the plugins for a first look. What is wrong with the environment, the command itself will say."""
-    try:
-        return PluginManager([*Settings.read().disabled_plugins, *switched_off]).load()
-    except UnidistError:
-        return PluginManager().load()
-
-
 def _switched_off(command: click.Command, arguments: Sequence[str]) -> frozenset[str]:
     """Return the names that stand after `-p no:`, before the options can be read."""
     own = {name: option for option in command.params if isinstance(option, click.Option) for name in option.opts}
@@ -96,20 +85,3 @@ def _switched_off(command: click.Command, arguments: Sequence[str]) -> frozenset
             names += [value] if not num_values else arguments[at + 1 : at + 2]
         at += 1 + num_values
     return frozenset(name.removeprefix("no:") for name in names if name.startswith("no:"))
-
-
-def _without_clashes(manager: PluginManager, own: Sequence[click.Parameter]) -> Iterable[ObserverSpec]:
-    """Yield the observers whose options are not taken by those before them; report the others."""
-    if ObserverSpec not in manager.kinds:  # the plugin of this package is switched off
-        return
-    taken = {name for parameter in own for name in (parameter.name, *parameter.opts, *parameter.secondary_opts)}
-    registry = manager.registry(ObserverSpec)
-    for spec in registry:
-        names = {name for each in spec.options for name in (each.name, *each.opts, *each.secondary_opts)}
-        if names & taken:
-            clash = min(name for name in names & taken if name)
-            origin = registry.origin_of(spec.name)
-            _log.warning("observer %r of plugin %s: there is an option %s already", spec.name, origin, clash)
-        else:
-            taken |= names
-            yield spec

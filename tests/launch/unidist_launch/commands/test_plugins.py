@@ -69,6 +69,8 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "schedules": [],
         "launchers": [],
         "commands": ["coo"],
+        "command_options": [],
+        "observers": [],
         "hooks": ["unidist_shutdown"],
         "problems": [],
     }

@@ -90,7 +90,6 @@ def test_an_observer_is_told_of_events_and_lines_and_may_publish_and_signal() ->
         output.feed(1, Stream.STDOUT, b"hello\n")
         observation.turn()
         assert observation.summary() == "5 entries"
-    begin = [(("train",), 2), ("lost", {"rank": 1}), ("noticed", {"rank": 1}), ("noticed", {"rank": 1})]
     told = [(("train",), 2), ("lost", {"rank": 1}), ("noticed", {"rank": 1}), ("noticed", {"rank": 1})]
     assert listening.entries == [*told, (1, [b"hello"]), "closed"]
     assert (1, [b"hello"]) not in deaf.entries
