@@ -28,7 +28,7 @@ _TRUTH_OPERATIONS: dict[ReduceOp, np.ufunc] = {
 
 
 def reduce(target: Buffer, source: Buffer | None, op: ReduceOp, scale: float) -> None:
-    """See `unidist.algorithms._reduce.Kernel`."""
+    """Reduce with numpy, as a `unidist.algorithms._reduce.Kernel` does."""
     into = _array(target)
     operand = None if source is None else _array(source)
     # An overflow to infinity is the right result of a sum, as it is in every engine; numpy would warn of it.

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from typing_extensions import override
+
 from unidist.algorithms import _checks, collectives
 from unidist.algorithms._messages import cut, speaking_for
 from unidist.algorithms._reduce import check_reduction
@@ -35,21 +37,24 @@ class PointToPointCommunicator(Communicator):
     _ended = False
 
     @abstractmethod
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`. Subclasses call this first: it ends the messages of collectives."""
+        """Abort the channel of the collectives. Subclasses call this first."""
         self._aborted = reason
         if self._channel is not None:
             self._channel.abort(reason)
 
     @abstractmethod
+    @override
     def close(self) -> None:
-        """See `Communicator.close`. Subclasses call this first: it closes the channel of the collectives."""
+        """Close the channel of the collectives. Subclasses call this first."""
         self._ended = True
         if self._channel is not None:
             self._channel.close()
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`; by the algorithm named in `algorithm`."""
+        """Reduce by the algorithm named in `algorithm`."""
         if self.algorithm not in ALGORITHMS:
             raise unknown_choice("allreduce algorithm", self.algorithm, ALGORITHMS)
         _checks.check_same_type("allreduce", source, target)
@@ -60,8 +65,8 @@ class PointToPointCommunicator(Communicator):
             ALGORITHMS[self.algorithm](channel, target, op=op, scale=scale)
         return COMPLETED
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         _checks.check_same_type("allgather", source, target)
         counts = _checks.checked_counts("allgather", counts, [source.count] * self.size, self)
         _checks.check_count("allgather", "source", source, counts[self.rank])
@@ -72,13 +77,14 @@ class PointToPointCommunicator(Communicator):
             collectives.ring_allgather(channel, pieces)
         return COMPLETED
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         with self._collective(f"broadcast of {buffer.count} {buffer.dtype} from rank {root}") as channel:
             collectives.binomial_broadcast(channel, buffer, root=root)
         return COMPLETED
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -88,7 +94,6 @@ class PointToPointCommunicator(Communicator):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`."""
         _checks.check_same_type("reducescatter", source, target)
         counts = _checks.checked_counts("reducescatter", counts, [target.count] * self.size, self)
         _checks.check_count("reducescatter", "target", target, counts[self.rank])
@@ -98,10 +103,10 @@ class PointToPointCommunicator(Communicator):
             collectives.ring_reducescatter(channel, cut(source, counts), target, op=op, scale=scale)
         return COMPLETED
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         _checks.check_same_type("alltoall", source, target)
         send_counts = _checks.checked_counts("alltoall", send_counts, (), self)
         receive_counts = _checks.checked_counts("alltoall", receive_counts, (), self)
@@ -111,8 +116,8 @@ class PointToPointCommunicator(Communicator):
             collectives.pairwise_alltoall(channel, cut(source, send_counts), cut(target, receive_counts))
         return COMPLETED
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         with self._collective("barrier") as channel:
             collectives.dissemination_barrier(channel)
         return COMPLETED

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from unidist.algorithms import _checks
 from unidist.algorithms._messages import speaking_for
 from unidist.algorithms._reduce import check_reduction
@@ -46,8 +48,9 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         self.capabilities = replace(inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False)
         self.description = f"{inner.description}, {name} all-reduce"
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`; complete when the call returns."""
+        """Run the operation to its end; it is complete when the call returns."""
         _checks.check_same_type("allreduce", source, target)
         _checks.check_count("allreduce", "target", target, source.count)
         check_reduction(target, op)

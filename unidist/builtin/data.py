@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from unidist.buffer import HOST
 from unidist.cost_model.exchange_cost import allreduced
 from unidist.cost_model.step_interface import PredictsStepTime
@@ -48,12 +50,12 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
     compression: str | None = None
 
     @property
+    @override
     def axis_size(self) -> int | None:
-        """See `Strategy.axis_size`."""
         return self.size
 
+    @override
     def check_plugins(self, plugins: Plugins) -> None:
-        """See `NamesPlugins.check_plugins`."""
         if self.compression is not None:
             build_compressor(self.compression, plugins.registry(CompressorSpec))
 
@@ -62,19 +64,19 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
         if self.bucket_mb is not None and self.bucket_mb <= 0:
             raise ConfigurationError(f"data:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
 
+    @override
     def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """See `PredictsStepTime.predict`."""
         return allreduced(step, beside=self.overlap)
 
     @property
+    @override
     def completes_in_backward(self) -> bool:
-        """See `GradientOwner.completes_in_backward`."""
         return self.overlap
 
+    @override
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
-        """See `GradientOwner.make_exchange`."""
         on_device = any(parameter.memory != HOST for parameter in parameters)
         if options.compressor is None and self.compression is not None:
             options = replace(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
+from typing_extensions import override
+
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, Work
 from unidist.framework import Framework
@@ -18,8 +20,8 @@ class _HalfPrecision(GradientCompressor):
 
     wire: ClassVar[DType]
 
+    @override
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """See `GradientCompressor.attach`."""
         if not bucket.memory.dtype.is_floating or bucket.memory.dtype.itemsize <= self.wire.itemsize:
             return None
         return _HalfBucket(bucket, self.wire)
@@ -52,8 +54,8 @@ class _HalfBucket(BucketCompressor):
         else:
             self._narrow = bucket.framework.allocate(bucket.memory.count, wire, bucket.memory.memory)
 
+    @override
     def allreduce(self, scale: float) -> Work:
-        """See `BucketCompressor.allreduce`."""
         self._framework.convert(self._memory, self._narrow)
         return _Widening(self, self._communicator.allreduce(self._narrow, self._narrow, scale=scale))
 
@@ -67,13 +69,13 @@ class _Widening(Work):
         self._bucket: _HalfBucket | None = bucket
         self._inner = inner
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         self._inner.wait(timeout)
         if self._bucket is not None:
             self._bucket.widen()
             self._bucket = None
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         return self._inner.done()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor
 
 
@@ -14,6 +16,6 @@ class NoCompression(GradientCompressor):
 
     name: ClassVar[str] = "none"
 
+    @override
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """See `GradientCompressor.attach`."""
         return None

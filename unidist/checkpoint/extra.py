@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.parts import Part
@@ -45,19 +47,21 @@ class Extra(KeepsState):
         if values is not None and is_writer:
             self._plain = {key: self._taken(value, key) for key, value in values.items()}
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         return [self._piece(name, tensor) for name, tensor in self._tensors.items()]
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return self._plain
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`: whatever was saved can be loaded."""
+        """Accept every section: all that was saved can be loaded."""
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`; it ends in `loaded`."""
+        """Load the values into `loaded`."""
         self.loaded = {key: self._given(value, section) for key, value in section.values.items()}
 
     def _taken(self, value: Any, path: str) -> Any:

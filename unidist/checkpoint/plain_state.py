@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
@@ -32,16 +33,18 @@ class PlainState(KeepsState):
         self._put = put
         self._is_writer = is_writer
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`: there are none."""
+        """Return no pieces: there are only plain values."""
         return ()
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return {name: encoded(value) for name, value in self._get().items()} if self._is_writer else {}
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`: both have the same names."""
+        """Raise CheckpointError if `strict` and the saved names are not those of this state."""
         saved, present = sorted(section.values), sorted(self._get())
         if saved != present and strict:
             raise CheckpointError(
@@ -49,8 +52,8 @@ class PlainState(KeepsState):
                 f"{', '.join(present) or 'none'}. Begin with the same ones, or with another folder"
             )
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         self._put({name: decoded(value) for name, value in section.values.items()})
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
 
@@ -37,12 +39,12 @@ class RandomState(KeepsState):
         """Return the name of this rank's state of a generator."""
         return f"{generator}@{self._rank}"
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         return self.tensors()
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         version, numbers, gauss = random.getstate()
         own: dict[str, Any] = {"python": [version, list(numbers), gauss]}
         if "numpy" in sys.modules:
@@ -52,11 +54,12 @@ class RandomState(KeepsState):
             own["numpy"] = [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
         return {"ranks": {self._rank: own}}
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`: generators that are not known here are left out."""
+        """Accept every section: generators that this process does not have are left out."""
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         own = section.values.get("ranks", {}).get(self._rank)
         if own is None:
             return

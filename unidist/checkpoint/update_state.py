@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.pieces import Piece
 from unidist.optim.update import Update
@@ -24,12 +26,13 @@ class UpdateState(KeepsState):
     def __init__(self, update: Update) -> None:
         self._update = update
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`: there are none."""
+        """Return no pieces: there are only plain values."""
         return ()
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         scaler = self._update.scaler
         strategies = {strategy.name: strategy.state() for strategy in self._update.strategies}
         return {
@@ -38,11 +41,12 @@ class UpdateState(KeepsState):
             "strategies": {name: state for name, state in strategies.items() if state},
         }
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
+        """Accept every section: the values need no check."""
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         values = section.values
         self._update.step = int(values["step"])
         scaler = self._update.scaler

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.control.meeting import Meeting, refusal
 from unidist.control.service import Action, Drop, Publish, Send, Service
 from unidist.control.wire import Message
@@ -115,8 +117,8 @@ class Coordinator(Service):
 
     # What comes in.
 
+    @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        """See `Service.received`."""
         kind = message["type"]
         if peer in self._agents:
             self._agents[peer].heard = now
@@ -135,15 +137,15 @@ class Coordinator(Service):
         else:
             yield Drop(peer, f"sent {kind!r} before it said who it is")
 
+    @override
     def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
-        """See `Service.lost`."""
         if peer in self._agents:
             yield from self._lose_host(peer, f"its connection ended ({reason})")
         elif peer in self._ranks:
             yield from self._lose_rank(peer, reason)
 
+    @override
     def tick(self, now: float) -> Iterator[Action]:
-        """See `Service.tick`."""
         for peer, agent in list(self._agents.items()):
             silent = now - agent.heard
             if silent > self._limit:

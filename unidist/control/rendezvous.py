@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.control.client import ControlClient
 from unidist.control.connection import ConnectionLost
 from unidist.control.meeting import MAX_PAYLOAD_BYTES
@@ -70,8 +72,9 @@ class ControlRendezvous(Rendezvous):
             self._client.close()
             raise
 
+    @override
     def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
-        """See `Rendezvous.allgather`; descriptors cannot travel between hosts."""
+        """Exchange payloads with the other ranks; descriptors cannot be sent to other hosts."""
         if fds:
             raise UsageError("open descriptors cannot be given to other hosts")
         if len(payload) >= MAX_PAYLOAD_BYTES:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import override
+
 from unidist.errors import ConfigurationError, unknown_choice
 
 OPTIMIZER_STATES: dict[str, int] = {
@@ -82,8 +84,8 @@ class MeasuredActivations(ActivationModel):
     kept: ActivationBytes
     itemsize: int
 
+    @override
     def bytes(self, itemsize: int) -> ActivationBytes:
-        """See `ActivationModel.bytes`."""
         factor = itemsize / self.itemsize
         kept = self.kept
         return ActivationBytes(

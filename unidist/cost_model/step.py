@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from typing_extensions import override
+
 Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv"]
 """What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv"."""
 
@@ -70,12 +72,12 @@ class Order(ABC):
 class OneAfterTheOther(Order):
     """Each rank computes its pieces by itself: no pipeline."""
 
+    @override
     def seconds(self, num_pieces: int, forward: float, backward: float, message: float) -> float:
-        """See `Order.seconds`."""
         return num_pieces * (forward + backward)
 
+    @override
     def at_least(self, num_pieces: int, forward: float, backward: float) -> float:
-        """See `Order.at_least`."""
         return num_pieces * (forward + backward)
 
 

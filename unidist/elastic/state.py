@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from typing_extensions import override
+
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.plain_state import PlainState
@@ -43,13 +45,13 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State(ABC):
-    """What training needs to go on: kept in memory by `commit`, made equal on all ranks by `sync`."""
+    """The state from which training can continue: kept in memory by `commit`, made equal on all ranks by `sync`."""
 
     def __init__(self) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Call these after the number of ranks has changed: to set the learning rate anew, say."""
+        """Call these after the number of ranks has changed, for example to adapt the learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -59,17 +61,17 @@ class State(ABC):
             callback()
 
     def commit(self) -> None:
-        """Keep the present state, to come back to, and look for changes of the hosts.
+        """Keep the present state, so that it can be restored, and check for changes of the hosts.
 
         Raises:
-            HostsUpdatedInterrupt: hosts came or go.
+            HostsUpdatedInterrupt: hosts join or leave.
         """
         self.save()
         self.num_commits += 1
         self.check_host_updates_at_commit()
 
     def check_host_updates_at_commit(self) -> None:
-        """Look for changes of the hosts, and make a durable checkpoint of the commit if one is due."""
+        """Check for changes of the hosts, and make a durable checkpoint of the commit if one is due."""
         if self.durable is None:
             self.check_host_updates()
             return
@@ -78,13 +80,13 @@ class State(ABC):
         self.durable.save_if_agreed(self)
 
     keeps_shares = False
-    """Each rank has a share only of some value: after every change of the world the state is synchronised."""
+    """Some value is divided over the ranks: after every change of the world the state is synchronised."""
 
     num_commits = -1
-    """Commits that this state has seen, on whatever rank: whose is largest is furthest. Below 0: it was never equal."""
+    """Commits that this state includes, made on any rank: the largest is the latest. Below 0: never synchronised."""
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on every rank alike, if others wait to come, or some are to go.
+        """Raise HostsUpdatedInterrupt, on every rank, if ranks are waiting to join or some are to leave.
 
         Collective in an elastic job: every rank calls it, or `commit`, equally often.
         """
@@ -106,19 +108,20 @@ class State(ABC):
     # Durable checkpoints, see `unidist.elastic.durable.checkpoints`
 
     durable: Durable | None = None
-    """Makes them; None: there are none."""
+    """Makes durable checkpoints; None: there are none."""
 
     def checkpoint_to(
         self, folder: str | os.PathLike[str], *, interval: float | Literal["auto"] = AUTO, keep: int = 2
     ) -> None:
-        """Make durable checkpoints of this state, and begin from the latest one, in the function that `run` wraps.
+        """Make durable checkpoints of this state, and start from the latest one, in the function that `run` wraps.
 
-        Every rank calls it alike, before that function; it wins over `--checkpoint-dir`.
+        Every rank calls it with the same arguments, before that function; it takes precedence over
+        `--checkpoint-dir`.
 
         Args:
-            folder: of its own, in a file system that all ranks share.
-            interval: seconds between two of them; "auto": as often as they take less than 3.5 % of the time.
-            keep: complete ones that stay.
+            folder: for these checkpoints alone, in a file system that all ranks share.
+            interval: seconds from one to the next; "auto": as often as they take less than 3.5 % of the time.
+            keep: number of complete checkpoints to keep.
 
         Raises:
             ConfigurationError: a value is out of range.
@@ -126,10 +129,10 @@ class State(ABC):
         self.durable = Durable(DurableOptions(Path(os.path.abspath(folder)), interval_of(interval), keep))
 
     def durable_parts(self) -> DurableParts:
-        """Return what a durable checkpoint of this state consists of.
+        """Return the contents of a durable checkpoint of this state.
 
         Raises:
-            UsageError: states of this kind have none.
+            UsageError: states of this kind cannot be saved.
         """
         raise UsageError(
             f"{type(self).__name__} cannot be put into checkpoints: use TorchState, KerasState or ObjectState, or "
@@ -137,14 +140,16 @@ class State(ABC):
         )
 
     def begin_generation(self, progress: int, *, needs_sync: bool) -> None:
-        """Become equal on all ranks, by `sync` or from a checkpoint; `run` calls it before the function. Collective.
+        """Make the state equal on all ranks, by `sync` or from a checkpoint. Collective.
+
+        `run` calls it before the function.
 
         Args:
-            progress: commits that the state of rank 0 has seen; 0: it is that of the script's beginning.
+            progress: commits that the state of rank 0 includes; 0: it is that of the script's beginning.
             needs_sync: not all ranks have that state.
 
         Raises:
-            StateLostError: ranks have lost a share of the state, and there is no checkpoint.
+            StateLostError: a share of the state was lost with its ranks, and no checkpoint exists.
             CheckpointError: the latest checkpoint cannot be loaded into this state.
         """
         options = context.current().settings.durable
@@ -158,7 +163,7 @@ class State(ABC):
         self.num_commits = progress
 
     def finish(self) -> None:
-        """Training has come to its end: make a checkpoint of what it came to, where there are any. Collective."""
+        """Make a last checkpoint at the end of training, if the state is durable. Collective."""
         if self.durable is not None:
             self.durable.finish(self)
 
@@ -191,24 +196,27 @@ class Handler(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """See `State.save`."""
+        """Keep a copy of the present value in memory."""
 
     @abstractmethod
     def restore(self) -> None:
-        """See `State.restore`."""
+        """Bring back the value that was kept."""
 
     @abstractmethod
     def sync(self) -> None:
-        """See `State.sync`. `ObjectState` saves when all values are there, so that a commit is never half another's."""
+        """Give every rank the value of rank 0. Collective.
+
+        `ObjectState` calls `save` only after all values were synchronised, so that a commit never mixes two states.
+        """
 
 
 class SharedHandler(Handler):
-    """For a value of which each rank has a share only. Its state keeps all of these together, see `PeerMemory`.
+    """Handler of a value that is divided over the ranks; `ObjectState` keeps all of them in one `PeerMemory`.
 
     Args:
         value: the value.
-        states: what the value takes to a checkpoint, by section: asked anew each time.
-        convert: of the framework, see `Framework.convert`.
+        states: returns the value's checkpoint states, by section; called each time they are needed.
+        convert: `Framework.convert`.
     """
 
     def __init__(
@@ -219,25 +227,28 @@ class SharedHandler(Handler):
         super().__init__(value)
 
     def states(self, name: str) -> dict[str, KeepsState]:
-        """Return the states of the value that the state has under this name, by section."""
+        """Return the value's states, by section; section names begin with `name`."""
         return {f"{name}.{section}": state for section, state in self._states(self.value).items()}
 
+    @override
     def save(self) -> None:
-        """Nothing: see `ObjectState.save`."""
+        """Do nothing: `ObjectState.save` keeps all shares."""
 
+    @override
     def restore(self) -> None:
-        """Nothing: see `ObjectState.restore`."""
+        """Do nothing: `ObjectState.restore` restores all shares."""
 
+    @override
     def sync(self) -> None:
-        """Nothing: see `ObjectState.sync`."""
+        """Do nothing: `ObjectState.sync` loads all shares."""
 
 
 class ObjectState(State):
     """State of plain objects, each an attribute: `ObjectState(epoch=0, batch=0)`.
 
     Args:
-        handlers: values with a handler of their own, by attribute.
-        values: the others, by attribute. They must be picklable (cloudpickle).
+        handlers: for values that have one, by attribute.
+        values: the other values, by attribute. They must be picklable (cloudpickle).
     """
 
     def __init__(self, handlers: Mapping[str, Handler] | None = None, **values: Any) -> None:
@@ -253,44 +264,48 @@ class ObjectState(State):
         self._keep_shares()
 
     @property
+    @override
     def keeps_shares(self) -> bool:  # type: ignore[override]  # which is a constant where there are no handlers
-        """See `State.keeps_shares`."""
         return self._shares is not None
 
+    @override
     def commit(self) -> None:
-        """See `State.commit`. Collective where each rank has a share only of some value."""
+        """Keep the present state and check for changes of the hosts. Collective if a value is divided over ranks."""
         self.save()
         self.num_commits += 1
         if self._shares is not None:
             self._shares.forget_older()
         self.check_host_updates_at_commit()
 
+    @override
     def check_host_updates(self) -> None:
-        """See `State.check_host_updates`."""
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt:
             if self._shares is not None:
-                self.save()  # where those that leave have a share, others must have it
+                self.save()  # the shares of ranks that leave must be on other ranks
             raise
 
+    @override
     def save(self) -> None:
-        """See `State.save`. Objects are copied, so that later changes do not reach what was kept."""
+        """Keep deep copies of the values, so that later changes do not affect them."""
         self._keep_shares()  # first: with a rank it may fail
         for handler in self._handlers.values():
             handler.save()
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
+    @override
     def restore(self) -> None:
-        """See `State.restore`. Where the world has changed, shares are fetched from their holders by `sync`."""
+        """Bring back the values that were kept. If the world has changed, `sync` fetches the shares instead."""
         if self._shares is not None and self._is_divided_for(context.current()):
             self._shares.restore(self._states())
         for handler in self._handlers.values():
             handler.restore()
         self._restore_values()
 
+    @override
     def sync(self) -> None:
-        """See `State.sync`; what every rank has afterwards is committed."""
+        """Give every rank the state of rank 0, and commit it. Collective."""
         runtime = context.current()
         if self._shares is not None and not self._is_divided_for(runtime):
             self._shares.load(peers_of(runtime), self._states())
@@ -305,7 +320,7 @@ class ObjectState(State):
         self._restore_values()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Replace a value; one with a handler is kept by it from now on."""
+        """Replace a value; if it has a handler, the handler keeps the new value."""
         handler = self.__dict__.get("_handlers", {}).get(name)
         if handler is not None:
             handler.value = value
@@ -319,11 +334,12 @@ class ObjectState(State):
             self._kept_in = weakref.ref(runtime)
 
     def _is_divided_for(self, runtime: context.Context) -> bool:
-        """Say whether the shares that were kept last are those of the present ranks."""
+        """Return whether the shares kept last are those of the present ranks."""
         return self._kept_in is not None and self._kept_in() is runtime
 
+    @override
     def durable_parts(self) -> DurableParts:
-        """See `State.durable_parts`; values with a handler are those of the frameworks' own states."""
+        """Return the plain values; states of models and optimizers are up to the frameworks' own classes."""
         if self._handlers:
             return super().durable_parts()
         return DurableParts(self._plain_sections())

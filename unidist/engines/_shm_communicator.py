@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, DType
 from unidist.communicator import (
     Capabilities,
@@ -86,20 +88,21 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
 
     # Collectives
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`; 16-bit floats are added up in float32, in rank order."""
+        """Reduce the sources of all ranks; 16-bit floats are added up in float32, in rank order."""
         _check_alike(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
 
+    @override
     def pieces_obstacle(self) -> str:
-        """See `ReadsPieces.pieces_obstacle`."""
         return self._shared.pieces_obstacle
 
+    @override
     def allreduce_pieces(
         self, pieces: Sequence[Piece], target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
     ) -> Work:
-        """See `ReadsPieces.allreduce_pieces`."""
         if self.pieces_obstacle():
             raise UsageError(f"allreduce_pieces: {self.pieces_obstacle()}; copy the pieces together")
         if self.group.offset(target.address, target.nbytes) < 0:
@@ -112,19 +115,20 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             return self._post(Opcode.ALLREDUCE, target, target, op=op, scale=scale)
         return self._post(Opcode.ALLREDUCE, _NOTHING, target, op=op, scale=scale, pieces=pieces, table=table)
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         pieces = self._counts(counts, target.count)
         _check_alike(source, target, sum(pieces), "allgather")
         if source.count != pieces[self.rank]:
             raise UsageError(f"allgather: counts[{self.rank}]={pieces[self.rank]}, but the source has {source.count}")
         return self._post(Opcode.ALLGATHER, source, target, counts=pieces)
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         return self._post(Opcode.BROADCAST, buffer, buffer, root=root)
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -134,7 +138,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`."""
         pieces = self._counts(counts, source.count)
         if sum(pieces) != source.count:
             raise UsageError(
@@ -144,38 +147,39 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         _check_reduction(source.dtype, op)
         return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`."""
         sent, received = self._counts(send_counts, 0), self._counts(receive_counts, 0)
         if sum(sent) != source.count:
             raise UsageError(f"alltoall: send_counts add up to {sum(sent)}, but the source has {source.count} elements")
         _check_alike(source, target, sum(received), "alltoall")
         return self._post(Opcode.ALLTOALL, source, target, counts=sent, counts2=received)
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         return self._post(Opcode.BARRIER, _NOTHING, _NOTHING)
 
     # Messages
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`. Engine memory is read by the receiver in place; other memory is copied at once."""
+        """Send a message. The receiver reads engine memory in place; other memory is copied at once."""
         self.check_rank(to, "to")
         self._check_usable()
         return self._mailbox.send(self, buffer, to)
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         self.check_rank(source, "source")
         self._check_usable()
         return self._mailbox.receive(self, buffer, source)
 
     # The group itself
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`."""
         self._check_usable()
         chosen = tuple(ranks)
         for rank in chosen:
@@ -205,17 +209,19 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             self.timeout,
         )
 
+    @override
     def allocate(self, nbytes: int) -> Buffer:
-        """See `Communicator.allocate`."""
         self._check_usable()
         return self._shared.allocate(nbytes).buffer(nbytes)
 
+    @override
     def sharing_obstacle(self) -> str:
-        """See `SharesMemory.sharing_obstacle`: all ranks are on this host."""
+        """Return why the kernel cannot share memory, or ""; all ranks are on this host."""
         return obstacle()
 
+    @override
     def allocate_shared(self, nbytes: int) -> SharedMemory:
-        """See `SharesMemory.allocate_shared`. The memory lies in the arena of the group's first rank."""
+        """Allocate memory that all ranks map, in the arena of the group's first rank."""
         self._check_usable()
         allocation, refusal = (
             None,
@@ -241,17 +247,18 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             raise refusal
         return SharedPages(self._shared.host.memories[self.members[0]], replies[0][0], nbytes, self.rank)
 
+    @override
     def waiting_for(self) -> Sequence[int]:
-        """See `ReportsArrivals.waiting_for`."""
         return [] if self._closed else self.group.missing()
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`; the reason reaches every member."""
+        """Abort the group; every member gets the reason."""
         if not self._closed:
             self.group.abort(self.rank, f"rank {self.rank} called abort: {reason or 'no reason given'}")
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`."""
         if self._closed:
             return
         self._closed = True

@@ -11,6 +11,8 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, copy
 from unidist.communicator import COMPLETED, Work
 from unidist.engines import _shm
@@ -115,15 +117,15 @@ class SendWork(Work):
         self._number = number
         self._is_copy = is_copy
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         limit = self._communicator.timeout if timeout is None else timeout
         outcome = self._advance(nanoseconds(limit))
         if outcome:
             self._communicator.raise_outcome(outcome, f"send to rank {self._to}", limit, waits_for_one=True)
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         outcome = self._advance(0)
         return outcome == 0 or unpack(outcome)[0] is not Status.PENDING
 
@@ -156,8 +158,8 @@ class ReceiveWork(Work):
         self._communicator = communicator
         self._mailbox = mailbox
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         limit = self._communicator.timeout if timeout is None else timeout
         outcome = self._advance(nanoseconds(limit))
         if outcome:
@@ -165,8 +167,8 @@ class ReceiveWork(Work):
         if self.error is not None:
             raise self.error
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         outcome = self._advance(0)
         return outcome == 0 or unpack(outcome)[0] is not Status.PENDING
 

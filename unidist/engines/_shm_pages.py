@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, DType
 from unidist.communicator_capabilities import SharedMemory
 from unidist.engines._arena import Allocation
@@ -82,8 +84,8 @@ class SharedPages(SharedMemory):
         self.shared = Buffer(self._shared, nbytes, DType.UINT8, mappings)
         self.view = Buffer(self._view, nbytes, DType.UINT8, mappings)
 
+    @override
     def settle(self, own: Sequence[tuple[int, int]]) -> None:
-        """See `SharedMemory.settle`."""
         for begin, end in list(self._written()):
             for start, nbytes in own:
                 first, last = max(begin, start), min(end, start + nbytes)

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.algorithms._checks import check_count, check_same_type, checked_counts
 from unidist.algorithms._reduce import check_reduction, scale_in_place
 from unidist.buffer import Buffer, copy
@@ -137,12 +139,12 @@ class SingleCommunicator(Communicator, SharesMemory):
             raise UsageError(f"split: ranks {tuple(ranks)} name rank 0 {len(ranks)} times; pass it once, or ()")
         return SingleCommunicator(member=self.members[0], timeout=self.timeout) if ranks else None
 
+    @override
     def sharing_obstacle(self) -> str:
-        """See `SharesMemory.sharing_obstacle`."""
         return ""
 
+    @override
     def allocate_shared(self, nbytes: int) -> SharedMemory:
-        """See `SharesMemory.allocate_shared`."""
         self._check()
         return OneRanksMemory(nbytes)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.communicator_capabilities import Piece, ReadsPieces
@@ -89,22 +91,22 @@ class AllReduceExchange(GradientExchange):
         self._in_round = False
         self._reset()
 
+    @override
     def buffer(self, index: int) -> Buffer:
-        """See `GradientExchange.buffer`."""
         return self._place[index][1]
 
     @property
+    @override
     def in_round(self) -> bool:
-        """See `GradientExchange.in_round`."""
         return self._in_round
 
+    @override
     def accumulate(self, index: int) -> None:
-        """See `GradientExchange.accumulate`."""
         self._in_round = True
         self._status_bytes[index] = 1
 
+    @override
     def ready(self, index: int) -> None:
-        """See `GradientExchange.ready`."""
         if not self._overlap:
             self.accumulate(index)
             return
@@ -128,13 +130,13 @@ class AllReduceExchange(GradientExchange):
         plain = bucket.compression is None and self._options.predivide_factor == 1.0
         return plain and _reads_pieces(self._communicator(bucket.layout))
 
+    @override
     def submit_in_place(self, index: int, gradient: Buffer) -> None:
-        """See `GradientExchange.submit_in_place`."""
         self._place[index][0].in_place[index] = gradient
         self.ready(index)
 
+    @override
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
-        """See `GradientExchange.finish`."""
         factor = self.scale if scale is None else scale
         if self._posted and factor != self.scale:
             raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
@@ -154,15 +156,16 @@ class AllReduceExchange(GradientExchange):
         self._reset()
         return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
 
+    @override
     def reduced(self) -> ReducedGradients:
-        """See `GradientExchange.reduced`: all buckets, on every rank."""
+        """Return the memory of all buckets."""
         return ReducedGradients(
             tuple(bucket.memory for bucket in self._buckets),
             copies=tuple(bucket.layout.copies for bucket in self._buckets),
         )
 
+    @override
     def close(self) -> None:
-        """See `GradientExchange.close`."""
         for bucket in self._buckets:
             if bucket.compression is not None:
                 bucket.compression.close()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.communicator import Work
 from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor
@@ -53,8 +55,8 @@ class PerTensor(GradientCompressor):
             )
         return cls(compression, tensors)
 
+    @override
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """See `GradientCompressor.attach`."""
         return _PerTensorBucket(bucket, self.compressor, self.tensors)
 
     def __repr__(self) -> str:
@@ -81,8 +83,8 @@ class _PerTensorBucket(BucketCompressor):
         ]
         self.num_operations = len(self._gradients)
 
+    @override
     def allreduce(self, scale: float) -> Work:
-        """See `BucketCompressor.allreduce`."""
         parts = []
         for gradient in self._gradients:
             compressed, buffer, ctx = self._tensors.compress(self._compressor, gradient)
@@ -96,14 +98,14 @@ class _Decompression(Work):
         self._tensors = tensors
         self._parts = parts
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         while self._parts:
             part = self._parts[0]
             part.work.wait(timeout)
             self._parts.pop(0)
             self._tensors.decompress(self._compressor, part.gradient, part.compressed, part.ctx)
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         return all(part.work.done() for part in self._parts)

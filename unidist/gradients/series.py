@@ -1,6 +1,6 @@
-"""The gradient exchanges of one optimizer as if they were one: parameters are numbered on from one to the next.
+"""The gradient exchanges of one optimizer, used as if they were one, with parameters numbered consecutively.
 
-There are several when parameters came later: layers were unfrozen, groups were added.
+There are several if parameters were added later: layers were unfrozen, or groups were added.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ExchangeSeries:
 
     @property
     def reduces_each_pass(self) -> bool:
-        """See `GradientExchange.reduces_each_pass`: one of them does."""
+        """Whether any of the exchanges reduces each pass."""
         return any(exchange.reduces_each_pass for exchange in self._exchanges)
 
     def add(self, exchange: GradientExchange) -> None:
-        """Number the parameters of another exchange on from the earlier ones."""
+        """Append an exchange; its parameters are numbered after the earlier ones."""
         self._exchanges.append(exchange)
         self._places += [(exchange, index) for index in range(len(exchange.parameters))]
 
@@ -43,14 +43,14 @@ class ExchangeSeries:
         return self._places[index]
 
     def replace(self, make: Callable[[Sequence[ParameterInfo]], GradientExchange]) -> None:
-        """Close every exchange, when another one for its parameters was made. Collective, as `make` is."""
+        """Replace every exchange with a new one for the same parameters, then close it. Collective, as `make` is."""
         old, self._exchanges, self._places = self._exchanges, [], []
         for exchange in old:
             self.add(make(exchange.parameters))
             exchange.close()
 
     def end_pass(self) -> None:
-        """See `GradientExchange.end_pass`: in those that reduce each pass."""
+        """Complete a pass in the exchanges that reduce each pass, see `GradientExchange.end_pass`."""
         for exchange in self._exchanges:
             if exchange.reduces_each_pass:
                 exchange.end_pass()
@@ -81,11 +81,11 @@ class ExchangeSeries:
         return present, largest
 
     def reduced(self) -> list[ReducedGradients]:
-        """See `GradientExchange.reduced`: of each."""
+        """Return the reduced gradients of each exchange."""
         return [exchange.reduced() for exchange in self._exchanges]
 
     def defer(self, factors: Sequence[float]) -> None:
-        """Set the `pending_factor` of each exchange; factors beyond the number of exchanges are not for them."""
+        """Set the `pending_factor` of each exchange; factors beyond the number of exchanges are ignored."""
         for exchange, factor in zip(self._exchanges, factors, strict=False):
             exchange.pending_factor = factor
 

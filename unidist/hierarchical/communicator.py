@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.algorithms import _checks
 from unidist.algorithms._reduce import check_reduction
 from unidist.buffer import HOST, Buffer, DType, copy
@@ -75,8 +77,8 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             self._between = outer.split(row)
             self._parts += [self._inside, self._back, *([self._between] if self._between else [])]
 
+    @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        """See `Communicator.allreduce`."""
         _checks.check_same_type("allreduce", source, target)
         _checks.check_count("allreduce", "target", target, source.count)
         check_reduction(target, op)
@@ -112,8 +114,8 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             ],
         )
 
+    @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
-        """See `Communicator.allgather`."""
         counts = list(_checks.checked_counts("allgather", counts, [target.count // self.size] * self.size, self))
         _checks.check_same_type("allgather", source, target)
         _checks.check_count("allgather", "source", source, counts[self.rank])
@@ -141,8 +143,8 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             ],
         )
 
+    @override
     def broadcast(self, buffer: Buffer, *, root: int) -> Work:
-        """See `Communicator.broadcast`."""
         self.check_rank(root, "root")
         self._check_open("broadcast")
         index = self._layout.index_of(root)
@@ -158,6 +160,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             ],
         )
 
+    @override
     def reducescatter(
         self,
         source: Buffer,
@@ -167,7 +170,6 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         scale: float = 1.0,
         counts: Sequence[int] | None = None,
     ) -> Work:
-        """See `Communicator.reducescatter`."""
         default = equal_counts(source.count, self.size) if counts is None else ()
         counts = list(_checks.checked_counts("reducescatter", counts, default, self))
         _checks.check_same_type("reducescatter", source, target)
@@ -193,32 +195,33 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             ],
         )
 
+    @override
     def alltoall(
         self, source: Buffer, target: Buffer, *, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Work:
-        """See `Communicator.alltoall`; between all ranks, as each piece has one source and one target."""
+        """Exchange pieces between all ranks directly, as each has one source and one target."""
         self._check_open("alltoall")
         direct = self._flat or self._outer
         return self._pipeline.adopt(
             direct.alltoall(source, target, send_counts=send_counts, receive_counts=receive_counts)
         )
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`."""
         self.check_rank(to, "to")
         self._check_open("send")
         part, rank = self._route(to)
         return self._pipeline.adopt(part.send(buffer, to=rank))
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         self.check_rank(source, "source")
         self._check_open("recv")
         part, rank = self._route(source)
         return self._pipeline.adopt(part.recv(buffer, source=rank))
 
+    @override
     def barrier(self) -> Work:
-        """See `Communicator.barrier`."""
         self._check_open("barrier")
         if (direct := self._direct(0)) is not None:
             return self._pipeline.adopt(direct.barrier())
@@ -232,8 +235,8 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             ],
         )
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`."""
         self._check_open("split")
         chosen = tuple(ranks)
         outer = self._outer.split(chosen)  # checks the ranks too
@@ -244,20 +247,22 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             return None
         return HierarchicalCommunicator(outer, inner, layout, direct_bytes=self._direct_bytes)
 
+    @override
     def allocate(self, nbytes: int) -> Buffer:
-        """See `Communicator.allocate`: memory of the engine inside the host."""
+        """Return memory of the engine within the host."""
         return self._inner.allocate(nbytes)
 
+    @override
     def sharing_obstacle(self) -> str:
-        """See `SharesMemory.sharing_obstacle`: a group of ranks of one host, which `split` gives, may share."""
+        """Return why memory cannot be shared; a group of ranks of one host, from `split`, can."""
         if self._flat is not self._inner:
             return f"its ranks are on {len(self._layout.hosts)} hosts, which have no memory in common"
         if not isinstance(self._inner, SharesMemory):
             return f"the engine inside the host cannot share memory between ranks ({self._inner.description})"
         return self._inner.sharing_obstacle()
 
+    @override
     def allocate_shared(self, nbytes: int) -> SharedMemory:
-        """See `SharesMemory.allocate_shared`."""
         self._check_open("allocate_shared")
         obstacle = self.sharing_obstacle()
         if obstacle:
@@ -265,14 +270,14 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         assert isinstance(self._inner, SharesMemory)
         return self._inner.allocate_shared(nbytes)
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`."""
         self._aborted = self._aborted or reason or "no reason given"
         for part in self._parts:
             part.abort(reason)
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`."""
         if not self._closed:
             self._closed = True
             self._pipeline.end(UsageError(f"this communicator is closed ({self.description})"))

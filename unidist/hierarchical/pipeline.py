@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from unidist.communicator import CompletedWork, Work
 
 _NUM_SPINS = 50
@@ -46,8 +48,8 @@ class StagedWork(Work):
         self.finished = False
         self.error: BaseException | None = None
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         pipeline = self._pipeline
         limit = pipeline.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit.total_seconds()
@@ -65,8 +67,8 @@ class StagedWork(Work):
         if self.error is not None:
             raise self.error
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         if not self.finished:
             self._pipeline.advance()
         return self.finished
@@ -80,16 +82,16 @@ class DirectWork(Work):
         self._lock = threading.Lock()
         self.finished = False
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         with self._lock:  # the driver stays away meanwhile
             try:
                 self._inner.wait(timeout)
             finally:
                 self.finished = True
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         if not self.finished and self._lock.acquire(blocking=False):
             try:
                 self.finished = self._inner.done()
@@ -106,14 +108,15 @@ class WorkOfParts(Work):
     def __init__(self, parts: Sequence[Work]) -> None:
         self._parts = parts
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`; the time is that of all parts together."""
+        """Wait for all stages; the timeout is for all of them together."""
         deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
         for part in self._parts:
             part.wait(None if deadline is None else timedelta(seconds=max(0.0, deadline - time.monotonic())))
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         return all(part.done() for part in self._parts)
 
 

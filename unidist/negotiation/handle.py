@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.errors import UsageError
 from unidist.negotiation.named import NamedHandle
@@ -51,12 +53,13 @@ class Handle(NamedHandle):
         self._output: Buffer = request.target
         self._rows: tuple[int, ...] = ()
 
+    @override
     def done(self) -> bool:
-        """See `NamedHandle.done`."""
         return self._complete
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `NamedHandle.wait`; this thread does the work of agreeing and moving if no other does.
+        """Wait for the operation. This thread drives the negotiation if no other does.
 
         After a StalledError nothing more can be submitted.
         """
@@ -66,14 +69,14 @@ class Handle(NamedHandle):
             raise self._error
 
     @property
+    @override
     def result(self) -> Buffer:
-        """See `NamedHandle.result`."""
         self._check_ended()
         return self._output
 
     @property
+    @override
     def rows(self) -> tuple[int, ...]:
-        """See `NamedHandle.rows`."""
         self._check_ended()
         return self._rows
 

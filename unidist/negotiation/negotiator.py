@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
@@ -105,8 +107,9 @@ class Negotiator(NamedOperations):
         self._thread: threading.Thread | None = None
         self._watchdog: Watchdog | None = None
 
+    @override
     def submit(self, request: Request, *, background: bool = False) -> Handle:
-        """See `NamedOperations.submit`; with `background` a background thread brings it about."""
+        """Submit an operation; with `background`, a background thread drives it."""
         if not self._agreement.knows(request):
             request.check(self.rank, self.size)
         handle = Handle(self, request, background=background, timeout_seconds=self._timeout_seconds)
@@ -130,8 +133,9 @@ class Negotiator(NamedOperations):
                 self._wake_background_thread()
         return handle
 
+    @override
     def join(self, serve: Callable[[str], None]) -> int:
-        """See `NamedOperations.join`. `serve` is called by the thread that drives: this one, or the background one."""
+        """Join; `serve` is called by the driving thread, which is this one or the background one."""
         if self._joining is not None:
             raise UsageError(f"rank {self.rank} has called join already, from another thread")
         self._serve = serve
@@ -142,8 +146,9 @@ class Negotiator(NamedOperations):
             self._joining, self._serve = None, _serve_nothing
         return handle.rows[0]
 
+    @override
     def close(self) -> None:
-        """See `NamedOperations.close`; ends the threads too."""
+        """Close the negotiator and end its threads."""
         with self._closing:  # a second caller returns when all is closed, as the first one does
             if not self._closed:
                 self._close()
@@ -225,17 +230,17 @@ class Negotiator(NamedOperations):
             self._changed.notify_all()
 
     @property
+    @override
     def num_pauses(self) -> int:
-        """See `NamedOperations.num_pauses`."""
         return self._num_pauses
 
     @property
+    @override
     def cycle_time(self) -> timedelta:
-        """See `NamedOperations.cycle_time`."""
         return timedelta(seconds=self._cycle_time_seconds)
 
+    @override
     def set_cycle_time(self, cycle_time: timedelta) -> None:
-        """See `NamedOperations.set_cycle_time`."""
         self._cycle_time_seconds = cycle_time.total_seconds()
 
     def _pause(self) -> None:

@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
@@ -61,8 +63,8 @@ class NormRule(GradientRule):
         self.order = order
         self.norm = 0.0
 
+    @override
     def apply(self, gradient: WholeGradient) -> None:
-        """See `GradientRule.apply`."""
         self.norm = gradient.norm(self.order)
         factor = self.limit / (self.norm + _EPSILON)
         if not factor >= 1.0:  # NaN too: what is not finite spreads, as it does in one process

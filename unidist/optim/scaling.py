@@ -1,6 +1,6 @@
-"""What an optimizer's sums of gradients are multiplied by: the mean over ranks and passes, the loss scale, the rules.
+"""Factors of an optimizer's sums of gradients: the mean over ranks and passes, the loss scale, and the rules.
 
-A part is a factor of the exchange itself, which costs nothing; the rest is due when the gradients are reduced.
+The exchange itself applies some of them at no cost; the others are applied to the reduced gradients.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from unidist.optim.rules import GradientRules
 
 _WIDE_BYTES = 4
-"""Types of so many bytes can be unscaled without loss."""
+"""Gradients of at least this many bytes per element can be unscaled without loss."""
 
 
 class GradientFactors:
     """The factors of one optimizer.
 
     Args:
-        rules: what becomes of the reduced gradients before the inner step; None: nothing, and `clip_norm` is not used.
-        num_ranks: that exchange gradients.
+        rules: post-processing of the reduced gradients; None: there is none, and `clip_norm` is not used.
+        num_ranks: number of ranks that exchange gradients.
         average: the gradients of the ranks are averaged, else added up.
 
     Attributes:
-        rules: what is done before every inner step; None: nothing.
-        overflowed: a reduced gradient was not finite, and the rules say that no rank steps.
+        rules: applied before every inner step; None: there are none.
+        overflowed: a reduced gradient was not finite, so no rank steps.
     """
 
     def __init__(self, rules: GradientRules | None, *, num_ranks: int, average: bool) -> None:
@@ -49,22 +49,22 @@ class GradientFactors:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by now, 1 if it is not scaled."""
+        """The present factor of the loss, 1 if it is not scaled."""
         return 1.0 if self.scaler is None else self.scaler.scale
 
     def keep_scaler(self, scaler: LossScaler | None) -> None:
-        """Go on with the scaler of earlier factors, where the loss is still scaled: others hold on to it."""
+        """Use the scaler of earlier factors if the loss is still scaled: other objects refer to it."""
         if self.rules is not None and scaler is not None:
             self.rules.scaler = scaler
 
     def of_window(self, accumulation: Accumulation) -> float:
-        """Return the factor that turns a full window's sum into what the update uses."""
+        """Return the factor that turns a full window's sum into the gradient of the update."""
         return 1.0 / (self._divisor * (accumulation.passes if accumulation.average else 1))
 
     def of_short_window(self, accumulation: Accumulation, num_passes: int) -> float:
         """Return the same for a window that had `num_passes` passes, on all ranks together.
 
-        With `average` the mean is over the passes that there were.
+        With `average` the mean is over these passes.
         """
         if not accumulation.average:
             return 1.0 / self._divisor
@@ -75,19 +75,19 @@ class GradientFactors:
         return self._num_ranks if self._average else 1
 
     def of_exchange(self, exchange: GradientExchange, scale: float) -> float:
-        """Return what the exchange itself multiplies its sum by, where `scale` is due: unscaled, or still scaled."""
+        """Return the factor for an exchange's sums: `scale`, divided by the loss scale if the gradients are wide."""
         return scale * self._unscaled(exchange)
 
     def _unscaled(self, exchange: GradientExchange) -> float:
-        """Return the part of one over the loss scale that the sum is multiplied by: all or none.
+        """Return the unscaling factor that the exchange applies: one over the loss scale, or 1.
 
-        Sums of 16 bits stay scaled until they are widened: what is small would vanish.
+        16-bit sums stay scaled until they are widened: small values would vanish.
         """
         wide = all(parameter.dtype.itemsize >= _WIDE_BYTES for parameter in exchange.parameters)
         return 1.0 / self.loss_scale if wide else 1.0
 
     def conclude(self, series: ExchangeSeries, others: Sequence[ReducedGradients]) -> None:
-        """See `Update.conclude`."""
+        """Apply the rules to the reduced gradients, see `Update.conclude`. Collective over the ranks of the model."""
         if self.rules is None:
             series.defer([1.0] * len(series.exchanges))  # `clip_norm` may have left others in the window before
             return
@@ -102,8 +102,8 @@ class GradientFactors:
     def clip_norm(
         self, series: ExchangeSeries, limit: float, order: float, others: Sequence[ReducedGradients]
     ) -> float:
-        """See `Update.clip_norm`."""
-        assert self._arithmetic is not None, "made by planned_update, which gives it rules"
+        """Clip the gradient by its norm and return the norm, see `Update.clip_norm`. Collective like `conclude`."""
+        assert self._arithmetic is not None, "planned updates have rules"
         if self.overflowed:
             return math.inf
         rule = NormRule(limit, order)

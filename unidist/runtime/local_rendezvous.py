@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from unidist.communicator import format_ranks
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.rendezvous import Contribution, Rendezvous
@@ -106,8 +108,8 @@ class LocalRendezvous(Rendezvous):
             self.close()
             raise
 
+    @override
     def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
-        """See `Rendezvous.allgather`."""
         deadline = time.monotonic() + timeout.total_seconds()
         if len(payload) >= _MAX_MESSAGE or len(fds) > _MAX_FDS:
             raise ValueError(f"a contribution is at most {_MAX_MESSAGE} bytes and {_MAX_FDS} descriptors")

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+from typing_extensions import override
 
 from unidist.jobs.pool.pool import RankPool
 from unidist.testing.leaks import Resources
@@ -105,6 +106,7 @@ class _WatchedPool(RankPool):
     healthy = True
     resources: frozenset[object] = frozenset()
 
+    @override
     def run(
         self,
         func: Callable[..., Any],
@@ -114,19 +116,18 @@ class _WatchedPool(RankPool):
         per_rank_args: Sequence[Sequence[Any]] | None = None,
         timeout: timedelta | None = None,
     ) -> list[Any]:
-        """See `RankPool.run`."""
         try:
             return super().run(func, args, kwargs, per_rank_args=per_rank_args, timeout=timeout)
         except BaseException:
             self.healthy = False
             raise
 
+    @override
     def kill(self, rank: int, number: int = 9) -> None:
-        """See `RankPool.kill`."""
         self.healthy = False
         super().kill(rank, number)
 
+    @override
     def close(self) -> None:
-        """See `RankPool.close`."""
         self.healthy = False
         super().close()

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
+from typing_extensions import override
+
 from unidist.algorithms import PointToPointCommunicator
 from unidist.buffer import Buffer
 from unidist.communicator import COMPLETED, Capabilities, Communicator, Work, format_ranks
@@ -113,21 +115,23 @@ class ThreadCommunicator(PointToPointCommunicator):
         self.capabilities = Capabilities()
         self.description = f"threads, ranks {format_ranks(group.members)}"
 
+    @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """See `Communicator.send`; the data are copied at once."""
+        """Send a message; the data are copied at once."""
         self.check_rank(to, "to")
         self._group.deliver(self.rank, to, bytes(buffer.bytes()))
         return COMPLETED
 
+    @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        """See `Communicator.recv`."""
         self.check_rank(source, "source")
         receipt = _Receipt(self._group, buffer, source, self.rank, self.timeout)
         self._group.expect(receipt)
         return receipt
 
+    @override
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """See `Communicator.split`; returns when all members of the part have come."""
+        """Split the group; returns when all members of the part have called it."""
         self._splits += 1
         if not ranks:
             return None
@@ -140,13 +144,14 @@ class ThreadCommunicator(PointToPointCommunicator):
         group = self._group.part(self._splits, tuple(ranks), self.rank, self.timeout)
         return ThreadCommunicator(group, list(ranks).index(self.rank), self.timeout)
 
+    @override
     def abort(self, reason: str) -> None:
-        """See `Communicator.abort`."""
         super().abort(reason)
         self._group.abort(f"rank {self.rank} aborted: {reason}")
 
+    @override
     def close(self) -> None:
-        """See `Communicator.close`; what was sent before can still be received by the others."""
+        """Close the channel; the others can still receive what was sent before."""
         super().close()
         self._group.leave(self.rank)
 
@@ -266,8 +271,8 @@ class _Receipt(Work):
         self._buffer.bytes()[:] = message
         self._filled = True
 
+    @override
     def wait(self, timeout: timedelta | None = None) -> None:
-        """See `Work.wait`."""
         limit = self._timeout if timeout is None else timeout
         with self._group.condition:
             self._group.condition.wait_for(self._ended, limit.total_seconds())
@@ -281,8 +286,8 @@ class _Receipt(Work):
         self._group.abort(reason)
         raise StalledError(reason, ranks=(self.source,))
 
+    @override
     def done(self) -> bool:
-        """See `Work.done`."""
         with self._group.condition:
             return self._ended()
 

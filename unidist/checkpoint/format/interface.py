@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo
 
 if TYPE_CHECKING:
@@ -129,20 +131,20 @@ class MemoryState(KeepsState):
         self._plain = dict(plain or {})
         self.loaded: dict[str, Any] = {}
 
+    @override
     def pieces(self) -> Sequence[Piece]:
-        """See `KeepsState.pieces`."""
         return self._held
 
+    @override
     def values(self) -> dict[str, Plain]:
-        """See `KeepsState.values`."""
         return self._plain
 
+    @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.check`."""
         section.match(self._tensors(), strict=strict)
 
+    @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """See `KeepsState.load`."""
         there = {info.name for info in self._tensors()} & section.tensors.keys()
         for piece in self._held:
             if piece.tensor.name in there:
@@ -176,8 +178,8 @@ class PlacesParameters(ABC):
 class WholeParameters(PlacesParameters):
     """The trivial placement: every rank holds every parameter, under the path that the framework gives it."""
 
+    @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
-        """See `PlacesParameters.placement`."""
         return Placement.whole(path, shape)
 
 

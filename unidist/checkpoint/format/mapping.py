@@ -19,6 +19,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, copy
 from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Box, Part, runs
@@ -198,12 +200,13 @@ class MappedSection(SavedSection):
         self.values = _renamed(section.values, {target: source.path for target, source in mapping.sources.items()})
 
     @property
+    @override
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """See `SavedSection.tensors`."""
         return self._tensors
 
+    @override
     def read(self, name: str, part: Part, target: Buffer) -> None:
-        """See `SavedSection.read`. What is more than renamed is read as a whole and cut here."""
+        """Read part of a tensor. One that is more than renamed is read whole and cut here."""
         if name not in self._sources:
             raise CheckpointError(f"the mapping has no tensor {name!r} for {self._what}")
         source, saved = self._sources[name]
@@ -220,8 +223,8 @@ class MappedSection(SavedSection):
 
         read_as(info, target, read, self._convert)
 
+    @override
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
-        """See `SavedSection.match`."""
         return match(self._what, self._tensors, wanted, strict=strict, report=self._report, elsewhere=self.elsewhere)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer
 from unidist.checkpoint.format.index import Index, StoredPiece, StoredTensor
 from unidist.checkpoint.format.interface import SavedSection
@@ -152,12 +154,12 @@ class Section(SavedSection):
         self.values = self._stored.values
 
     @property
+    @override
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """See `SavedSection.tensors`."""
         return {name: tensor.info for name, tensor in self._stored.tensors.items()}
 
+    @override
     def read(self, name: str, part: Part, target: Buffer) -> None:
-        """See `SavedSection.read`."""
         tensor = self._stored.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"section {self._name!r} of {self._checkpoint.folder} has no tensor {name!r}")
@@ -168,8 +170,8 @@ class Section(SavedSection):
             )
         read_as(tensor.info, target, lambda raw: self._checkpoint.read(tensor, part, raw), self._checkpoint.convert)
 
+    @override
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
-        """See `SavedSection.match`."""
         return match(
             f"section {self._name!r} of {self._checkpoint.folder}",
             self.tensors,
@@ -208,7 +210,7 @@ def match(
     report: Callable[[str], None],
     elsewhere: Collection[str] = (),
 ) -> list[TensorInfo]:
-    """See `SavedSection.match`; `what` names the section in messages."""
+    """Check names and shapes as `SavedSection.match` does; `what` names the section in messages."""
     names = {info.name for info in wanted}
     names |= {name for name in there if name in elsewhere or name.rpartition(SLOT)[0] in elsewhere}
     missing = [str(info) for info in wanted if info.name not in there]

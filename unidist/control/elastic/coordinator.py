@@ -23,6 +23,8 @@ from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator
 from unidist.control.elastic.membership import NO_STATE, Membership, Phase, Worker
 from unidist.control.meeting import refusal
@@ -146,8 +148,8 @@ class ElasticCoordinator(Coordinator):
 
     # What comes in.
 
+    @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        """See `Service.received`."""
         link = self._links.get(peer)
         if link is not None:
             link.heard = now
@@ -159,8 +161,8 @@ class ElasticCoordinator(Coordinator):
         else:
             yield from super().received(peer, message, now)
 
+    @override
     def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
-        """See `Service.lost`."""
         if peer in self._links:
             number = self._links[peer].worker
             self._forget(number)
@@ -175,8 +177,8 @@ class ElasticCoordinator(Coordinator):
         else:
             yield from super().lost(peer, reason, now)
 
+    @override
     def tick(self, now: float) -> Iterator[Action]:
-        """See `Service.tick`."""
         yield from super().tick(now)
         for peer, link in list(self._links.items()):
             worker = self.membership.workers.get(link.worker)

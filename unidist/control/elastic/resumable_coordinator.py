@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.control.coordinator import HostLost
 from unidist.control.elastic.coordinator import ElasticCoordinator, Happened
 from unidist.control.elastic.membership import Membership, Phase, Worker
@@ -149,16 +151,16 @@ class ResumableCoordinator(ElasticCoordinator):
         self._awaited_hosts.discard(int(message["host"]))
         yield from super()._welcome_agent(peer, message, now)
 
+    @override
     def end_worker(self, number: int, reason: str, *, now: float, succeeded: bool) -> Iterator[Action]:
-        """See `ElasticCoordinator.end_worker`."""
         if succeeded and number in self._awaited and number in self.membership.workers:
             self.membership.detach(number)  # it has left, and there was nobody whom it could tell
         yield from super().end_worker(number, reason, now=now, succeeded=succeeded)
 
     # Those who do not
 
+    @override
     def tick(self, now: float) -> Iterator[Action]:
-        """See `Service.tick`."""
         if (self._awaited or self._awaited_hosts) and now >= self._give_up_at:
             yield from self._forsake()
         yield from super().tick(now)

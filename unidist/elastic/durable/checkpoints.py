@@ -47,13 +47,13 @@ class Checkpointed(Protocol):
     num_commits: int
 
     def durable_parts(self) -> DurableParts:
-        """Return what a checkpoint consists of, asked anew for each. It may raise."""
+        """Return the contents of a checkpoint. Called for each checkpoint; may raise."""
 
     def sync(self) -> None:
-        """See `State.sync`."""
+        """Give every rank the state of rank 0. Collective; see `unidist.elastic.state.State.sync`."""
 
     def save(self) -> None:
-        """See `State.save`."""
+        """Keep the present state in memory, see `unidist.elastic.state.State.save`."""
 
 
 @dataclass

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from unidist.buffer import Buffer, copy
 from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
@@ -44,16 +46,16 @@ class PeerSection(SavedSection):
         self._fetched: Mapping[Wanted, Buffer] | None = None
 
     @property
+    @override
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """See `SavedSection.tensors`."""
         return self._tensors
 
     def give(self, fetched: Mapping[Wanted, Buffer]) -> None:
         """Let what was wanted be read from here from now on."""
         self._fetched = fetched
 
+    @override
     def read(self, name: str, part: Part, target: Buffer) -> None:
-        """See `SavedSection.read`."""
         info = self._tensors.get(name)
         if info is None or not part.fits(info.shape) or target.count != part.count:
             raise CheckpointError(
@@ -67,7 +69,7 @@ class PeerSection(SavedSection):
         found = self._fetched[wanted]
         read_as(info, target, lambda raw: copy(found, raw), self._convert)
 
+    @override
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
-        """See `SavedSection.match`."""
         what = f"section {self._name!r} of the committed state"
         return match(what, self._tensors, wanted, strict=strict, report=_log.warning, elsewhere=self.elsewhere)
