@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unidist.launcher import ObservedWorker
-from unidist_launch.elastic_job.report import line
+from unidist_launch.elastic_job.report import event_line
 from unidist_status.recovery import RecoveryWatch
 from unidist_status.step_times import PaceWindow, read_report
 from unidist_status.stragglers import StragglerWatch
@@ -361,7 +361,7 @@ class JobStatus:
 
 def _text(event: str, fields: Mapping[str, Any]) -> str:
     """Return an event in words: the launcher's own if it says something of it, else its fields."""
-    return line(event, fields) or ", ".join(f"{name} {_short(value)}" for name, value in fields.items())
+    return event_line(event, fields) or ", ".join(f"{name} {_short(value)}" for name, value in fields.items())
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ import click
 
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
-from unidist_launch.options.elastic_options import GROUP, only_for_elastic_jobs
+from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
 
 if TYPE_CHECKING:
     from unidist_status.board import StatusBoard
@@ -35,7 +35,7 @@ class StatusPage:
 
 
 def _option(name: str, **attributes: Any) -> click.Option:
-    return GroupedOption([name], group=GROUP, **attributes)
+    return GroupedOption([name], group=ELASTIC_GROUP, **attributes)
 
 
 OPTIONS = (

@@ -2,3 +2,25 @@
 
 A command reads its options, calls the folders that do the work, and prints. Imports all other folders.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_launch.commands.arguments import check_launch, launch_parameters
+
+__all__ = [
+    "check_launch",
+    "launch_parameters",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "check_launch": "arguments",
+        "launch_parameters": "arguments",
+    },
+)

@@ -1,1 +1,29 @@
-"""TODO."""
+"""A job whose ranks come and go, as its launcher sees it.
+
+`ElasticRun` is the loop. The coordinator, in the control server's thread, decides who is in the world; the folder's
+other modules find hosts, start workers on them, judge how they end, keep the state for another launcher, and tell
+observers. Imports `agent`, `options`, `output` and `remote`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_launch.elastic_job.report import event_line
+    from unidist_launch.elastic_job.run import ElasticRun
+
+__all__ = [
+    "ElasticRun",
+    "event_line",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ElasticRun": "run",
+        "event_line": "report",
+    },
+)

@@ -12,12 +12,12 @@ _ACTIONS = {"kill": "is killed", "stacks": "shows its stacks"}
 
 def tell(output: Output, event: str, fields: Mapping[str, Any]) -> None:
     """Write the line of an event, if it has one."""
-    text = line(event, fields)
+    text = event_line(event, fields)
     if text:
         output.message(f"unidist: {text}")
 
 
-def line(event: str, fields: Mapping[str, Any]) -> str:
+def event_line(event: str, fields: Mapping[str, Any]) -> str:
     """Return the line of an event; "" if it has none."""
     if event == "generation" and fields["generation"] > 0:
         size = fields["world_size"]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Builds Horovod for the installed frameworks: sources, wheel and cache. Imports no other folder."""

@@ -1,1 +1,29 @@
-"""TODO."""
+"""The options of `unidist launch`: their meaning, their other sources (a file, Horovod's names), and checks.
+
+Plugins add options (`observer_options`, `plugin_options`). Imports `display` alone of this package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_launch.options import hosts
+    from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
+
+__all__ = [
+    "ELASTIC_GROUP",
+    "hosts",
+    "only_for_elastic_jobs",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ELASTIC_GROUP": "elastic_options",
+        "hosts": "",
+        "only_for_elastic_jobs": "elastic_options",
+    },
+)

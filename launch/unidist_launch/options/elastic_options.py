@@ -14,7 +14,7 @@ from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, interval
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
 
-GROUP = "Elastic: ranks come and go"
+ELASTIC_GROUP = "Elastic: ranks come and go"
 """Heading of the options of elastic jobs."""
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -23,7 +23,7 @@ Decorator = Callable[[Any], Any]
 
 
 def _option(*names: str, **attributes: Any) -> Decorator:
-    return click.option(*names, cls=GroupedOption, group=GROUP, **attributes)
+    return click.option(*names, cls=GroupedOption, group=ELASTIC_GROUP, **attributes)
 
 
 OPTIONS: tuple[Decorator, ...] = (

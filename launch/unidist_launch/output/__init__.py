@@ -1,1 +1,1 @@
-"""TODO."""
+"""What ranks print: cut into lines, folded, shown and kept. Imports no other folder."""

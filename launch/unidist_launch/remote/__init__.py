@@ -1,1 +1,36 @@
-"""TODO."""
+"""Jobs whose ranks are started by agents, a fixed number on known hosts.
+
+`RemoteRun` is the loop; an `AgentStarter` says how agents are started, by ssh or by a scheduler. Also the end of a
+job: signals, grace periods, and the rank to blame. Imports `agent`, `options` and `output`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_launch.remote.hosts import AgentStarter, LocalAgents, Reasons, agent_command, meaning_of
+    from unidist_launch.remote.run import RemoteRun
+
+__all__ = [
+    "AgentStarter",
+    "LocalAgents",
+    "Reasons",
+    "RemoteRun",
+    "agent_command",
+    "meaning_of",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AgentStarter": "hosts",
+        "LocalAgents": "hosts",
+        "Reasons": "hosts",
+        "RemoteRun": "run",
+        "agent_command": "hosts",
+        "meaning_of": "hosts",
+    },
+)

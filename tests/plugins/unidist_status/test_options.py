@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist_launch.elastic_job.report import line
+from unidist_launch.elastic_job.report import event_line
 from unidist_status import options
 from unidist_status.options import StatusPage
 
@@ -31,7 +31,7 @@ def test_the_page_is_for_elastic_jobs() -> None:
 
 def test_what_was_asked_for_and_how_long_a_recovery_took_is_told() -> None:
     asked = {"action": "kill", "worker": 3, "rank": None, "client": "::1"}
-    assert line("asked", asked).startswith("worker 3: is killed, as ::1")
+    assert event_line("asked", asked).startswith("worker 3: is killed, as ::1")
     phases = {"detect_sec": None, "reform_sec": 0.25, "restore_sec": None, "first_step_sec": 1.0}
-    told = line("recovered", {"generation": 2, **phases})
+    told = event_line("recovered", {"generation": 2, **phases})
     assert told == "generation 2 trains: formed anew in 0.250 s, first step in 1.000 s"

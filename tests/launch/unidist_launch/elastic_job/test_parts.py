@@ -19,7 +19,7 @@ from unidist_launch.elastic_job.discovery import Discovery, parse
 from unidist_launch.elastic_job.event_log import EventLog
 from unidist_launch.elastic_job.hosts import ElasticHost, ElasticHosts
 from unidist_launch.elastic_job.patience import Patience
-from unidist_launch.elastic_job.report import line
+from unidist_launch.elastic_job.report import event_line
 from unidist_launch.elastic_job.slots import MAX_FAILURES, Slots
 from unidist_launch.options import elastic_options
 from unidist_launch.remote.failure import RankExit
@@ -287,10 +287,10 @@ def test_events_are_lines_of_json_and_listeners_hear_them(tmp_path: Path) -> Non
 
 
 def test_only_what_is_out_of_the_ordinary_is_told() -> None:
-    assert line("joined", {"worker": 1}) == ""
-    assert line("left", {"worker": 2, "rank": None, "progress": -1}) == ""
-    assert line("short", {"waiting": 1, "needed": 1}) == ""
-    assert line("short", {"waiting": 1, "needed": 2})
-    assert line("generation", {"generation": 0, "world_size": 2, "progress": 0}) == ""
-    assert "2 ranks go on from commit 7" in line("generation", {"generation": 1, "world_size": 2, "progress": 7})
-    assert "1 rank goes on from commit 7" in line("generation", {"generation": 1, "world_size": 1, "progress": 7})
+    assert event_line("joined", {"worker": 1}) == ""
+    assert event_line("left", {"worker": 2, "rank": None, "progress": -1}) == ""
+    assert event_line("short", {"waiting": 1, "needed": 1}) == ""
+    assert event_line("short", {"waiting": 1, "needed": 2})
+    assert event_line("generation", {"generation": 0, "world_size": 2, "progress": 0}) == ""
+    assert "2 ranks go on from commit 7" in event_line("generation", {"generation": 1, "world_size": 2, "progress": 7})
+    assert "1 rank goes on from commit 7" in event_line("generation", {"generation": 1, "world_size": 1, "progress": 7})
