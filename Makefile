@@ -120,7 +120,7 @@ $(VENV)/.coverage: $(VENV)/.dev
 
 $(VENV)/.docs: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing what builds the documentation into $(VENV)"
-	@rm -f unidist/engines/_shm.*.so  # as above
+	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # as above
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
