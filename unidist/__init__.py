@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist import (
@@ -52,82 +52,24 @@ if TYPE_CHECKING:
     from unidist.runtime.plugin_manager import hookimpl
 
 __all__ = [
-    "__version__",
-    "algorithms",
-    "buffer",
-    "builtin",
-    "checkpoint",
-    "communicator",
-    "communicator_capabilities",
-    "control",
-    "cost_model",
-    "elastic",
-    "engine",
-    "engines",
-    "errors",
-    "framework",
-    "gradients",
-    "hierarchical",
-    "hookimpl",
-    "horovod_api",
-    "jobs",
-    "launcher",
-    "mesh",
-    "mixins",
-    "negotiation",
-    "optim",
-    "options",
-    "registry",
-    "rendezvous",
-    "run",
-    "runtime",
-    "runtime_api",
-    "settings",
-    "strategy",
-    "testing",
-    "timeline",
-    "topology",
+    "__version__", "algorithms", "buffer", "builtin", "checkpoint", "communicator", "communicator_capabilities",
+    "control", "cost_model", "elastic", "engine", "engines", "errors", "framework", "gradients", "hierarchical",
+    "hookimpl", "horovod_api", "jobs", "launcher", "mesh", "mixins", "negotiation", "optim", "options", "registry",
+    "rendezvous", "run", "runtime", "runtime_api", "settings", "strategy", "testing", "timeline", "topology",
     "training",
-]
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "__version__": "_version",
-        "algorithms": "",
-        "buffer": "",
-        "builtin": "",
-        "checkpoint": "",
-        "communicator": "",
-        "communicator_capabilities": "",
-        "control": "",
-        "cost_model": "",
-        "elastic": "",
-        "engine": "",
-        "engines": "",
-        "errors": "",
-        "framework": "",
-        "gradients": "",
-        "hierarchical": "",
-        "hookimpl": "runtime.plugin_manager",
-        "horovod_api": "",
-        "jobs": "",
-        "launcher": "",
-        "mesh": "",
-        "mixins": "",
-        "negotiation": "",
-        "optim": "",
-        "options": "",
-        "registry": "",
-        "rendezvous": "",
-        "run": "jobs.pool.pool",
-        "runtime": "",
-        "runtime_api": "",
-        "settings": "",
-        "strategy": "",
-        "testing": "",
-        "timeline": "",
-        "topology": "",
-        "training": "",
+        "": (
+            "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model elastic "
+            "engine engines errors framework gradients hierarchical horovod_api jobs launcher mesh mixins negotiation "
+            "optim options registry rendezvous runtime runtime_api settings strategy testing timeline topology "
+            "training"
+        ),
+        "_version": "__version__",
+        "jobs.pool.pool": "run",
+        "runtime.plugin_manager": "hookimpl",
     },
 )

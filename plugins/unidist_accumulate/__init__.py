@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from unidist.lazy import lazy_names
+
 if TYPE_CHECKING:
     from unidist_accumulate.strategy import Accumulate
 
-__all__ = ["Accumulate"]
+__all__ = [
+    "Accumulate",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "Accumulate":
-        from unidist_accumulate.strategy import Accumulate
-
-        return Accumulate
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "strategy": "Accumulate",
+    },
+)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist_activations._blocks import Member
-from unidist_activations.binding import ModelBinding
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_activations._blocks import Member
+    from unidist_activations.binding import ModelBinding
     from unidist_activations.strategy import Activations
 
-__all__ = ["Activations", "Member", "ModelBinding"]
+__all__ = [
+    "Activations", "Member", "ModelBinding",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "Activations":
-        from unidist_activations.strategy import Activations
-
-        return Activations
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "_blocks": "Member",
+        "binding": "ModelBinding",
+        "strategy": "Activations",
+    },
+)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from unidist.lazy import lazy_names
+
 if TYPE_CHECKING:
     from unidist_clip.strategy import ClipNorm, ClipValue
 
-__all__ = ["ClipNorm", "ClipValue"]
+__all__ = [
+    "ClipNorm", "ClipValue",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name in __all__:
-        from unidist_clip import strategy
-
-        return getattr(strategy, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "strategy": "ClipNorm ClipValue",
+    },
+)

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist_pipeline.binding import PipelineBinding
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_pipeline.binding import PipelineBinding
     from unidist_pipeline.strategy import Pipeline
 
-__all__ = ["Pipeline", "PipelineBinding", "schedules", "simulation"]
+__all__ = [
+    "Pipeline", "PipelineBinding",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "Pipeline":
-        from unidist_pipeline.strategy import Pipeline
-
-        return Pipeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "binding": "PipelineBinding",
+        "strategy": "Pipeline",
+    },
+)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from unidist.lazy import lazy_names
+
 if TYPE_CHECKING:
     from unidist_powersgd.compressor import PowerSGD
 
-__all__ = ["PowerSGD"]
+__all__ = [
+    "PowerSGD",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "PowerSGD":
-        from unidist_powersgd.compressor import PowerSGD
-
-        return PowerSGD
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "compressor": "PowerSGD",
+    },
+)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist_precision.binding import PrecisionBinding
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_precision.binding import PrecisionBinding
     from unidist_precision.strategy import MixedPrecision
 
-__all__ = ["MixedPrecision", "PrecisionBinding"]
+__all__ = [
+    "MixedPrecision", "PrecisionBinding",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "MixedPrecision":
-        from unidist_precision.strategy import MixedPrecision
-
-        return MixedPrecision
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "binding": "PrecisionBinding",
+        "strategy": "MixedPrecision",
+    },
+)

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist_tensor_parallel.binding import TensorBinding
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_tensor_parallel.binding import TensorBinding
     from unidist_tensor_parallel.strategy import Tensor
 
-__all__ = ["Tensor", "TensorBinding", "keras_losses", "losses"]
+__all__ = [
+    "Tensor", "TensorBinding",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "Tensor":
-        from unidist_tensor_parallel.strategy import Tensor
-
-        return Tensor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "binding": "TensorBinding",
+        "strategy": "Tensor",
+    },
+)

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist_zero.binding import ZeroBinding
-from unidist_zero.lazy_init import deferred, init_with
-from unidist_zero.sharding import gathered
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_zero import memory_figures
+    from unidist_zero.binding import ZeroBinding
+    from unidist_zero.lazy_init import deferred, init_with
+    from unidist_zero.sharding import gathered
     from unidist_zero.strategy import Zero
 
-__all__ = ["Zero", "ZeroBinding", "deferred", "gathered", "init_with", "memory_figures"]
+__all__ = [
+    "Zero", "ZeroBinding", "deferred", "gathered", "init_with", "memory_figures",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name == "Zero":
-        from unidist_zero.strategy import Zero
-
-        return Zero
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "": "memory_figures",
+        "binding": "ZeroBinding",
+        "lazy_init": "deferred init_with",
+        "sharding": "gathered",
+        "strategy": "Zero",
+    },
+)

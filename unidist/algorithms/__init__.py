@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.algorithms._checks import check_count, check_same_type, checked_counts
@@ -22,38 +22,21 @@ if TYPE_CHECKING:
     from unidist.algorithms.selected import AlgorithmCommunicator
 
 __all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "AlgorithmCommunicator",
-    "PointToPointCommunicator",
-    "adasum_allreduce",
-    "check_count",
-    "check_reduction",
-    "check_same_type",
-    "checked_counts",
-    "copy_memory",
-    "cut",
-    "even_counts",
-    "reduce_into",
+    "ALGORITHMS", "Algorithm", "AlgorithmCommunicator", "PointToPointCommunicator", "adasum_allreduce", "check_count",
+    "check_reduction", "check_same_type", "checked_counts", "copy_memory", "cut", "even_counts", "reduce_into",
     "scale_in_place",
-]
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "ALGORITHMS": "allreduce",
-        "Algorithm": "allreduce",
-        "AlgorithmCommunicator": "selected",
-        "PointToPointCommunicator": "point_to_point",
-        "adasum_allreduce": "adasum",
-        "check_count": "_checks",
-        "check_reduction": "_reduce",
-        "check_same_type": "_checks",
-        "checked_counts": "_checks",
-        "copy_memory": "memory",
-        "cut": "_messages",
-        "even_counts": "_messages",
-        "reduce_into": "_reduce",
-        "scale_in_place": "_reduce",
+        "_checks": "check_count check_same_type checked_counts",
+        "_messages": "cut even_counts",
+        "_reduce": "check_reduction reduce_into scale_in_place",
+        "adasum": "adasum_allreduce",
+        "allreduce": "ALGORITHMS Algorithm",
+        "memory": "copy_memory",
+        "point_to_point": "PointToPointCommunicator",
+        "selected": "AlgorithmCommunicator",
     },
 )

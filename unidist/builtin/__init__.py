@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.builtin.data import DataParallel
@@ -16,20 +16,15 @@ if TYPE_CHECKING:
     from unidist.builtin.uncompressed import NoCompression
 
 __all__ = [
-    "BFloat16",
-    "DataParallel",
-    "Float16",
-    "Identity",
-    "NoCompression",
-]
+    "BFloat16", "DataParallel", "Float16", "Identity", "NoCompression",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "BFloat16": "half",
-        "DataParallel": "data",
-        "Float16": "half",
-        "Identity": "identity",
-        "NoCompression": "uncompressed",
+        "data": "DataParallel",
+        "half": "BFloat16 Float16",
+        "identity": "Identity",
+        "uncompressed": "NoCompression",
     },
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.checkpoint.agreement import agree
@@ -22,60 +22,22 @@ if TYPE_CHECKING:
     from unidist.checkpoint.update_state import UpdateState
 
 __all__ = [
-    "Export",
-    "Import",
-    "LoadOptions",
-    "Loaded",
-    "MappingLike",
-    "OnError",
-    "PlainState",
-    "RandomState",
-    "SECTION",
-    "SaveHandle",
-    "SaveOptions",
-    "Saver",
-    "StatesOf",
-    "Subjects",
-    "UpdateState",
-    "agree",
-    "check_parts",
-    "load",
-    "load_job",
-    "make_saver",
-    "plain",
-    "read_whole",
-    "save_job",
-    "state_of_tensors",
-    "to_checkpoint",
-]
+    "Export", "Import", "LoadOptions", "Loaded", "MappingLike", "OnError", "PlainState", "RandomState", "SECTION",
+    "SaveHandle", "SaveOptions", "Saver", "StatesOf", "Subjects", "UpdateState", "agree", "check_parts", "load",
+    "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors", "to_checkpoint",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Export": "convert",
-        "Import": "convert",
-        "LoadOptions": "loading",
-        "Loaded": "loading",
-        "MappingLike": "job",
-        "OnError": "save_request",
-        "PlainState": "plain_state",
-        "RandomState": "rng",
-        "SECTION": "rng",
-        "SaveHandle": "save_request",
-        "SaveOptions": "save_request",
-        "Saver": "saving",
-        "StatesOf": "job",
-        "Subjects": "job",
-        "UpdateState": "update_state",
-        "agree": "agreement",
-        "check_parts": "loading",
-        "load": "loading",
-        "load_job": "job",
-        "make_saver": "job",
-        "plain": "saving",
-        "read_whole": "convert",
-        "save_job": "job",
-        "state_of_tensors": "convert",
-        "to_checkpoint": "convert",
+        "agreement": "agree",
+        "convert": "Export Import read_whole state_of_tensors to_checkpoint",
+        "job": "MappingLike StatesOf Subjects load_job make_saver save_job",
+        "loading": "LoadOptions Loaded check_parts load",
+        "plain_state": "PlainState",
+        "rng": "RandomState SECTION",
+        "save_request": "OnError SaveHandle SaveOptions",
+        "saving": "Saver plain",
+        "update_state": "UpdateState",
     },
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.control.client import connect
@@ -22,52 +22,21 @@ if TYPE_CHECKING:
     from unidist.control.wire import Message, WireError
 
 __all__ = [
-    "Action",
-    "Address",
-    "BEATS_PER_LIMIT",
-    "Connection",
-    "ConnectionClosed",
-    "ConnectionLost",
-    "ControlRendezvous",
-    "ControlServer",
-    "Coordinator",
-    "Drop",
-    "HostCame",
-    "HostLost",
-    "HostSaid",
-    "Message",
-    "Publish",
-    "Send",
-    "Service",
-    "WireError",
-    "connect",
-    "format_address",
-    "refusal",
-]
+    "Action", "Address", "BEATS_PER_LIMIT", "Connection", "ConnectionClosed", "ConnectionLost", "ControlRendezvous",
+    "ControlServer", "Coordinator", "Drop", "HostCame", "HostLost", "HostSaid", "Message", "Publish", "Send",
+    "Service", "WireError", "connect", "format_address", "refusal",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Action": "service",
-        "Address": "connection",
-        "BEATS_PER_LIMIT": "coordinator",
-        "Connection": "connection",
-        "ConnectionClosed": "connection",
-        "ConnectionLost": "connection",
-        "ControlRendezvous": "rendezvous",
-        "ControlServer": "server",
-        "Coordinator": "coordinator",
-        "Drop": "service",
-        "HostCame": "coordinator",
-        "HostLost": "coordinator",
-        "HostSaid": "coordinator",
-        "Message": "wire",
-        "Publish": "service",
-        "Send": "service",
-        "Service": "service",
-        "WireError": "wire",
-        "connect": "client",
-        "format_address": "connection",
-        "refusal": "meeting",
+        "client": "connect",
+        "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
+        "coordinator": "BEATS_PER_LIMIT Coordinator HostCame HostLost HostSaid",
+        "meeting": "refusal",
+        "rendezvous": "ControlRendezvous",
+        "server": "ControlServer",
+        "service": "Action Drop Publish Send Service",
+        "wire": "Message WireError",
     },
 )

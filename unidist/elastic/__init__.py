@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
@@ -28,52 +28,20 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Rebindable",
-    "BatchShare",
-    "Redistributable",
-    "Generations",
-    "GeneratorsHandler",
-    "Handler",
-    "HostsUpdatedInterrupt",
-    "ObjectState",
-    "Policy",
-    "Position",
-    "Progress",
-    "SampleOrder",
-    "SharedHandler",
-    "State",
-    "StatefulHandler",
-    "StepTraining",
-    "follow_generations",
-    "leaving_on_sigterm",
-    "passes_of_step",
-    "run",
+    "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostsUpdatedInterrupt", "ObjectState", "Policy",
+    "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler", "State",
+    "StatefulHandler", "StepTraining", "follow_generations", "leaving_on_sigterm", "passes_of_step", "run",
     "training_of",
-]
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Rebindable": "rebinding",
-        "BatchShare": "batches",
-        "Redistributable": "step_training",
-        "Generations": "generations",
-        "GeneratorsHandler": "handlers",
-        "Handler": "state",
-        "HostsUpdatedInterrupt": "state",
-        "ObjectState": "state",
-        "Policy": "step_training",
-        "Position": "batches",
-        "Progress": "step_training",
-        "SampleOrder": "batches",
-        "SharedHandler": "state",
-        "State": "state",
-        "StatefulHandler": "handlers",
-        "StepTraining": "step_training",
-        "follow_generations": "rebinding",
-        "leaving_on_sigterm": "generations",
-        "passes_of_step": "step_training",
-        "run": "state",
-        "training_of": "step_training",
+        "batches": "BatchShare Position SampleOrder",
+        "generations": "Generations leaving_on_sigterm",
+        "handlers": "GeneratorsHandler StatefulHandler",
+        "rebinding": "Rebindable follow_generations",
+        "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run",
+        "step_training": "Policy Progress Redistributable StepTraining passes_of_step training_of",
     },
 )

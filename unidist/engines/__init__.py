@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.engines.choice import AUTO, EngineChoice, check_engine, check_same, choose, meeting_place
@@ -15,28 +15,15 @@ if TYPE_CHECKING:
     from unidist.engines.single import SingleCommunicator, SingleEngine
 
 __all__ = [
-    "AUTO",
-    "EngineChoice",
-    "ShmEngine",
-    "SingleCommunicator",
-    "SingleEngine",
-    "check_engine",
-    "check_same",
-    "choose",
+    "AUTO", "EngineChoice", "ShmEngine", "SingleCommunicator", "SingleEngine", "check_engine", "check_same", "choose",
     "meeting_place",
-]
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "AUTO": "choice",
-        "EngineChoice": "choice",
-        "ShmEngine": "shm",
-        "SingleCommunicator": "single",
-        "SingleEngine": "single",
-        "check_engine": "choice",
-        "check_same": "choice",
-        "choose": "choice",
-        "meeting_place": "choice",
+        "choice": "AUTO EngineChoice check_engine check_same choose meeting_place",
+        "shm": "ShmEngine",
+        "single": "SingleCommunicator SingleEngine",
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS, AllReduceExchange
@@ -26,54 +26,22 @@ if TYPE_CHECKING:
     from unidist.gradients.series import ExchangeSeries
 
 __all__ = [
-    "ALIGNMENT_BYTES",
-    "AllReduceExchange",
-    "Bucket",
-    "BucketCompressor",
-    "BucketLayout",
-    "CompressorSpec",
-    "ExchangeOptions",
-    "ExchangeSeries",
-    "GradientCompressor",
-    "GradientExchange",
-    "LossScaling",
-    "MAX_EARLY_OPERATIONS",
-    "ParameterInfo",
-    "PerTensor",
-    "Precision",
-    "ReducedGradients",
-    "RoundResult",
-    "Slot",
-    "TensorAccess",
-    "build_compressor",
-    "is_narrow",
-    "plan_buckets",
-]
+    "ALIGNMENT_BYTES", "AllReduceExchange", "Bucket", "BucketCompressor", "BucketLayout", "CompressorSpec",
+    "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LossScaling",
+    "MAX_EARLY_OPERATIONS", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients", "RoundResult", "Slot",
+    "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "ALIGNMENT_BYTES": "buckets",
-        "AllReduceExchange": "allreduce",
-        "Bucket": "compression",
-        "BucketCompressor": "compression",
-        "BucketLayout": "buckets",
-        "CompressorSpec": "compression",
-        "ExchangeOptions": "options",
-        "ExchangeSeries": "series",
-        "GradientCompressor": "compression",
-        "GradientExchange": "interface",
-        "LossScaling": "precision",
-        "MAX_EARLY_OPERATIONS": "allreduce",
-        "ParameterInfo": "buckets",
-        "PerTensor": "per_tensor",
-        "Precision": "precision",
-        "ReducedGradients": "interface",
-        "RoundResult": "interface",
-        "Slot": "buckets",
-        "TensorAccess": "per_tensor",
-        "build_compressor": "compression",
-        "is_narrow": "precision",
-        "plan_buckets": "buckets",
+        "allreduce": "AllReduceExchange MAX_EARLY_OPERATIONS",
+        "buckets": "ALIGNMENT_BYTES BucketLayout ParameterInfo Slot plan_buckets",
+        "compression": "Bucket BucketCompressor CompressorSpec GradientCompressor build_compressor",
+        "interface": "GradientExchange ReducedGradients RoundResult",
+        "options": "ExchangeOptions",
+        "per_tensor": "PerTensor TensorAccess",
+        "precision": "LossScaling Precision is_narrow",
+        "series": "ExchangeSeries",
     },
 )

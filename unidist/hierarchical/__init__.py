@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.hierarchical.communicator import HierarchicalCommunicator
     from unidist.hierarchical.connecting import connect_hosts
 
 __all__ = [
-    "HierarchicalCommunicator",
-    "connect_hosts",
-]
+    "HierarchicalCommunicator", "connect_hosts",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "HierarchicalCommunicator": "communicator",
-        "connect_hosts": "connecting",
+        "communicator": "HierarchicalCommunicator",
+        "connecting": "connect_hosts",
     },
 )

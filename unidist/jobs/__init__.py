@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.jobs import preflight, sweep
@@ -23,30 +23,16 @@ if TYPE_CHECKING:
     from unidist.jobs.watchdog import ProcessWatchdog
 
 __all__ = [
-    "HostShare",
-    "LocalProcesses",
-    "ProcessWatchdog",
-    "describe_exit",
-    "free_port",
-    "parent_death_signal",
-    "preflight",
-    "sweep",
-    "SpillFolder",
-    "watch_exit",
-]
+    "HostShare", "LocalProcesses", "ProcessWatchdog", "SpillFolder", "describe_exit", "free_port",
+    "parent_death_signal", "preflight", "sweep", "watch_exit",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "HostShare": "processes",
-        "LocalProcesses": "processes",
-        "ProcessWatchdog": "watchdog",
-        "describe_exit": "processes",
-        "free_port": "processes",
-        "parent_death_signal": "processes",
-        "preflight": "",
-        "sweep": "",
-        "SpillFolder": "spill_file",
-        "watch_exit": "processes",
+        "": "preflight sweep",
+        "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal watch_exit",
+        "spill_file": "SpillFolder",
+        "watchdog": "ProcessWatchdog",
     },
 )

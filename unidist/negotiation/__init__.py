@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.negotiation.handle import Handle
@@ -22,48 +22,20 @@ if TYPE_CHECKING:
     from unidist.negotiation.request import AllocateOutput, OperationKind, Request, Signature, reducescatter_rows
 
 __all__ = [
-    "AllocateOutput",
-    "Announcement",
-    "Announcements",
-    "Handle",
-    "NamedHandle",
-    "NamedOperations",
-    "NegotiatesNames",
-    "NegotiationOptions",
-    "Negotiator",
-    "OperationKind",
-    "ProcessSet",
-    "ProcessSets",
-    "Request",
-    "Signature",
-    "allgather_object",
-    "broadcast_object",
-    "gather_objects",
-    "global_process_set",
-    "reducescatter_rows",
-]
+    "AllocateOutput", "Announcement", "Announcements", "Handle", "NamedHandle", "NamedOperations", "NegotiatesNames",
+    "NegotiationOptions", "Negotiator", "OperationKind", "ProcessSet", "ProcessSets", "Request", "Signature",
+    "allgather_object", "broadcast_object", "gather_objects", "global_process_set", "reducescatter_rows",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "AllocateOutput": "request",
-        "Announcement": "join",
-        "Announcements": "join",
-        "Handle": "handle",
-        "NamedHandle": "named",
-        "NamedOperations": "named",
-        "NegotiatesNames": "named",
-        "NegotiationOptions": "named",
-        "Negotiator": "negotiator",
-        "OperationKind": "request",
-        "ProcessSet": "process_sets",
-        "ProcessSets": "process_sets",
-        "Request": "request",
-        "Signature": "request",
-        "allgather_object": "objects",
-        "broadcast_object": "objects",
-        "gather_objects": "objects",
-        "global_process_set": "process_sets",
-        "reducescatter_rows": "request",
+        "handle": "Handle",
+        "join": "Announcement Announcements",
+        "named": "NamedHandle NamedOperations NegotiatesNames NegotiationOptions",
+        "negotiator": "Negotiator",
+        "objects": "allgather_object broadcast_object gather_objects",
+        "process_sets": "ProcessSet ProcessSets global_process_set",
+        "request": "AllocateOutput OperationKind Request Signature reducescatter_rows",
     },
 )

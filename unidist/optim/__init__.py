@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.optim.accumulation import Accumulation, Window
@@ -25,44 +25,20 @@ if TYPE_CHECKING:
     from unidist.optim.update import MakesExchange, Update, UpdateParts
 
 __all__ = [
-    "Accumulation",
-    "BindsOptimizers",
-    "FollowsUpdates",
-    "GradientRule",
-    "GradientRules",
-    "InnerStep",
-    "LossScaler",
-    "MakesExchange",
-    "MakesInnerStep",
-    "MakesStepRunner",
-    "NormRule",
-    "ShardsInnerSteps",
-    "StepRunner",
-    "Update",
-    "UpdateParts",
-    "WholeGradient",
-    "Window",
-]
+    "Accumulation", "BindsOptimizers", "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "LossScaler",
+    "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "ShardsInnerSteps", "StepRunner", "Update",
+    "UpdateParts", "WholeGradient", "Window",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Accumulation": "accumulation",
-        "BindsOptimizers": "interface",
-        "FollowsUpdates": "interface",
-        "GradientRule": "rules",
-        "GradientRules": "rules",
-        "InnerStep": "interface",
-        "LossScaler": "loss_scaling",
-        "MakesExchange": "update",
-        "MakesInnerStep": "interface",
-        "MakesStepRunner": "interface",
-        "NormRule": "rules",
-        "ShardsInnerSteps": "interface",
-        "StepRunner": "interface",
-        "Update": "update",
-        "UpdateParts": "update",
-        "WholeGradient": "rules",
-        "Window": "accumulation",
+        "accumulation": "Accumulation Window",
+        "interface": (
+            "BindsOptimizers FollowsUpdates InnerStep MakesInnerStep MakesStepRunner ShardsInnerSteps StepRunner"
+        ),
+        "loss_scaling": "LossScaler",
+        "rules": "GradientRule GradientRules NormRule WholeGradient",
+        "update": "MakesExchange Update UpdateParts",
     },
 )

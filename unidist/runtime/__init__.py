@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.runtime import context, hookspecs
@@ -16,34 +16,16 @@ if TYPE_CHECKING:
     from unidist.runtime.plugin_manager import PluginInfo, PluginManager, hookimpl
 
 __all__ = [
-    "Context",
-    "LocalRendezvous",
-    "PluginInfo",
-    "PluginManager",
-    "context",
-    "current",
-    "engine_usable",
-    "hookimpl",
-    "hookspecs",
-    "init",
-    "is_initialized",
-    "shutdown",
-]
+    "Context", "LocalRendezvous", "PluginInfo", "PluginManager", "context", "current", "engine_usable", "hookimpl",
+    "hookspecs", "init", "is_initialized", "shutdown",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Context": "context",
-        "LocalRendezvous": "local_rendezvous",
-        "PluginInfo": "plugin_manager",
-        "PluginManager": "plugin_manager",
-        "context": "",
-        "current": "context",
-        "engine_usable": "context",
-        "hookimpl": "plugin_manager",
-        "hookspecs": "",
-        "init": "context",
-        "is_initialized": "context",
-        "shutdown": "context",
+        "": "context hookspecs",
+        "context": "Context current engine_usable init is_initialized shutdown",
+        "local_rendezvous": "LocalRendezvous",
+        "plugin_manager": "PluginInfo PluginManager hookimpl",
     },
 )

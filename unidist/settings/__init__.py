@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.settings.environment import (
@@ -23,30 +23,17 @@ if TYPE_CHECKING:
     from unidist.settings.worker_place import WorkerPlace
 
 __all__ = [
-    "HOROVOD_VARIABLES",
-    "LOG_LEVELS",
-    "MAX_CACHE_CAPACITY",
-    "Placement",
-    "Settings",
-    "VARIABLES",
-    "WorkerPlace",
-    "configure_logging",
-    "read_placement",
-    "set_variables",
-]
+    "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "Settings", "VARIABLES", "WorkerPlace",
+    "configure_logging", "read_placement", "set_variables",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "HOROVOD_VARIABLES": "environment",
-        "LOG_LEVELS": "environment",
-        "MAX_CACHE_CAPACITY": "environment",
-        "Placement": "placement",
-        "Settings": "environment",
-        "VARIABLES": "environment",
-        "WorkerPlace": "worker_place",
-        "configure_logging": "environment",
-        "read_placement": "placement",
-        "set_variables": "environment",
+        "environment": (
+            "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY Settings VARIABLES configure_logging set_variables"
+        ),
+        "placement": "Placement read_placement",
+        "worker_place": "WorkerPlace",
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.strategy.bindings import BindingSpec, find_binding
@@ -30,60 +30,23 @@ if TYPE_CHECKING:
     from unidist.strategy.plan import StrategyLike, build, make_plan
 
 __all__ = [
-    "ActsOnGradients",
-    "BindingSpec",
-    "ChoosesPrecision",
-    "Described",
-    "GradientOwner",
-    "InitializesModels",
-    "NamesPlugins",
-    "Option",
-    "Pair",
-    "Plan",
-    "RunsSteps",
-    "ShardsUpdates",
-    "Strategy",
-    "StrategyLike",
-    "StrategySpec",
-    "SurvivesLoss",
-    "UpdateGate",
-    "build",
-    "check_initialized_by",
-    "check_plan",
-    "described",
-    "find_binding",
-    "make_plan",
-    "obstacle",
-    "pairs",
-]
+    "ActsOnGradients", "BindingSpec", "ChoosesPrecision", "Described", "GradientOwner", "InitializesModels",
+    "NamesPlugins", "Option", "Pair", "Plan", "RunsSteps", "ShardsUpdates", "Strategy", "StrategyLike",
+    "StrategySpec", "SurvivesLoss", "UpdateGate", "build", "check_initialized_by", "check_plan", "described",
+    "find_binding", "make_plan", "obstacle", "pairs",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "ActsOnGradients": "interface",
-        "BindingSpec": "bindings",
-        "ChoosesPrecision": "interface",
-        "Described": "composition",
-        "GradientOwner": "interface",
-        "InitializesModels": "lazy_init",
-        "NamesPlugins": "interface",
-        "Option": "composition",
-        "Pair": "composition",
-        "Plan": "interface",
-        "RunsSteps": "interface",
-        "ShardsUpdates": "interface",
-        "Strategy": "interface",
-        "StrategyLike": "plan",
-        "StrategySpec": "interface",
-        "SurvivesLoss": "interface",
-        "UpdateGate": "interface",
-        "build": "plan",
-        "check_initialized_by": "lazy_init",
-        "check_plan": "elastic_support",
-        "described": "composition",
-        "find_binding": "bindings",
-        "make_plan": "plan",
-        "obstacle": "elastic_support",
-        "pairs": "composition",
+        "bindings": "BindingSpec find_binding",
+        "composition": "Described Option Pair described pairs",
+        "elastic_support": "check_plan obstacle",
+        "interface": (
+            "ActsOnGradients ChoosesPrecision GradientOwner NamesPlugins Plan RunsSteps ShardsUpdates Strategy "
+            "StrategySpec SurvivesLoss UpdateGate"
+        ),
+        "lazy_init": "InitializesModels check_initialized_by",
+        "plan": "StrategyLike build make_plan",
     },
 )

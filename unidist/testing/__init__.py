@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.testing._training import FrameworkTraining, Training
@@ -20,32 +20,19 @@ if TYPE_CHECKING:
     from unidist.testing.threads import ThreadCommunicator, ThreadWorld
 
 __all__ = [
-    "CommunicatorConformance",
-    "FrameworkTraining",
-    "PoolCache",
-    "Record",
-    "RecordingCommunicator",
-    "Resources",
-    "StrategyConformance",
-    "ThreadCommunicator",
-    "ThreadWorld",
-    "Training",
-    "leaked_since",
-]
+    "CommunicatorConformance", "FrameworkTraining", "PoolCache", "Record", "RecordingCommunicator", "Resources",
+    "StrategyConformance", "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "CommunicatorConformance": "communicator_conformance",
-        "FrameworkTraining": "_training",
-        "PoolCache": "pools",
-        "Record": "recording",
-        "RecordingCommunicator": "recording",
-        "Resources": "leaks",
-        "StrategyConformance": "strategy_conformance",
-        "ThreadCommunicator": "threads",
-        "ThreadWorld": "threads",
-        "Training": "_training",
-        "leaked_since": "leaks",
+        "_training": "FrameworkTraining Training",
+        "communicator_conformance": "CommunicatorConformance",
+        "leaks": "Resources leaked_since",
+        "pools": "PoolCache",
+        "recording": "Record RecordingCommunicator",
+        "strategy_conformance": "StrategyConformance",
+        "threads": "ThreadCommunicator ThreadWorld",
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.training import autotune
@@ -17,42 +17,18 @@ if TYPE_CHECKING:
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
 
 __all__ = [
-    "Described",
-    "Description",
-    "MeanLoss",
-    "Tail",
-    "autotune",
-    "check_alike",
-    "check_counts_alone",
-    "check_leaves_loop",
-    "check_leaves_model",
-    "check_tail",
-    "padded_share",
-    "planned_update",
-    "share",
-    "shuffled",
-    "sparse_anywhere",
-    "trained_anywhere",
-]
+    "Described", "Description", "MeanLoss", "Tail", "autotune", "check_alike", "check_counts_alone",
+    "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update", "share", "shuffled",
+    "sparse_anywhere", "trained_anywhere",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Described": "agreement",
-        "Description": "agreement",
-        "MeanLoss": "mean_loss",
-        "Tail": "sharding",
-        "autotune": "",
-        "check_alike": "agreement",
-        "check_counts_alone": "binding",
-        "check_leaves_loop": "binding",
-        "check_leaves_model": "binding",
-        "check_tail": "sharding",
-        "padded_share": "sharding",
-        "planned_update": "binding",
-        "share": "sharding",
-        "shuffled": "sharding",
-        "sparse_anywhere": "agreement",
-        "trained_anywhere": "agreement",
+        "": "autotune",
+        "agreement": "Described Description check_alike sparse_anywhere trained_anywhere",
+        "binding": "check_counts_alone check_leaves_loop check_leaves_model planned_update",
+        "mean_loss": "MeanLoss",
+        "sharding": "Tail check_tail padded_share share shuffled",
     },
 )

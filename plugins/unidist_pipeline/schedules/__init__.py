@@ -6,38 +6,43 @@ imports the core's errors and registry only, no numpy and no framework.
 
 from __future__ import annotations
 
-from unidist_pipeline.schedules.builder import complete, with_gathers
-from unidist_pipeline.schedules.catalog import build_schedule
-from unidist_pipeline.schedules.execution_model import Messages
-from unidist_pipeline.schedules.files import read_schedule, write_schedule
-from unidist_pipeline.schedules.model import (
-    Action,
-    ActionKind,
-    PipelineSize,
-    Schedule,
-    ScheduleError,
-    parse_action,
-    round_robin,
-    v_shaped,
-)
-from unidist_pipeline.schedules.registration import ScheduleSpec
-from unidist_pipeline.schedules.validation import validate
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_pipeline.schedules.builder import complete, with_gathers
+    from unidist_pipeline.schedules.catalog import build_schedule
+    from unidist_pipeline.schedules.execution_model import Messages
+    from unidist_pipeline.schedules.files import read_schedule, write_schedule
+    from unidist_pipeline.schedules.model import (
+        Action,
+        ActionKind,
+        PipelineSize,
+        Schedule,
+        ScheduleError,
+        parse_action,
+        round_robin,
+        v_shaped,
+    )
+    from unidist_pipeline.schedules.registration import ScheduleSpec
+    from unidist_pipeline.schedules.validation import validate
 
 __all__ = [
-    "Action",
-    "ActionKind",
-    "Messages",
-    "PipelineSize",
-    "Schedule",
-    "ScheduleError",
-    "ScheduleSpec",
-    "build_schedule",
-    "complete",
-    "parse_action",
-    "read_schedule",
-    "round_robin",
-    "v_shaped",
-    "validate",
-    "with_gathers",
+    "Action", "ActionKind", "Messages", "PipelineSize", "Schedule", "ScheduleError", "ScheduleSpec", "build_schedule",
+    "complete", "parse_action", "read_schedule", "round_robin", "v_shaped", "validate", "with_gathers",
     "write_schedule",
-]
+]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "builder": "complete with_gathers",
+        "catalog": "build_schedule",
+        "execution_model": "Messages",
+        "files": "read_schedule write_schedule",
+        "model": "Action ActionKind PipelineSize Schedule ScheduleError parse_action round_robin v_shaped",
+        "registration": "ScheduleSpec",
+        "validation": "validate",
+    },
+)

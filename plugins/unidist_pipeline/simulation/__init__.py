@@ -5,7 +5,22 @@ Imports `schedules` only. Loaded by the launcher: rich and matplotlib are import
 
 from __future__ import annotations
 
-from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulator import Simulation, simulate
+from typing import TYPE_CHECKING
 
-__all__ = ["Costs", "Simulation", "simulate"]
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_pipeline.simulation.costs import Costs
+    from unidist_pipeline.simulation.simulator import Simulation, simulate
+
+__all__ = [
+    "Costs", "Simulation", "simulate",
+]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "costs": "Costs",
+        "simulator": "Simulation simulate",
+    },
+)

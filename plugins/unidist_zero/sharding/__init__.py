@@ -5,6 +5,20 @@ Imports only the core, and neither `_torch` nor `_keras`. Nothing here but `gath
 
 from __future__ import annotations
 
-from unidist_zero.sharding.gathered_model import gathered
+from typing import TYPE_CHECKING
 
-__all__ = ["gathered"]
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_zero.sharding.gathered_model import gathered
+
+__all__ = [
+    "gathered",
+]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "gathered_model": "gathered",
+    },
+)

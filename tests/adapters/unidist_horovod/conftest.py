@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from horovod_bindings import ENVIRONMENTS
@@ -45,7 +46,7 @@ def rank_pools() -> Iterator[HorovodPools]:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the ranks after the last test of this folder: other folders need the memory."""
-    if nextitem is None or nextitem.path.parent != item.path.parent:
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
         _pools.close()
 
 

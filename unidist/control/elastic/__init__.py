@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, Happened
@@ -19,40 +19,18 @@ if TYPE_CHECKING:
     from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
 
 __all__ = [
-    "Assignment",
-    "Beat",
-    "DismissedError",
-    "ElasticCoordinator",
-    "Happened",
-    "Kept",
-    "Member",
-    "Membership",
-    "NO_STATE",
-    "StepTimeReport",
-    "Phase",
-    "ResumableCoordinator",
-    "WorkerLink",
-    "join",
-    "present",
-]
+    "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "Happened", "Kept", "Member", "Membership",
+    "NO_STATE", "Phase", "ResumableCoordinator", "StepTimeReport", "WorkerLink", "join", "present",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "Assignment": "worker_link",
-        "Beat": "coordinator",
-        "DismissedError": "worker_link",
-        "ElasticCoordinator": "coordinator",
-        "Happened": "coordinator",
-        "Kept": "resumable_coordinator",
-        "Member": "member",
-        "Membership": "membership",
-        "NO_STATE": "membership",
-        "StepTimeReport": "step_times",
-        "Phase": "membership",
-        "ResumableCoordinator": "resumable_coordinator",
-        "WorkerLink": "worker_link",
-        "join": "member",
-        "present": "member",
+        "coordinator": "Beat ElasticCoordinator Happened",
+        "member": "Member join present",
+        "membership": "Membership NO_STATE Phase",
+        "resumable_coordinator": "Kept ResumableCoordinator",
+        "step_times": "StepTimeReport",
+        "worker_link": "Assignment DismissedError WorkerLink",
     },
 )

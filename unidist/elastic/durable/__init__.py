@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.elastic.durable.checkpoints import Durable
@@ -16,22 +16,15 @@ if TYPE_CHECKING:
     from unidist.elastic.durable.schedule import CheckpointSchedule
 
 __all__ = [
-    "CheckpointSchedule",
-    "Durable",
-    "DurableParts",
-    "Wishes",
-    "agree_at_commit",
-    "parts_of",
-]
+    "CheckpointSchedule", "Durable", "DurableParts", "Wishes", "agree_at_commit", "parts_of",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "CheckpointSchedule": "schedule",
-        "Durable": "checkpoints",
-        "DurableParts": "parts",
-        "Wishes": "commit_agreement",
-        "agree_at_commit": "commit_agreement",
-        "parts_of": "parts",
+        "checkpoints": "Durable",
+        "commit_agreement": "Wishes agree_at_commit",
+        "parts": "DurableParts parts_of",
+        "schedule": "CheckpointSchedule",
     },
 )

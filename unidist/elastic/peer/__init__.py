@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.elastic.peer.memory import PeerMemory, peers_of
 
 __all__ = [
-    "PeerMemory",
-    "peers_of",
-]
+    "PeerMemory", "peers_of",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "PeerMemory": "memory",
-        "peers_of": "memory",
+        "memory": "PeerMemory peers_of",
     },
 )

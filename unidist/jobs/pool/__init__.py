@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.jobs.pool.pool import RankPool, run
 
 __all__ = [
-    "RankPool",
-    "run",
-]
+    "RankPool", "run",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "RankPool": "pool",
-        "run": "pool",
+        "pool": "RankPool run",
     },
 )
