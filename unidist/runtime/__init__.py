@@ -13,11 +13,17 @@ if TYPE_CHECKING:
     from unidist.runtime import context, hookspecs
     from unidist.runtime.context import Context, current, engine_usable, init, is_initialized, shutdown
     from unidist.runtime.local_rendezvous import LocalRendezvous
-    from unidist.runtime.plugin_manager import PluginInfo, PluginManager, hookimpl
+    from unidist.runtime.plugin_manager import (
+        ENTRY_POINT_GROUP,
+        OWN_DISTRIBUTION,
+        PluginInfo,
+        PluginManager,
+        hookimpl,
+    )
 
 __all__ = [
-    "Context", "LocalRendezvous", "PluginInfo", "PluginManager", "context", "current", "engine_usable", "hookimpl",
-    "hookspecs", "init", "is_initialized", "shutdown",
+    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "PluginInfo", "PluginManager", "context",
+    "current", "engine_usable", "hookimpl", "hookspecs", "init", "is_initialized", "shutdown",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -26,6 +32,6 @@ __getattr__ = lazy_names(
         "": "context hookspecs",
         "context": "Context current engine_usable init is_initialized shutdown",
         "local_rendezvous": "LocalRendezvous",
-        "plugin_manager": "PluginInfo PluginManager hookimpl",
+        "plugin_manager": "ENTRY_POINT_GROUP OWN_DISTRIBUTION PluginInfo PluginManager hookimpl",
     },
 )

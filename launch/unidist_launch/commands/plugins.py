@@ -18,12 +18,18 @@ _REGISTERS = "unidist_register_"
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(as_json: bool) -> int:
+@click.option("--check", is_flag=True, help="Look for imports of private names too, which a release may move.")
+def plugins(as_json: bool, check: bool) -> int:
     """List the plugins, what each registers, and problems. Exit code 1 when there is a problem."""
     logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
     settings = Settings.read()
     manager = PluginManager(settings.disabled_plugins).load()
     found = [_describe(info, manager) for info in _all(manager)]
+    if check:
+        from unidist_launch.commands.private_names import private_imports
+
+        for item in found:
+            item["notes"] = private_imports(item["name"], item["distribution"])
     if as_json:
         click.echo(json.dumps({"plugins": found, "disabled": sorted(manager.disabled)}, indent=2))
     else:
@@ -69,6 +75,7 @@ def _print_table(found: list[dict[str, Any]], kinds: Iterable[str], disabled: li
     for item in found:
         lines = [f"{kind}: {', '.join(item[kind])}" for kind in (*kinds, "hooks") if item[kind]]
         lines += [f"[red]problem: {escape(problem)}[/red]" for problem in item["problems"]]
+        lines += [f"note: {escape(note)}" for note in item.get("notes", ())]
         table.add_row(escape(item["name"]), escape(f"{item['distribution']} {item['version']}"), "\n".join(lines))
     console.print(table)
     if disabled:

@@ -189,3 +189,41 @@ def test_whatever_a_plugin_raises_is_a_warning_that_names_its_distribution(
     assert (done.returncode, "doctor" in done.stdout) == (0, True)
     if moment == "import":
         assert "unidist: warning: plugin 'broken' of dist-broken 1.5: cannot be imported" in done.stderr
+
+
+PRIVATE = """
+import unidist.runtime.context
+from unidist import hookimpl
+from unidist.registry import Registry, load_object
+from unidist.runtime import PluginManager
+from unidist_launch.elastic_job.event_log import EventLog
+from unidist_zero import _torch
+
+def later():
+    import unidist._lazy
+"""
+
+
+def test_private_names_are_notes_and_the_plugin_works(command: Command, tmp_path: Path) -> None:
+    env = install(tmp_path, "curious", PRIVATE)
+    done = command.run("plugins", "--check", "--json", env=env)
+    found = {item["name"]: item for item in json.loads(done.stdout)["plugins"]}
+    assert found["curious"]["problems"] == []
+    assert found["curious"]["notes"] == [
+        f"plugin_curious.py:{line}: imports {name}, which is private: no __all__ lists it"
+        for line, name in (
+            (6, "unidist_launch.elastic_job.event_log.EventLog"),
+            (7, "unidist_zero._torch"),
+            (10, "unidist._lazy"),
+        )
+    ]
+    assert done.returncode == 0
+    shown = command.run("plugins", "--check", env={**env, "COLUMNS": "200"}).stdout
+    assert "note: plugin_curious.py:6: imports unidist_launch.elastic_job.event_log.EventLog" in shown
+    assert "notes" not in json.loads(command.run("plugins", "--json", env=env).stdout)["plugins"][0]
+
+
+def test_a_plugin_that_keeps_to_public_names_has_no_note(command: Command, tmp_path: Path) -> None:
+    done = command.run("plugins", "--check", "--json", env=install(tmp_path, "pigeon", GOOD))
+    found = {item["name"]: item for item in json.loads(done.stdout)["plugins"]}
+    assert found["pigeon"]["notes"] == []
