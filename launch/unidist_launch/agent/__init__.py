@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.agent import agent
     from unidist_launch.agent.order import ORDER_VARIABLE, AgentOrder
 
 __all__ = [
-    "AgentOrder",
-    "ORDER_VARIABLE",
-    "agent",
-]
+    "AgentOrder", "ORDER_VARIABLE", "agent",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "AgentOrder": "order",
-        "ORDER_VARIABLE": "order",
-        "agent": "",
+        "": "agent",
+        "order": "AgentOrder ORDER_VARIABLE",
     },
 )

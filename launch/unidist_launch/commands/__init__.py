@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.commands.arguments import check_launch, launch_parameters
 
 __all__ = [
-    "check_launch",
-    "launch_parameters",
-]
+    "check_launch", "launch_parameters",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "check_launch": "arguments",
-        "launch_parameters": "arguments",
+        "arguments": "check_launch launch_parameters",
     },
 )

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.display import machine
     from unidist_launch.display.grouped_help import GroupedCommand, GroupedOption
 
 __all__ = [
-    "GroupedCommand",
-    "GroupedOption",
-    "machine",
-]
+    "GroupedCommand", "GroupedOption", "machine",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "GroupedCommand": "grouped_help",
-        "GroupedOption": "grouped_help",
-        "machine": "",
+        "": "machine",
+        "grouped_help": "GroupedCommand GroupedOption",
     },
 )

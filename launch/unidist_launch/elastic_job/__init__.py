@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.elastic_job.report import event_line
     from unidist_launch.elastic_job.run import ElasticRun
 
 __all__ = [
-    "ElasticRun",
-    "event_line",
-]
+    "ElasticRun", "event_line",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "ElasticRun": "run",
-        "event_line": "report",
+        "report": "event_line",
+        "run": "ElasticRun",
     },
 )

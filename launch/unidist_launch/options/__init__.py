@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.options import hosts
     from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
 
 __all__ = [
-    "ELASTIC_GROUP",
-    "hosts",
-    "only_for_elastic_jobs",
-]
+    "ELASTIC_GROUP", "hosts", "only_for_elastic_jobs",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "ELASTIC_GROUP": "elastic_options",
-        "hosts": "",
-        "only_for_elastic_jobs": "elastic_options",
+        "": "hosts",
+        "elastic_options": "ELASTIC_GROUP only_for_elastic_jobs",
     },
 )

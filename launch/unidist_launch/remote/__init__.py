@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist._lazy import lazy_names
+from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.remote.hosts import AgentStarter, LocalAgents, Reasons, agent_command, meaning_of
     from unidist_launch.remote.run import RemoteRun
 
 __all__ = [
-    "AgentStarter",
-    "LocalAgents",
-    "Reasons",
-    "RemoteRun",
-    "agent_command",
-    "meaning_of",
-]
+    "AgentStarter", "LocalAgents", "Reasons", "RemoteRun", "agent_command", "meaning_of",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "AgentStarter": "hosts",
-        "LocalAgents": "hosts",
-        "Reasons": "hosts",
-        "RemoteRun": "run",
-        "agent_command": "hosts",
-        "meaning_of": "hosts",
+        "hosts": "AgentStarter LocalAgents Reasons agent_command meaning_of",
+        "run": "RemoteRun",
     },
 )

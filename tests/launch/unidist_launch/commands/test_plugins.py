@@ -200,7 +200,7 @@ from unidist_launch.elastic_job.event_log import EventLog
 from unidist_zero import _torch
 
 def later():
-    import unidist._lazy
+    import unidist._shadow
 """
 
 
@@ -214,7 +214,7 @@ def test_private_names_are_notes_and_the_plugin_works(command: Command, tmp_path
         for line, name in (
             (6, "unidist_launch.elastic_job.event_log.EventLog"),
             (7, "unidist_zero._torch"),
-            (10, "unidist._lazy"),
+            (10, "unidist._shadow"),
         )
     ]
     assert done.returncode == 0
