@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import logging
+import sys
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -96,8 +97,9 @@ class PluginManager:
         for entry, distribution in found:
             if entry.name not in self.disabled:
                 self._load_entry_point(entry, distribution)
-        for info in list(self.plugins.values()):  # when all are loaded: one may have added a hook of another
-            self._check_hooks(info)
+        for name, info in list(self.plugins.items()):  # when all are loaded: one may have added a hook of another
+            if name == info.name:  # else another plugin has the name
+                self._check_hooks(info)
         return self
 
     def register(self, plugin: object, *, name: str, distribution: str = "(this process)", version: str = "") -> None:
@@ -164,9 +166,11 @@ class PluginManager:
             UsageError: no adapter knows it; lists the frameworks.
         """
         for spec in self.frameworks:
-            framework = spec.load()
-            if framework.is_model(model):
-                return framework
+            # What is not imported has no models; so a framework whose adapter is broken is no concern of others.
+            if spec.requires.partition(".")[0] in sys.modules:
+                framework = spec.load()
+                if framework.is_model(model):
+                    return framework
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         known = ", ".join(sorted(spec.name for spec in self.frameworks)) or "none"
         raise UsageError(f"{kind} is no model of a framework that unidist knows; it knows: {known}")

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pluggy
 import pytest
 
 from unidist.engine import EngineSpec
-from unidist.errors import ConfigurationError, PluginError
+from unidist.errors import ConfigurationError, PluginError, UsageError
+from unidist.framework import FrameworkSpec
 from unidist.registry import Registry
-from unidist.runtime.plugin_manager import PluginManager, hookimpl
-from unidist.strategy import StrategySpec
+from unidist.runtime.plugin_manager import PluginInfo, PluginManager, hookimpl
+from unidist.strategy import BindingSpec, StrategySpec
 
 
 def plugin(**hooks: Callable[..., Any]) -> types.ModuleType:
@@ -170,3 +172,71 @@ def test_a_disabled_plugin_is_not_imported(installed: Path) -> None:
 def test_disabling_what_is_not_there_is_an_error(installed: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"unknown plugin 'fin'. Did you mean 'fine'"):
         PluginManager(["fin"]).load()
+
+
+def test_a_broken_framework_that_is_not_imported_is_no_concern_of_others(manager: PluginManager) -> None:
+    def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
+        registry.add(FrameworkSpec("broken", "nowhere:Framework", requires="not_imported_here", summary=""))
+
+    manager.register(plugin(unidist_register_frameworks=unidist_register_frameworks), name="frameworks")
+    with pytest.raises(UsageError, match=r"builtins\.list is no model of a framework .* it knows: broken"):
+        manager.framework_of([])
+
+
+def test_a_binding_is_found_by_strategy_and_framework_and_a_missing_one_lists_the_others(
+    manager: PluginManager,
+) -> None:
+    def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+        registry.add(BindingSpec("zero", "torch", "collections:OrderedDict"))
+        registry.add(BindingSpec("zero", "numpy", "nowhere:Binding"))
+
+    class Framework:
+        name = "torch"
+
+    class Other:
+        name = "mxnet"
+
+    manager.register(plugin(unidist_register_bindings=unidist_register_bindings), name="bindings")
+    assert type(manager.binding("zero", Framework())).__name__ == "OrderedDict"  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"'zero' has no binding for the framework 'mxnet'.*: numpy, torch"):
+        manager.binding("zero", Other())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [SystemExit("bye"), GeneratorExit("gone"), ZeroDivisionError("oh")])
+def test_whatever_an_import_raises_is_a_problem_of_its_plugin(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(entry: importlib.metadata.EntryPoint) -> Any:
+        raise error
+
+    entry = importlib.metadata.EntryPoint("bad", "unidist_bad", "unidist")
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", load)
+    monkeypatch.setattr("unidist.runtime.plugin_manager._entry_points", lambda: [(entry, ("dist-bad", "1"))])
+    (problem,) = PluginManager().load().problems()
+    assert problem.startswith("plugin 'bad' of dist-bad 1: cannot be imported")
+    assert type(error).__name__ in problem
+
+
+def test_a_plugin_can_add_a_kind_of_plugins_whichever_is_loaded_first(manager: PluginManager) -> None:
+    class WidgetSpec(EngineSpec):
+        kind = "widget"
+        hook = "unidist_register_widgets"
+
+    class Specifications:
+        @staticmethod
+        @pluggy.HookspecMarker("unidist")
+        def unidist_register_widgets(registry: Any) -> None: ...
+
+    def unidist_register_widgets(registry: Any) -> None:
+        registry.add(WidgetSpec("small", "nowhere:Widget", ""))
+
+    def unidist_add_kinds(manager: PluginManager) -> None:
+        manager.add_kind(WidgetSpec, Specifications)
+
+    early = plugin(unidist_register_widgets=unidist_register_widgets)
+    manager._register(early, PluginInfo("early", "dist-early", "1"))
+    manager.register(plugin(unidist_add_kinds=unidist_add_kinds), name="widgets")
+    manager._check_hooks(manager.plugins["early"])
+    assert [spec.name for spec in manager.registry(WidgetSpec)] == ["small"]
+    assert manager.problems() == []
+    assert WidgetSpec in manager.kinds
