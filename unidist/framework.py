@@ -47,11 +47,18 @@ class Framework(ABC):
 
     @abstractmethod
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of `shape` over the buffer's memory, without a copy; it keeps `buffer.owner` alive."""
+        """Return a tensor of `shape` over the buffer's memory, which it keeps alive.
+
+        Without a copy where the framework can use the memory as it is: that of `allocate` it always can.
+        """
 
     @abstractmethod
     def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        """Return `count` zeroed elements in memory of a kind that only the framework can give ("cuda:0")."""
+        """Return `count` zeroed elements of the framework's memory: "host", or a kind that it alone has ("cuda:0").
+
+        Raises:
+            UsageError: it has no such memory; lists the choices.
+        """
 
     @abstractmethod
     def zero(self, buffer: Buffer) -> None:
@@ -67,13 +74,17 @@ class Framework(ABC):
 
     @abstractmethod
     def convert(self, source: Buffer, target: Buffer) -> None:
-        """Write the elements of `source` to `target`, rounded to its type; floating point, one kind of memory."""
+        """Write the elements of `source` to `target`, rounded to its type; floating point, one kind of memory.
+
+        A number too large for the target's type becomes infinite, without a warning.
+        """
 
     @abstractmethod
     def norm(self, buffer: Buffer, order: float) -> float:
         """Return the norm of a floating-point or complex buffer: the `order`-th root of the sum of powers of |x|.
 
-        Added up in float64. Infinite if an element is, NaN if one is NaN.
+        Accurate to 1e-12 for types of 64 bits for each real number, to 1e-5 for others, also where powers of the
+        elements are beyond the type. Infinite if an element is, NaN if one is NaN.
 
         Args:
             buffer: at least one element.
@@ -90,9 +101,10 @@ class Framework(ABC):
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Tensor]:
-        """Return every parameter of the model, trainable or not, by its stable path, in registration order.
+        """Return every trainable parameter of the model by its stable path, in registration order.
 
-        A parameter that is used in several places appears once, under its first path.
+        A parameter that is used in several places appears once, under its first path. Frozen ones may be listed too, as
+        in PyTorch, which tells them by their flag; where they are not, they are in `model_state`.
         """
 
     @abstractmethod

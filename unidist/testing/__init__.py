@@ -13,6 +13,9 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.testing._training import FrameworkTraining, Training
     from unidist.testing.communicator_conformance import CommunicatorConformance
+    from unidist.testing.compressor_conformance import CompressorConformance
+    from unidist.testing.framework_conformance import FrameworkConformance, FrameworkSamples
+    from unidist.testing.launcher_conformance import LauncherConformance
     from unidist.testing.leaks import Resources, leaked_since
     from unidist.testing.pools import PoolCache
     from unidist.testing.recording import Record, RecordingCommunicator
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
     from unidist.testing.threads import ThreadCommunicator, ThreadWorld
 
 __all__ = [
-    "CommunicatorConformance", "FrameworkTraining", "PoolCache", "Record", "RecordingCommunicator", "Resources",
-    "StrategyConformance", "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
+    "CommunicatorConformance", "CompressorConformance", "FrameworkConformance", "FrameworkSamples", "FrameworkTraining",
+    "LauncherConformance", "PoolCache", "Record", "RecordingCommunicator", "Resources", "StrategyConformance",
+    "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -29,6 +33,9 @@ __getattr__ = lazy_names(
     {
         "_training": "FrameworkTraining Training",
         "communicator_conformance": "CommunicatorConformance",
+        "compressor_conformance": "CompressorConformance",
+        "framework_conformance": "FrameworkConformance FrameworkSamples",
+        "launcher_conformance": "LauncherConformance",
         "leaks": "Resources leaked_since",
         "pools": "PoolCache",
         "recording": "Record RecordingCommunicator",

@@ -88,9 +88,12 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
 
     @override
     def convert(self, source: Buffer, target: Buffer) -> None:
+        import numpy as np
+
         from unidist_tensorflow.memory import array_of_buffer
 
-        array_of_buffer(target)[:] = array_of_buffer(source)
+        with np.errstate(over="ignore"):  # too large for the target: infinite, as it shall be
+            array_of_buffer(target)[:] = array_of_buffer(source)
 
     @override
     def norm(self, buffer: Buffer, order: float) -> float:

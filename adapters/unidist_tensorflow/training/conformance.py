@@ -12,16 +12,18 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init, shutdown
 from unidist.testing import Training
-from unidist_tensorflow.memory import Array
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array
 from unidist_tensorflow.training.distributed_optimizer import distribute
 
-__all__ = ["computing_in_float64", "init", "modes", "shutdown", "train"]
+__all__ = ["computing_in_float64", "dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
 modes = ("eager", "function", "fit")  # see `FrameworkTraining`
+dtypes = tuple(NUMPY_DTYPES)  # see `FrameworkSamples`
 
 
 class Model(keras.Model):
@@ -88,6 +90,24 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
         if distributed and training.flush:
             optimizer.flush()
         return {variable.name: np.array(variable.numpy()) for variable in model.weights}
+
+
+def tensor(values: Array, dtype: DType) -> tf.Tensor:
+    """Return a tensor with these numbers; see `FrameworkSamples.tensor`."""
+    return tf.constant(values.astype(NUMPY_DTYPES[dtype]))
+
+
+def numbers(tensor: Any) -> Array:
+    """Return what a tensor holds; see `FrameworkSamples.numbers`."""
+    found = np.array(tensor.numpy())
+    return found.astype(np.float32) if found.dtype == NUMPY_DTYPES[DType.BFLOAT16] else found
+
+
+def model() -> Model:
+    """Return a new model; see `FrameworkSamples.model`."""
+    made = Model(1.0)
+    made.build((None, _WIDTH))
+    return made
 
 
 def _fit(model: Any, optimizer: Any, shares: list[tuple[Array, Array]]) -> None:

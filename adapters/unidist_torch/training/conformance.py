@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init, shutdown
 from unidist.testing import Training
 from unidist_torch.training.distributed_optimizer import distribute
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["init", "modes", "shutdown", "train"]
+__all__ = ["dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
 modes = ("eager",)  # see `FrameworkTraining`
+dtypes = tuple(TORCH_DTYPES)  # see `FrameworkSamples`
 
 
 class Model(torch.nn.Module):
@@ -69,6 +71,21 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
     if distributed and training.flush:
         optimizer.flush()
     return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
+
+
+def tensor(values: Array, dtype: DType) -> torch.Tensor:
+    """Return a tensor with these numbers; see `FrameworkSamples.tensor`."""
+    return torch.tensor(values, dtype=TORCH_DTYPES[dtype])
+
+
+def numbers(tensor: torch.Tensor) -> Array:
+    """Return what a tensor holds; see `FrameworkSamples.numbers`."""
+    return np.array((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy())
+
+
+def model() -> Model:
+    """Return a new model; see `FrameworkSamples.model`."""
+    return Model()
 
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:

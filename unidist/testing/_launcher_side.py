@@ -1,0 +1,42 @@
+"""The process in which the conformance suite of launchers runs one: `python -m unidist.testing._launcher_side JSON`.
+
+A process of its own, because a launcher handles signals and may be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from unidist.errors import ConfigurationError
+from unidist.launcher import Host, Job, Launcher
+from unidist.registry import load_object
+
+REFUSED = 98
+"""Exit code of this process where the launcher raised ConfigurationError."""
+
+
+def main(text: str) -> int:
+    """Run the job that `text` describes; returns the launcher's exit code."""
+    wanted = json.loads(text)
+    launcher: Launcher = load_object(wanted["path"], "the launcher")()
+    folder = wanted["output_dir"]
+    job = Job(
+        tuple(wanted["command"]),
+        wanted["num_proc"],
+        env=wanted["env"],
+        output_dir=Path(folder) if folder else None,
+        grace_period=timedelta(seconds=5),
+        hosts=tuple(Host(name, slots) for name, slots in wanted["hosts"]),
+    )
+    try:
+        return launcher.run(job)
+    except ConfigurationError as exc:
+        print(f"refused: {exc}", file=sys.stderr)
+        return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
