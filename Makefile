@@ -16,9 +16,9 @@ TEST_WORKERS ?= 0
 
 NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch] unidist/algorithms/native/*.[ch])
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
-SAMPLE = tests/third_party/unidist_sample
-SAMPLE_SOURCES = $(SAMPLE)/pyproject.toml $(wildcard $(SAMPLE)/unidist_sample/*.py)
-TYPED_EXTRAS = $(SAMPLE)/unidist_sample tools
+SAMPLES = tests/third_party/unidist_sample tests/third_party/unidist_second
+SAMPLE_SOURCES = $(addsuffix /pyproject.toml,$(SAMPLES)) $(foreach sample,$(SAMPLES),$(wildcard $(sample)/$(notdir $(sample))/*.py))
+TYPED_EXTRAS = $(foreach sample,$(SAMPLES),$(sample)/$(notdir $(sample))) tools
 
 # The demo of each framework: the script, the extra of setup.cfg that it needs, and variables that keep it quiet.
 FRAMEWORKS = torch keras
@@ -93,7 +93,7 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(TF_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf *.egg-info $(SAMPLE)/build $(SAMPLE)/*.egg-info unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so
+	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made $(TF_VENV)/.made:
@@ -131,7 +131,7 @@ $(VENV)/.horovod: $(VENV)/.dev launch/unidist_launch/horovod_build/build.py laun
 
 # A plugin as a third party would ship it: built and installed, not editable.
 $(VENV)/.sample: $(VENV)/.dev $(SAMPLE_SOURCES)
-	$(INSTALL) --force-reinstall --no-deps ./$(SAMPLE)
+	$(INSTALL) --force-reinstall --no-deps $(addprefix ./,$(SAMPLES))
 	@touch $@
 
 # build/lib would bring modules into the wheel that are there no more. The wheel is built beside what an editable install

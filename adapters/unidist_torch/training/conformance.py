@@ -10,6 +10,7 @@ import torch
 from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init, shutdown
 from unidist.testing import Training
+from unidist_torch.memory import TORCH_DTYPES
 from unidist_torch.training.distributed_optimizer import distribute
 
 Array = np.ndarray[Any, Any]
