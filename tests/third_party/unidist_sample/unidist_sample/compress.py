@@ -22,7 +22,7 @@ from unidist.strategy.interface import GradientOwner, Strategy
 if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.options import ExchangeOptions
-    from unidist.runtime.context import Context
+    from unidist.runtime_api import RuntimeAPI
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CompressedData(Strategy, GradientOwner):
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
 
     def make_exchange(
-        self, parameters: Sequence[ParameterInfo], context: Context, framework: Framework, options: ExchangeOptions
+        self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
         """See `GradientOwner.make_exchange`."""
         options.check_supported_by(self.name)
