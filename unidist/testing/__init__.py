@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.testing._training import FrameworkTraining, Training
+    from unidist.testing._training import FrameworkTraining, Quadratic, RankOutcome, Training
     from unidist.testing.communicator_conformance import CommunicatorConformance
     from unidist.testing.compressor_conformance import CompressorConformance
     from unidist.testing.framework_conformance import FrameworkConformance, FrameworkSamples
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommunicatorConformance", "CompressorConformance", "FrameworkConformance", "FrameworkSamples", "FrameworkTraining",
-    "LauncherConformance", "PoolCache", "Record", "RecordingCommunicator", "Resources", "StrategyConformance",
-    "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
+    "LauncherConformance", "PoolCache", "Quadratic", "RankOutcome", "Record", "RecordingCommunicator", "Resources",
+    "StrategyConformance", "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "_training": "FrameworkTraining Training",
+        "_training": "FrameworkTraining Quadratic RankOutcome Training",
         "communicator_conformance": "CommunicatorConformance",
         "compressor_conformance": "CompressorConformance",
         "framework_conformance": "FrameworkConformance FrameworkSamples",

@@ -56,6 +56,34 @@ class Training:
         return replace(self, steps=self.steps // self.passes, batch=self.batch * self.passes, passes=1, flush=False)
 
 
+@dataclass(frozen=True)
+class Quadratic:
+    """A problem whose solution is known: the sum over ranks of c (w - t)^2 / 2, with c and t of each rank's own.
+
+    Args:
+        steps: updates by plain gradient descent, with a learning rate of 0.2.
+        passes: calls of `step` that make one update.
+        common_optimum: t is the same on every rank.
+    """
+
+    steps: int = 200
+    passes: int = 1
+    common_optimum: bool = False
+
+    def terms(self, rank: int) -> tuple[Array, Array]:
+        """Return t and c of a rank, `(8, 16)` each, float32."""
+        rng = np.random.default_rng(rank)
+        curvature = rng.uniform(0.5, 1.5, (8, 16)).astype(np.float32)
+        place = np.random.default_rng(99 if self.common_optimum else 100 + rank)
+        return place.standard_normal((8, 16)).astype(np.float32), curvature
+
+    def error(self, weights: Array, size: int) -> float:
+        """Return how far weights are from the optimum of `size` ranks, relative to its norm."""
+        terms = [self.terms(rank) for rank in range(size)]
+        optimum = sum(c * t for t, c in terms) / sum(c for _, c in terms)
+        return float(np.linalg.norm(weights - optimum) / np.linalg.norm(optimum))
+
+
 class FrameworkTraining(Protocol):
     """What a framework adapter gives the suite, under the path `FrameworkSpec.conformance`: a module.
 
@@ -78,6 +106,16 @@ class FrameworkTraining(Protocol):
             size: number of shares.
         """
 
+    def descend(self, quadratic: Quadratic, *, rank: int) -> Array:
+        """Solve a problem by plain gradient descent, from zeros, with unidist; return the weights.
+
+        For strategies that differ from one process by design. A call of `step` has the loss c (w - t)^2 / 2.
+
+        Args:
+            quadratic: how long; `terms(rank)` are the numbers.
+            rank: whose terms.
+        """
+
     def init(self) -> None:
         """Start unidist."""
 
@@ -92,10 +130,12 @@ class RankOutcome:
     Args:
         parameters: by name.
         operations: names of the communicator's operations by which gradients were exchanged, in order.
+        steps: the numbers of the updates that plugins were told of.
     """
 
     parameters: dict[str, Array]
-    operations: tuple[str, ...]
+    operations: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1) -> dict[str, Array]:
@@ -115,11 +155,26 @@ def train_on_rank(
         try:
             runtime = context.current()
             records = _record(runtime) if record else []
+            steps = _count(runtime)
             topology = runtime.topology
             parameters = module.train(training, distributed=True, rank=topology.rank, size=topology.world_size)
         finally:
             module.shutdown()
-    return RankOutcome(parameters, tuple(record.operation for record in records))
+    return RankOutcome(parameters, tuple(record.operation for record in records), tuple(steps))
+
+
+def descend_on_rank(framework: str, strategy: str, engine: str, quadratic: Quadratic) -> RankOutcome:
+    """Solve a problem with unidist, from `init` to `shutdown`, on a rank; its weights are called "weights"."""
+    module = _module(framework)
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}):
+        module.init()
+        try:
+            runtime = context.current()
+            steps = _count(runtime)
+            weights = module.descend(quadratic, rank=runtime.topology.rank)
+        finally:
+            module.shutdown()
+    return RankOutcome({"weights": weights}, steps=tuple(steps))
 
 
 def largest_error(found: Array, expected: Array) -> float:
@@ -139,6 +194,19 @@ def _record(runtime: context.Context) -> list[Any]:
 
     runtime.new_communicator = recording  # type: ignore[method-assign]  # this run only
     return records
+
+
+def _count(runtime: context.Context) -> list[int]:
+    """Write down the number of every update that the runtime is told of from now on."""
+    steps: list[int] = []
+    tell = runtime.step_applied
+
+    def counting(step: int) -> None:
+        steps.append(step)
+        tell(step)
+
+    runtime.step_applied = counting  # type: ignore[method-assign]  # this run only
+    return steps
 
 
 def _with_mode(training: Training, module: FrameworkTraining) -> Training:

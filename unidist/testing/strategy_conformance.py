@@ -1,9 +1,12 @@
-"""The conformance suite of strategies: training over ranks gives the numbers of one process.
+"""The conformance suite of strategies: training over ranks gives the numbers of one process, or what else is promised.
 
     from unidist.testing import StrategyConformance
 
     class TestMyStrategy(StrategyConformance):
         strategy = "mine=2"
+
+A strategy that differs from one process by design (lossy compression, local SGD) sets `exact = False`. It is held to
+what it does promise: the ranks are equal, it finds the minimum of a quadratic function, and updates are counted.
 
 Runs in real processes; the conftest needs `pytest_plugins = ["unidist.testing.fixtures"]`.
 """
@@ -18,7 +21,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from unidist.testing._training import RankOutcome, Training, largest_error, train_alone, train_on_rank
+from unidist.testing._training import (
+    Quadratic,
+    RankOutcome,
+    Training,
+    descend_on_rank,
+    largest_error,
+    train_alone,
+    train_on_rank,
+)
 from unidist.testing.cases._arrays import Array
 from unidist.testing.fixtures import RankPoolFactory
 
@@ -38,6 +49,11 @@ class StrategyConformance:
         loss_factor: what the loss of the single process is multiplied by (a strategy that sums over passes).
         tolerance: largest relative difference of float64 parameters from those of one process.
         narrow_tolerance: the same for float32 parameters.
+        exact: it gives the numbers of one process; see the module's text.
+        equal_every: after each so many updates the ranks hold the same parameters.
+        quadratic_error: largest relative distance from the minimum after `quadratic_steps`.
+        quadratic_steps: updates by gradient descent; a multiple of `equal_every`.
+        common_optimum: it finds the minimum where that of every rank's own share is the same, and else perhaps not.
         case_timeout: longest time for one training.
     """
 
@@ -51,14 +67,20 @@ class StrategyConformance:
     loss_factor: ClassVar[float] = 1.0
     tolerance: ClassVar[float] = 1e-12
     narrow_tolerance: ClassVar[float] = 1e-5
+    exact: ClassVar[bool] = True
+    equal_every: ClassVar[int] = 1
+    quadratic_error: ClassVar[float] = 0.01
+    quadratic_steps: ClassVar[int] = 200
+    common_optimum: ClassVar[bool] = False
     case_timeout: ClassVar[timedelta] = timedelta(seconds=180)
 
     _trained: ClassVar[dict[tuple[int, Training], list[RankOutcome]]] = {}
     _alone: ClassVar[dict[Training, dict[str, Array]]] = {}
+    _descended: ClassVar[dict[tuple[int, Quadratic], list[RankOutcome]]] = {}
 
     def __init_subclass__(cls) -> None:
         # What was trained serves several tests: most of their time is the training.
-        cls._trained, cls._alone = {}, {}
+        cls._trained, cls._alone, cls._descended = {}, {}, {}
 
     @pytest.fixture(autouse=True)
     def _use_pool(self, rank_pool: RankPoolFactory) -> None:
@@ -76,8 +98,9 @@ class StrategyConformance:
             metafunc.parametrize("mode", self.modes)
 
     def training(self, optimizer: str, mode: str) -> Training:
-        """Return the training: ten updates."""
-        return Training(optimizer, steps=10 * self.passes, passes=self.passes, mode=mode)
+        """Return the training: ten updates, or a few more so that the ranks are equal at the end."""
+        updates = -(-10 // self.equal_every) * self.equal_every
+        return Training(optimizer, steps=updates * self.passes, passes=self.passes, mode=mode)
 
     def train(self, size: int, training: Training) -> list[RankOutcome]:
         """Train over `size` ranks with this strategy."""
@@ -91,6 +114,18 @@ class StrategyConformance:
             self._trained[size, training] = self.train(size, training)
         return self._trained[size, training]
 
+    def descend(self, size: int) -> list[RankOutcome]:
+        """Minimize a quadratic function over `size` ranks with this strategy; what it came to serves several tests."""
+        quadratic = self._quadratic()
+        if (size, quadratic) not in self._descended:
+            self._descended[size, quadratic] = self._rank_pool(size).run(
+                descend_on_rank, (self.framework, self.strategy, self.engine, quadratic), timeout=self.case_timeout
+            )
+        return self._descended[size, quadratic]
+
+    def _quadratic(self) -> Quadratic:
+        return Quadratic(self.quadratic_steps, self.passes, self.common_optimum)
+
     def train_one_process(self, training: Training) -> dict[str, Array]:
         """Return what training in one process gives, on the concatenated batches, without unidist."""
         whole = replace(training.concatenated(), loss_factor=self.loss_factor)
@@ -99,6 +134,7 @@ class StrategyConformance:
         return self._alone[whole]
 
     def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str, mode: str) -> None:
+        self._need_exactness()
         training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
         for rank, outcome in enumerate(self.trained(size, training)):
@@ -111,6 +147,7 @@ class StrategyConformance:
                 )
 
     def test_the_comparison_fails_without_the_exchange(self, group_size: int, optimizer: str, mode: str) -> None:
+        self._need_exactness()
         training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
         alone = self._rank_pool(1).run(train_alone, (self.framework, training, 0, group_size))[0]
@@ -126,6 +163,37 @@ class StrategyConformance:
                 assert value.tobytes() == outcome.parameters[name].tobytes(), (
                     f"{name} differs between ranks 0 and {rank}"
                 )
+
+    def test_updates_are_counted_on_every_rank(self, size: int, optimizer: str, mode: str) -> None:
+        training = self.training(optimizer, mode)
+        wanted = tuple(range(1, training.steps // self.passes + 1))
+        for rank, outcome in enumerate(self.trained(size, training)):
+            assert outcome.steps == wanted, (
+                f"{training.steps} calls of step are {len(wanted)} updates; rank {rank} was told of {outcome.steps}"
+            )
+
+    def test_it_finds_the_minimum_of_a_quadratic_function(self, group_size: int) -> None:
+        if self.exact:
+            pytest.skip("it gives the numbers of one process, which says more")
+        for rank, outcome in enumerate(self.descend(group_size)):
+            error = self._quadratic().error(outcome.parameters["weights"], group_size)
+            assert error <= self.quadratic_error, (
+                f"after {self.quadratic_steps} updates rank {rank} is {error:.2e} from the minimum, more than "
+                f"{self.quadratic_error:g}"
+            )
+
+    def test_many_updates_leave_the_ranks_equal(self, group_size: int) -> None:
+        if self.exact:
+            pytest.skip("it gives the numbers of one process, which says more")
+        first, *others = self.descend(group_size)
+        for rank, outcome in enumerate(others, start=1):
+            assert outcome.parameters["weights"].tobytes() == first.parameters["weights"].tobytes(), (
+                f"after {self.quadratic_steps} updates ranks 0 and {rank} have drifted apart"
+            )
+
+    def _need_exactness(self) -> None:
+        if not self.exact:
+            pytest.skip("it differs from one process by design; what it promises is tested instead")
 
     def test_a_second_round_of_init_and_shutdown_gives_the_same(self, group_size: int, mode: str) -> None:
         training = self.training(self.optimizers[0], mode)

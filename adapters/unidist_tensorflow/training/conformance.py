@@ -14,11 +14,22 @@ from keras import ops
 
 from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init, shutdown
-from unidist.testing import Training
+from unidist.testing import Quadratic, Training
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array
 from unidist_tensorflow.training.distributed_optimizer import distribute
 
-__all__ = ["computing_in_float64", "dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
+__all__ = [
+    "computing_in_float64",
+    "descend",
+    "dtypes",
+    "init",
+    "model",
+    "modes",
+    "numbers",
+    "shutdown",
+    "tensor",
+    "train",
+]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
@@ -90,6 +101,28 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
         if distributed and training.flush:
             optimizer.flush()
         return {variable.name: np.array(variable.numpy()) for variable in model.weights}
+
+
+class _Weights(keras.Model):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weights_of_problem = self.add_weight(shape, initializer="zeros", name="weights")
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.weights_of_problem + 0 * inputs
+
+
+def descend(quadratic: Quadratic, *, rank: int) -> Array:
+    """Solve a problem by gradient descent; see `FrameworkTraining.descend`."""
+    target, curvature = (tf.constant(term) for term in quadratic.terms(rank))
+    model, optimizer = distribute(_Weights(target.shape), keras.optimizers.SGD(0.2))
+    for _ in range(quadratic.steps * quadratic.passes):
+        with tf.GradientTape() as tape:
+            loss = ops.sum(curvature * (model.weights_of_problem - target) ** 2 / 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    return np.array(model.weights_of_problem.numpy())
 
 
 def tensor(values: Array, dtype: DType) -> tf.Tensor:

@@ -9,13 +9,13 @@ import torch
 
 from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init, shutdown
-from unidist.testing import Training
+from unidist.testing import Quadratic, Training
 from unidist_torch.memory import TORCH_DTYPES
 from unidist_torch.training.distributed_optimizer import distribute
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
+__all__ = ["descend", "dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
 
 _WIDTH, _HIDDEN, _CLASSES = 6, 10, 3
 
@@ -72,6 +72,20 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
     if distributed and training.flush:
         optimizer.flush()
     return {name: np.array(value.detach().numpy()) for name, value in model.named_parameters()}
+
+
+def descend(quadratic: Quadratic, *, rank: int) -> Array:
+    """Solve a problem by gradient descent; see `FrameworkTraining.descend`."""
+    target, curvature = (torch.from_numpy(term) for term in quadratic.terms(rank))
+    weights = torch.nn.Parameter(torch.zeros_like(target))
+    optimizer: Any = torch.optim.SGD([weights], lr=0.2)
+    model: Any = torch.nn.ParameterDict({"weights": weights})
+    model, optimizer = distribute(model, optimizer)
+    for _ in range(quadratic.steps * quadratic.passes):
+        optimizer.zero_grad()
+        (curvature * (model["weights"] - target) ** 2 / 2).sum().backward()
+        optimizer.step()
+    return np.array(model["weights"].detach().numpy())
 
 
 def tensor(values: Array, dtype: DType) -> torch.Tensor:

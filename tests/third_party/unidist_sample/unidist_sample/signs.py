@@ -70,7 +70,8 @@ class _SignsOfBucket(BucketCompressor):
 
         signs = np.frombuffer(self._signs.bytes(), np.int8)
         magnitude = np.frombuffer(self._magnitude.bytes(), np.float32)
-        np.multiply(signs, magnitude, out=np.frombuffer(self._bucket.memory.bytes(), np.float32))
+        with np.errstate(invalid="ignore"):  # zero times infinity, which is not finite either
+            np.multiply(signs, magnitude, out=np.frombuffer(self._bucket.memory.bytes(), np.float32))
 
 
 class _Unpacking(Work):

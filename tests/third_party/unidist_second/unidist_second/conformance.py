@@ -11,12 +11,12 @@ import numpy.typing as npt
 from unidist.buffer import DType
 from unidist.runtime import init as start
 from unidist.runtime import shutdown
-from unidist.testing import Training
+from unidist.testing import Quadratic, Training
 from unidist_second.distribute import distribute
 from unidist_second.framework import NumpyFramework
 from unidist_second.models import SGD, Model
 
-__all__ = ["dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
+__all__ = ["descend", "dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
 
 Array = npt.NDArray[Any]
 
@@ -72,6 +72,27 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
     if training.flush:
         optimizer.flush()
     return model.arrays
+
+
+class _Weights(Model):
+    """One array, with the gradient of c (w - t)^2 / 2."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.arrays = {"weights": np.zeros(shape, np.float32)}
+
+    def gradients(self, inputs: Array, targets: Array) -> Mapping[str, Array]:
+        """Return the gradient; the inputs are c."""
+        return {"weights": inputs * (self.arrays["weights"] - targets)}
+
+
+def descend(quadratic: Quadratic, *, rank: int) -> Array:
+    """Solve a problem by gradient descent; see `FrameworkTraining.descend`."""
+    target, curvature = quadratic.terms(rank)
+    model: Model = _Weights(target.shape)
+    model, optimizer = distribute(model, SGD(model.arrays, lr=0.2))
+    for _ in range(quadratic.steps * quadratic.passes):
+        optimizer.step(model.gradients(curvature, target))
+    return model.arrays["weights"]
 
 
 def init() -> None:
