@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.horovod_api.arguments import Groups, Position, bucket_compressor, check_passes, exchange_options
+    from unidist.horovod_api.arguments import Groups, OptimizerArguments, Position, bucket_compressor, check_passes
     from unidist.horovod_api.compression import Compressor, NoneCompressor
     from unidist.horovod_api.lifecycle import (
         add_process_set,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compressor", "Groups", "NoneCompressor", "Op", "Position", "Scope", "add_process_set", "allreduction",
-    "bucket_compressor", "ccl_built", "check_passes", "cross_rank", "cross_size", "ddl_built", "exchange_options",
+    "bucket_compressor", "ccl_built", "check_passes", "cross_rank", "cross_size", "ddl_built", "OptimizerArguments",
     "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "rank", "reducescatter_scale", "reduction_of", "remove_process_set",
     "scope_of", "shutdown", "size", "start_timeline", "stop_timeline", "world",
@@ -50,7 +50,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "arguments": "Groups Position bucket_compressor check_passes exchange_options",
+        "arguments": "Groups Position bucket_compressor check_passes OptimizerArguments",
         "compression": "Compressor NoneCompressor",
         "lifecycle": (
             "add_process_set ccl_built cross_rank cross_size ddl_built gloo_built gloo_enabled init is_homogeneous "

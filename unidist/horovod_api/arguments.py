@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unidist.gradients import CompressorSpec
@@ -23,45 +24,74 @@ Raises ValueError for what is no parameter.
 """
 
 
-def exchange_options(
-    context: Context,
-    *,
-    compressor: GradientCompressor | None,
-    op: Op,
-    gradient_predivide_factor: float,
-    num_groups: int,
-    groups: Groups,
-    position: Position,
-    sparse_as_dense: bool,
-    process_set: ProcessSet,
-) -> ExchangeOptions:
-    """Return the options for Horovod's arguments, of which it checks those that it is given.
+@dataclass(frozen=True)
+class OptimizerArguments:
+    """The arguments of Horovod's distributed optimizers and tapes, by name. Its facades have them in different orders.
 
-    Raises:
-        ValueError: arguments that Horovod refuses.
+    Args:
+        compression: how gradients travel, as the script gives it; see `bucket_compressor`.
+        op: how the gradients of the ranks are reduced.
+        gradient_predivide_factor: gradients are divided by it before the sum, which is multiplied by it.
+        num_groups: deprecated; use `groups`.
+        groups: gradients of one group travel together: a number of groups, or lists of members.
+        sparse_as_dense: sparse gradients travel as dense ones.
+        process_set: the ranks that take part.
+        name: replaces the optimizer's name, where it has one.
+        backward_passes_per_step: passes that make one update.
+        average_aggregated_gradients: the mean over those passes instead of their sum.
+        scale_local_gradients: gradients of local variables are divided by the number of ranks.
     """
-    if gradient_predivide_factor != 1.0 and op != Op.Average:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with op={Op(op).name}: it splits an average; "
-            "use op=Average, or leave it out"
+
+    compression: Any
+    op: Op = Op.Average
+    gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
+    groups: Groups = None
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
+    name: str | None = None
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    scale_local_gradients: bool = True
+
+    def exchange_options(
+        self, context: Context, *, compressor: GradientCompressor | None, position: Position
+    ) -> ExchangeOptions:
+        """Check the arguments that concern the exchange of gradients, and return them as its options.
+
+        Args:
+            context: the runtime.
+            compressor: for `compression`.
+            position: of a member of `groups` among the optimizer's parameters.
+
+        Raises:
+            ValueError: arguments that Horovod refuses.
+        """
+        factor, process_set, groups = self.gradient_predivide_factor, self.process_set, self.groups
+        if factor != 1.0 and self.op != Op.Average:
+            raise ValueError(
+                f"gradient_predivide_factor={factor} with op={Op(self.op).name}: it splits an average; "
+                "use op=Average, or leave it out"
+            )
+        if not factor > 0:
+            raise ValueError(f"gradient_predivide_factor={factor}: give a factor above 0")
+        if self.num_groups != 0:
+            warnings.warn("num_groups is deprecated, as in Horovod; use groups", DeprecationWarning, stacklevel=4)
+            groups = self.num_groups if groups is None else groups
+        if process_set.process_set_id is None:
+            raise ValueError(
+                f"{process_set!r} is not registered; pass it to init(process_sets=[...]) or add_process_set"
+            )
+        is_global = process_set is global_process_set or process_set.process_set_id == 0
+        if not is_global and context.axis_size(DATA_AXIS) != context.topology.world_size:
+            raise ValueError(f"{process_set!r} and {context.plan.mesh}: a process set needs all ranks on the data axis")
+        return ExchangeOptions(
+            compressor=compressor,
+            predivide_factor=float(factor),
+            process_set=None if is_global else process_set,
+            groups=_positions(groups, position),
+            sparse_as_dense=self.sparse_as_dense,
         )
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: give a factor above 0")
-    if num_groups != 0:
-        warnings.warn("num_groups is deprecated, as in Horovod; use groups", DeprecationWarning, stacklevel=4)
-        groups = num_groups if groups is None else groups
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set!r} is not registered; pass it to init(process_sets=[...]) or add_process_set")
-    is_global = process_set is global_process_set or process_set.process_set_id == 0
-    if not is_global and context.axis_size(DATA_AXIS) != context.topology.world_size:
-        raise ValueError(f"{process_set!r} and {context.plan.mesh}: a process set needs all ranks on the data axis")
-    return ExchangeOptions(
-        compressor=compressor,
-        predivide_factor=float(gradient_predivide_factor),
-        process_set=None if is_global else process_set,
-        groups=_positions(groups, position),
-        sparse_as_dense=sparse_as_dense,
-    )
 
 
 def check_passes(backward_passes_per_step: int) -> None:

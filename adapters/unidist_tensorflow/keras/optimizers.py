@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.arguments import Groups, OptimizerArguments
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.optimizer.arguments import CompressionLike, local_variables
-from unidist_tensorflow.training import distributed_optimizer
+from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
 
 
 def DistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
@@ -35,21 +35,22 @@ def DistributedOptimizer(  # noqa: D417, N802 - Horovod's name and arguments
         optimizer: see `distributed_optimizer.DistributedOptimizer`, as all further arguments. Those after `groups` are
             not in `horovod.keras`.
     """
-    return distributed_optimizer.DistributedOptimizer(
+    del device_dense, device_sparse
+    return distribute_optimizer(
         optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+        OptimizerArguments(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            name=name,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            scale_local_gradients=scale_local_gradients,
+        ),
     )
 
 
@@ -79,15 +80,14 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name and argume
     variables = local_variables(local_layers)
     bound = DistributedOptimizer(
         optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        0,
-        groups,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
         process_set=process_set,

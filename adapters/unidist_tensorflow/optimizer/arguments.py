@@ -8,10 +8,8 @@ from typing import Any
 
 from unidist.errors import UsageError
 from unidist.gradients.options import ExchangeOptions
-from unidist.horovod_api.arguments import Groups
-from unidist.horovod_api.arguments import exchange_options as options_of_horovod
+from unidist.horovod_api.arguments import Groups, OptimizerArguments
 from unidist.horovod_api.reduce_ops import Op
-from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime.context import Context
 from unidist.strategy.interface import Plan, ShardsUpdates
 from unidist_tensorflow.gradients.compression import compressor_of
@@ -21,17 +19,7 @@ CompressionLike = Any
 """A member of `Compression`, a class like it, a compressor's name ("powersgd/rank=2"), or a GradientCompressor."""
 
 
-def exchange_options(
-    context: Context,
-    *,
-    compression: CompressionLike,
-    op: Op,
-    gradient_predivide_factor: float,
-    num_groups: int = 0,
-    groups: Groups,
-    sparse_as_dense: bool,
-    process_set: ProcessSet,
-) -> ExchangeOptions:
+def exchange_options(context: Context, arguments: OptimizerArguments) -> ExchangeOptions:
     """Check Horovod's arguments, and return them as options.
 
     `groups` as lists of variables are checked and left to `with_groups`: the variables are not known yet.
@@ -39,19 +27,11 @@ def exchange_options(
     Raises:
         ValueError: arguments that Horovod refuses.
     """
+    op = arguments.op
     if op not in (Op.Average, Op.Sum):
         raise ValueError(f"op={Op(op).name}: gradients of Keras optimizers and tapes are reduced by Average or Sum")
-    options = options_of_horovod(
-        context,
-        compressor=compressor_of(compression, context.plugins.compressors),
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        position=_checked,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    compressor = compressor_of(arguments.compression, context.plugins.compressors)
+    options = arguments.exchange_options(context, compressor=compressor, position=_checked)
     return options if isinstance(options.groups, int) else replace(options, groups=None)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.options import ExchangeOptions
-from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.arguments import Groups, OptimizerArguments
 from unidist.horovod_api.reduce_ops import Op
 from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
@@ -198,8 +198,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     check_unsharded(runtime.plan, "a tape")
     if isinstance(gradtape, DistributedTapeMixin):
         raise UsageError("this tape is distributed already")
-    options = exchange_options(
-        runtime,
+    arguments = OptimizerArguments(
         compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -208,6 +207,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    options = exchange_options(runtime, arguments)
     tape: Any = gradtape
     plain = type(tape)
     tape.__class__ = with_mixin(plain, DistributedTapeMixin)
@@ -240,16 +240,16 @@ def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name and arg
     variables = local_variables(local_layers)
     tape = DistributedGradientTape(
         gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     for variable in variables:
         tape.register_local_source(variable)

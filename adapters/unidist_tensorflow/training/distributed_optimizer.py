@@ -11,7 +11,7 @@ import tensorflow as tf
 from unidist.checkpoint.format.interface import placements_of
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import UsageError
-from unidist.horovod_api.arguments import Groups, check_passes
+from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
@@ -204,16 +204,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ConfigurationError: at the first update: the ranks' variables or arguments differ.
     """
     del device_dense, device_sparse
-    runtime = context.current()
-    check_can_distribute()
-    legacy = is_legacy_optimizer(optimizer)
-    if legacy:
-        check_legacy(optimizer)
-    else:
-        check_plain(optimizer)
-    check_passes(backward_passes_per_step)
-    options = exchange_options(
-        runtime,
+    arguments = OptimizerArguments(
         compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -221,23 +212,46 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups=groups,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+        name=name,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        scale_local_gradients=scale_local_gradients,
     )
-    check_counts_alone(runtime, backward_passes_per_step)
+    return distribute_optimizer(optimizer, arguments)
+
+
+def distribute_optimizer(optimizer: Any, arguments: OptimizerArguments) -> Any:
+    """Do what `DistributedOptimizer` does, for any facade; see there.
+
+    Raises:
+        ValueError: arguments that Horovod refuses.
+    """
+    runtime = context.current()
+    check_can_distribute()
+    legacy = is_legacy_optimizer(optimizer)
+    if legacy:
+        check_legacy(optimizer)
+    else:
+        check_plain(optimizer)
+    passes = arguments.backward_passes_per_step
+    check_passes(passes)
+    options = exchange_options(runtime, arguments)
+    check_counts_alone(runtime, passes)
     check_leaves_model(runtime.plan, "DistributedOptimizer")
     check_unsharded(runtime.plan, "DistributedOptimizer")
     accumulation = None
-    if backward_passes_per_step != 1:
-        accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+    if passes != 1:
+        accumulation = Accumulation(passes, arguments.average_aggregated_gradients)
     optimizer = _scaling_loss(optimizer)
-    if name is not None:
-        setattr(optimizer, "_name" if legacy and is_old(optimizer) else "name", name)
-    average = op is not Op.Sum
+    if arguments.name is not None:
+        setattr(optimizer, "_name" if legacy and is_old(optimizer) else "name", arguments.name)
+    average = arguments.op is not Op.Sum
     update = planned_update(
         runtime, runtime.plan, TensorFlowFramework(), accumulation=accumulation, average=average, options=options
     )
     bound = bind_legacy(optimizer, update) if legacy else bind(optimizer, update)
-    bound._unidist.scale_local = scale_local_gradients
-    bound._unidist.groups = listed_groups(groups)
+    bound._unidist.scale_local = arguments.scale_local_gradients
+    bound._unidist.groups = listed_groups(arguments.groups)
     return bound
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.gradients.compression import GradientCompressor
-from unidist.horovod_api.arguments import Groups
+from unidist.horovod_api.arguments import Groups, OptimizerArguments
 from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
 from unidist.mixins import with_mixin
@@ -17,7 +17,7 @@ from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.operations.reductions import grouped_allreduce
 from unidist_tensorflow.optimizer.arguments import CompressionLike
-from unidist_tensorflow.training import distributed_optimizer
+from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
 
 
 class DistributedTF1Mixin:
@@ -105,22 +105,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     del use_locking
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return distributed_optimizer.DistributedOptimizer(
-            optimizer,
-            name,
-            device_dense,
-            device_sparse,
-            compression,
-            sparse_as_dense,
-            gradient_predivide_factor,
-            op,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-            num_groups,
-            groups,
-            process_set,
-            scale_local_gradients,
+        arguments = OptimizerArguments(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            name=name,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            scale_local_gradients=scale_local_gradients,
         )
+        return distribute_optimizer(optimizer, arguments)
     context.current()
     if isinstance(optimizer, DistributedTF1Mixin):
         raise UsageError("this optimizer is distributed already")

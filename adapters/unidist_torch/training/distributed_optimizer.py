@@ -8,7 +8,7 @@ import torch
 
 from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UsageError
-from unidist.horovod_api.arguments import Groups, check_passes, exchange_options
+from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
@@ -134,16 +134,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     runtime = context.current()
     op = Op(op)
-    options = exchange_options(
-        runtime,
-        compressor=compressor_of(compression, runtime.plugins.compressors),
+    arguments = OptimizerArguments(
+        compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
-        position=position_in(optimizer),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
+    )
+    options = arguments.exchange_options(
+        runtime,
+        compressor=compressor_of(compression, runtime.plugins.compressors),
+        position=position_in(optimizer),
     )
     check_passes(backward_passes_per_step)
     refuse_deferred(parameter for group in optimizer.param_groups for parameter in group["params"])
