@@ -19,7 +19,7 @@ __all__ = [
 
 
 class DType(StrEnum):
-    """The element types that every engine names alike (the names are numpy's, plus bfloat16)."""
+    """Element types, under the same names for every engine (numpy's names, plus bfloat16)."""
 
     BOOL = "bool"
     UINT8 = "uint8"

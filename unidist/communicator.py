@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ReduceOp(StrEnum):
-    """How an element of all ranks becomes one. On bool, SUM and MAX are "or", PRODUCT and MIN are "and"."""
+    """The operation of a reduction over ranks. On bool, SUM and MAX are "or", PRODUCT and MIN are "and"."""
 
     SUM = "sum"
     PRODUCT = "product"
@@ -43,16 +43,16 @@ class ReduceOp(StrEnum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do, declared; nothing is found out by trying.
+    """The declared capabilities of an engine; they are not probed.
 
     Args:
         memory_kinds: the kinds of memory that it moves: "host", "cuda".
         dtypes: element types it reduces and moves.
         point_to_point: send and recv work.
         detects_mismatch: differing calls raise MismatchError on every rank.
-        negotiates: the engine matches operations by name itself (Horovod); ours is then passed by.
+        negotiates: the engine matches operations by name itself (Horovod); our negotiation is bypassed.
         engine_memory: `allocate` returns memory that collectives use without a copy.
-        bucket_bytes: gradient bucket size at which this engine does well.
+        bucket_bytes: gradient bucket size at which this engine performs well.
     """
 
     memory_kinds: frozenset[str] = frozenset((HOST,))
@@ -140,7 +140,7 @@ class Communicator(ABC):
         Args:
             source: `(counts[rank],)` elements.
             target: `(sum(counts),)` elements.
-            counts: elements from each rank; default: all alike. Equal on every rank.
+            counts: elements from each rank; default: the same number from each. Equal on every rank.
         """
 
     @abstractmethod
@@ -160,11 +160,11 @@ class Communicator(ABC):
         """Reduce `source` of all ranks and leave piece `rank` of the result in `target`.
 
         Args:
-            source: `(sum(counts),)` elements, alike on every rank.
+            source: `(sum(counts),)` elements, equally many on every rank.
             target: `(counts[rank],)` elements; may be this rank's own piece of `source`.
             op: the reduction, see `allreduce`.
             scale: factor, see `allreduce`.
-            counts: elements that each rank keeps; default: all alike. Equal on every rank.
+            counts: elements that each rank keeps; default: the same number on each. Equal on every rank.
         """
 
     @abstractmethod
@@ -241,7 +241,7 @@ class ReportsArrivals(ABC):
 
     @abstractmethod
     def waiting_for(self) -> Sequence[int]:
-        """Return the group ranks that have not come to the operation that this rank waits in.
+        """Return the group ranks that have not yet entered the operation this rank is waiting on.
 
         Called from any thread at any time, also while the operation blocks another one. Empty when nothing
         waits, everybody came, or it is not known.

@@ -36,7 +36,7 @@ class ReadsPieces(ABC):
 
     @abstractmethod
     def pieces_obstacle(self) -> str:
-        """Return why this group cannot do it after all, or "" if it can. Alike on all ranks, not collective."""
+        """Return why this group cannot do it, or "" if it can. The same on all ranks; not collective."""
 
     @abstractmethod
     def allreduce_pieces(
@@ -90,7 +90,7 @@ class SharesMemory(ABC):
 
     @abstractmethod
     def sharing_obstacle(self) -> str:
-        """Return why this group cannot share memory after all, or "" if it can. Alike on all ranks, not collective."""
+        """Return why this group cannot share memory, or "" if it can. The same on all ranks; not collective."""
 
     @abstractmethod
     def allocate_shared(self, nbytes: int) -> SharedMemory:

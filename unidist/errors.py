@@ -92,7 +92,7 @@ class StalledError(PeerLostError):
 
 
 class StateLostError(UnidistError, RuntimeError):
-    """What ranks kept of the training's state is lost with them, and nobody has a copy: an elastic job ends."""
+    """Part of the training state was lost with its ranks, and no other rank has a copy: the elastic job ends."""
 
 
 class RemoteError(UnidistError, RuntimeError):

@@ -1,7 +1,7 @@
 """The framework adapter: gives the core access to the tensors and models of PyTorch, TensorFlow or another library.
 
 The core and the strategies reach tensors and parameters through this interface alone. How an adapter binds optimizers
-is a contract of its own, `unidist.optim.BindsOptimizers`.
+is a separate contract, `unidist.optim.BindsOptimizers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tensor = Any
 
 
 class Framework(ABC):
-    """What the core needs to know of a framework. Created once per process, without arguments."""
+    """The core's access to a framework's tensors and models. Created once per process, without arguments."""
 
     name: str
 

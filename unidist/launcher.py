@@ -46,7 +46,7 @@ class Host:
 
 @dataclass(frozen=True)
 class RemoteShell:
-    """How commands are run on other hosts, for launchers that do it by ssh or the like.
+    """The remote shell for launchers that run commands on other hosts, by ssh for example.
 
     Args:
         command: the program, with arguments ("ssh", "ssh -F my_config").
@@ -64,11 +64,11 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True)
 class DurableOptions:
-    """Where, how often and how many.
+    """Options of durable checkpoints.
 
     Args:
-        folder: a folder of its own for the checkpoints, in a file system that all ranks share.
-        interval: between two of them; None: chosen by what they cost, see `CheckpointSchedule`.
+        folder: for the checkpoints alone, in a file system that all ranks share.
+        interval: between two of them; None: chosen by their cost, see `CheckpointSchedule`.
         keep: complete ones that stay.
 
     Raises:
@@ -113,19 +113,19 @@ def interval_of(value: float | str) -> timedelta | None:
 
 @dataclass(frozen=True)
 class ElasticLimits:
-    """How the number of ranks of a job may change while it runs.
+    """Limits for the number of ranks of a job, which may change while it runs.
 
     Args:
-        min_num: the fewest ranks that train; with fewer the job waits for replacements.
-        max_num: the most.
-        discovery_script: command that prints the hosts, again and again; None: `Job.hosts` are all there are.
-        slots_per_host: ranks on a host that the script names without a number.
-        reset_limit: so many times may the world change; None: as often as it has to.
+        min_num: minimum number of ranks; with fewer the job waits for replacements.
+        max_num: maximum number of ranks.
+        discovery_script: command that prints the hosts, run repeatedly; None: only `Job.hosts`.
+        slots_per_host: ranks on a host that the script lists without a number.
+        reset_limit: number of times that the world may change; None: any number.
         timeout: longest wait for `min_num` ranks.
-        cooldown: shortest and longest pause in seconds before a slot is used again in which a rank has failed;
-            None: the launcher's own.
-        stall: a rank that has taken no step for longer, while others have, hangs; None: it may take its time.
-        event_log: file for the job's events; None: none is kept.
+        cooldown: shortest and longest pause in seconds before a slot in which a rank has failed is used again;
+            None: the launcher's default.
+        stall: a rank that has done no step for longer, while others have, counts as hung; None: never.
+        event_log: file for the job's events; None: no file.
         state_dir: folder in which the launcher keeps what another one needs to take its place; None: the job dies with
             its launcher.
         orphan_timeout: how long the job's processes look for a launcher that died, before they end.
@@ -247,7 +247,7 @@ class JobObserver:
 
 @dataclass(frozen=True)
 class Job:
-    """What to start.
+    """The job to start.
 
     Args:
         command: program and arguments, the same on every rank.
@@ -258,8 +258,8 @@ class Job:
         verbose: more lines about what the launcher does.
         quiet: ranks' output only from rank 0 (errors of all).
         timestamps: each line of the ranks is shown with the time.
-        hosts: where ranks run, in the order in which they are filled; empty: this host.
-        remote_shell: how commands are run on other hosts.
+        hosts: on which ranks run, in the order in which they are filled; empty: this host.
+        remote_shell: runs commands on other hosts.
         network_interfaces: the hosts talk to each other by the first of these that a host has; empty: by the one by
             which the launcher reaches it.
         start_timeout: longest wait for all hosts.

@@ -1,4 +1,4 @@
-"""Objects of a script that get methods of ours: their class becomes a subclass of its own, with a mixin in front."""
+"""Adds our methods to objects of a script: the object's class becomes a new subclass with a mixin in front."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["Registry", "Spec", "load_object"]
 
 
 class Spec(Protocol):
-    """An entry of a registry. Each kind of plugin has a spec class of its own, beside its interface.
+    """An entry of a registry. Each kind of plugin has its own spec class, beside its interface.
 
     Attributes:
         kind: what is registered, in one word, for messages: "engine".

@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one rank gave: `payload`, and `fds`, descriptors that now belong to the receiver."""
+    """The contribution of one rank: `payload`, and `fds`, descriptors that the receiver owns."""
 
     payload: bytes
     fds: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class MeetingPlace:
-    """Where the ranks of a job on several hosts meet.
+    """The meeting place of the ranks of a job on several hosts.
 
     Args:
         server: address of the job's control server: host and port.

@@ -31,7 +31,7 @@ OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 class Plugins(Protocol):
-    """What the plugins of this process have registered."""
+    """The registries of this process, with everything that its plugins have registered."""
 
     def registry(self, kind: type[S]) -> Registry[S]:
         """Return all specs of one kind: `plugins.registry(EngineSpec)`."""

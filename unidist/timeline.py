@@ -29,13 +29,13 @@ Event = tuple[str, str, int, int]
 
 
 class Recorder:
-    """Where a process records, if it does: `timeline` is None as long as nothing is to be recorded.
+    """The recorder of a process; `timeline` is None while nothing is recorded.
 
     Attributes:
         timeline: the open timeline, or None.
         mark_cycles: record the start of every cycle of negotiation too.
         waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for
-            operations by name.
+            named operations.
     """
 
     timeline: Timeline | None = None
@@ -68,7 +68,7 @@ class Recorder:
 
 
 class Timeline:
-    """Records events in memory and writes them from a thread of its own. Thread-safe.
+    """Records events in memory and writes them from a background thread. Thread-safe.
 
     Code that records holds a `Recorder`, so that no timeline costs one test for None.
 

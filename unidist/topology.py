@@ -1,4 +1,4 @@
-"""Where a process stands in its job."""
+"""The place of a process in its job."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def check_same_type(operation: str, source: Buffer, target: Buffer) -> None:
     if source.dtype != target.dtype or source.memory != target.memory:
         raise UsageError(
             f"{operation}: source is {source.dtype} in {source.memory} memory, target is {target.dtype} in "
-            f"{target.memory} memory; they must be alike"
+            f"{target.memory} memory; they must be equal"
         )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def adasum_allreduce(communicator: Communicator, source: Buffer, target: Buffer, *, scale: float = 1.0) -> None:
-    """Write the Adasum of all ranks' vectors, times `scale`, to `target`. Blocks; every rank calls it alike.
+    """Write the Adasum of all ranks' vectors, times `scale`, to `target`. Collective; blocks until it is done.
 
     Recursive doubling: each of log2(size) steps exchanges the whole vector with a partner. Products are added up in
     float64, and both partners compute the same bits.

@@ -22,14 +22,14 @@ from unidist.communicator import Communicator, ReduceOp
 
 
 class Algorithm(Protocol):
-    """One way to reduce a buffer over all ranks. Every rank calls it alike; it uses send and recv only."""
+    """An algorithm that reduces a buffer over all ranks with send and recv. Collective; all ranks use the same one."""
 
     def __call__(self, channel: Communicator, buffer: Buffer, *, op: ReduceOp, scale: float) -> None:
         """Reduce `buffer` in place and return when it holds the result.
 
         Args:
             channel: carries no other messages meanwhile.
-            buffer: `(n,)` elements in host memory, n and dtype alike on every rank.
+            buffer: `(n,)` elements in host memory, n and dtype the same on every rank.
             op: the reduction; has a meaning for the dtype.
             scale: factor of the result.
         """
@@ -109,7 +109,7 @@ def butterfly_allreduce(channel: Communicator, buffer: Buffer, *, op: ReduceOp, 
     distance = 1
     while distance < core:
         partner = rank ^ distance
-        # The partner differs in this bit only, so both have cut alike so far and hold the same [start, stop).
+        # The partner differs in this bit only, so both have made the same cuts so far and hold the same [start, stop).
         middle = (start + stop + 1) // 2
         low, high = buffer.slice(start, middle - start), buffer.slice(middle, stop - middle)
         kept, given = (high, low) if rank & distance else (low, high)

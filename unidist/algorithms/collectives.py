@@ -1,4 +1,4 @@
-"""The collectives other than all-reduce over send and recv. Every rank calls each of them alike."""
+"""The collectives other than all-reduce, over send and recv. Every rank calls them with matching arguments."""
 
 from __future__ import annotations
 

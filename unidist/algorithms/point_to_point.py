@@ -18,11 +18,11 @@ from unidist.errors import UsageError, unknown_choice
 
 
 class PointToPointCommunicator(Communicator):
-    """Collectives over the `send` and `recv` of a subclass; `unidist.testing.threads` is the model of one.
+    """Collectives over the `send` and `recv` of a subclass; see `unidist.testing.threads` for an example.
 
     A subclass implements `send`, `recv`, `split`, `abort` and `close`, the last two calling `super()` first.
-    Its `split` must not use collectives of this communicator: they need a split of their own, over which
-    their messages travel apart from the user's, made when the first collective runs.
+    Its `split` must not use collectives of this communicator: they send their messages over a
+    separate split, apart from the user's messages, which is made when the first collective runs.
 
     Collectives are complete when the call returns, so the work that they return is always done. Each message
     of one waits at most `timeout`.

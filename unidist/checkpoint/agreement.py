@@ -1,4 +1,4 @@
-"""What happened on one rank becomes known to all: the end of each phase of a save or a load."""
+"""Agreement of all ranks at the end of each phase of a save or a load: an error on one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unidist.negotiation.objects import gather_objects
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on a rank, in words.
+    """An error of a rank, as a message.
 
     Args:
         text: the message.
-        of_disk: the file system refused (it is full, say); nothing is wrong with what was asked.
+        of_disk: the file system failed (it is full, for example); the request itself is valid.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Checkpoints turned into other files, and other folders into checkpoints. One process; no framework of its own."""
+"""Converts checkpoints to other files, and other folders to checkpoints. One process; imports no framework."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Import(Protocol):
 
 
 def read_whole(section: SavedSection, info: TensorInfo) -> Buffer:
-    """Return a whole tensor of a section, in memory of its own."""
+    """Return a copy of a whole tensor of a section."""
     memory = Buffer.allocate(info.count, info.dtype)
     section.read(info.name, Part.whole(info.shape), memory)
     return memory

@@ -1,4 +1,4 @@
-"""What a script saves beside models and optimizers: plain values, and tensors among them."""
+"""The values that a script saves besides models and optimizers: plain values, which may contain tensors."""
 
 from __future__ import annotations
 

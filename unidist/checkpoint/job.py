@@ -35,7 +35,7 @@ MappingLike = NameMapping | Mapping[str, Any] | str | Path | None
 
 
 class StatesOf(ABC):
-    """What an adapter knows of its framework's models and optimizers, where they keep no state of their own kind.
+    """An adapter's access to the state of ordinary models and optimizers, for which no plugin provides it.
 
     Attributes:
         framework: the adapter's.
@@ -75,7 +75,7 @@ class StatesOf(ABC):
 
 @dataclass(frozen=True)
 class Subjects:
-    """What is saved or loaded: models and optimizers, each one or several by name.
+    """The models and optimizers to save or load, each a single one or several by name.
 
     Args:
         model: a model, or models by name, or None.
@@ -125,7 +125,7 @@ def save_job(
     on_error: OnError,
     rng: bool,
 ) -> SaveHandle:
-    """See `save` of the facades."""
+    """Save a checkpoint; `save` of the facades documents the arguments. Collective."""
     runtime = context.current()
     rank = runtime.topology.rank
     options = SaveOptions(Path(os.path.abspath(path)), step, keep, asynchronous, on_error)
@@ -149,7 +149,7 @@ def load_job(
     mapping: MappingLike,
     rng: bool,
 ) -> Loaded:
-    """See `load` of the facades."""
+    """Load a checkpoint; `load` of the facades documents the arguments. Collective."""
     runtime = context.current()
     rank = runtime.topology.rank
     saver = runtime.owned(make_saver)
@@ -176,7 +176,7 @@ def load_job(
 
 
 def make_saver(runtime: context.Context) -> Saver:
-    """Return a saver with a communicator of its own. Collective."""
+    """Return a saver with a separate communicator. Collective."""
     facts = {
         "unidist": __version__,
         "world_size": runtime.topology.world_size,

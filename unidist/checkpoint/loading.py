@@ -19,12 +19,12 @@ from unidist.errors import UsageError
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What is asked of a load, alike on every rank.
+    """Options of a load, the same on every rank.
 
     Args:
-        path: folder of a checkpoint, or of a series, whose latest complete one is loaded.
-        strict: a tensor that only one of checkpoint and model has is an error; else what both have is loaded.
-        mapping: names of the checkpoint for those of the model, where they differ.
+        path: folder of a checkpoint, or of a series, whose latest complete checkpoint is loaded.
+        strict: a tensor that is in only one of checkpoint and model is an error; else only common ones are loaded.
+        mapping: names in the checkpoint for names of the model, if they differ.
     """
 
     path: Path
@@ -34,13 +34,13 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded.
+    """The result of a load.
 
     Attributes:
         path: the folder of the checkpoint.
         step: its number in its series, or None.
         extra: what was given to `save` as `extra`; `{}` if nothing was.
-        facts: what the index says of the job that saved it.
+        facts: about the job that saved it, from the index.
     """
 
     path: Path
@@ -57,7 +57,7 @@ def load(
     convert: Convert | None,
     report: Callable[[str], None],
 ) -> Checkpoint:
-    """Load. Collective: every rank calls it alike. Nothing is changed on any rank unless it fits on all.
+    """Load a checkpoint. Collective, with the same options on every rank. Changes no rank unless it fits on all.
 
     Args:
         communicator: over all ranks.

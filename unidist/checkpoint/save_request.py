@@ -1,4 +1,4 @@
-"""What is asked of a save, and what becomes of it."""
+"""The options of a save, and the handle by which its result is awaited."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OnError = Literal["raise", "warn"]
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """What is asked of a save, alike on every rank.
+    """Options of a save, the same on every rank.
 
     Args:
         path: folder of the checkpoint, or with `step` of the series.
         step: number of the checkpoint in a series; None: `path` is the checkpoint itself.
-        keep: complete checkpoints of the series that stay, up to this step; None keeps all.
-        asynchronous: return when the state is copied, and write meanwhile.
-        on_error: what to do when the disk refuses: "raise", or "warn" and go on without this checkpoint.
+        keep: number of complete checkpoints of the series to keep, up to this step; None keeps all.
+        asynchronous: return when the state is copied, and write in the background.
+        on_error: if writing fails: "raise", or "warn" and continue without this checkpoint.
     """
 
     path: Path
@@ -90,7 +90,7 @@ class SaveHandle:
             raise error
 
     def take_error(self) -> Exception | None:
-        """Return the error, once: what is returned is reported, by whoever asked. None if it is to be a warning."""
+        """Return the error for the caller to report, only once. None if there is none or it is to be a warning."""
         reported, self._reported = self._reported, True
         if reported or (isinstance(self.error, DiskError) and self.on_error == "warn"):
             return None

@@ -1,7 +1,7 @@
-"""Saving: every rank writes its share, rank 0 the index, and what is complete is renamed into its place.
+"""Saves checkpoints: every rank writes its shard, rank 0 the index, and the complete checkpoint is renamed into place.
 
-Ranks exchange what they hold, then, on a communicator of their own and where asked for on a thread of their own,
-whether they have written it. What goes wrong on one rank is so an error on all: nobody waits for a rank that gave up.
+Ranks exchange which pieces they hold, then whether they have written them. The latter uses a separate communicator and,
+for asynchronous saves, a background thread. An error on one rank is raised on all: no rank waits for one that gave up.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Saver:
     """Saves checkpoints for one runtime, one after another.
 
     Args:
-        communicator: over all ranks, of its own; a thread uses it while something is saved asynchronously.
-        facts: what the index says of the job.
+        communicator: over all ranks, used by nothing else; a background thread uses it during asynchronous saves.
+        facts: about the job, for the index.
     """
 
     def __init__(self, communicator: Communicator, facts: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     def save(self, options: SaveOptions, states: States, facts: Mapping[str, Any]) -> SaveHandle:
-        """Save. Collective: every rank calls it alike. One that is still going on is waited for.
+        """Save a checkpoint, after any earlier save is complete. Collective, with the same options on every rank.
 
         Args:
             options: equal on every rank.
@@ -168,7 +168,7 @@ class Saver:
 
 
 class _Finish:
-    """The second half of a save: write, agree, put into place. Runs on the caller's thread or on one of its own."""
+    """The second half of a save: write, agree, rename into place. Runs on the caller's thread or in the background."""
 
     def __init__(
         self,

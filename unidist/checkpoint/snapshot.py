@@ -16,7 +16,7 @@ class SnapshotMemory:
         self._memory: Buffer | None = None
 
     def take(self, pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
-        """Return the pieces with memory of their own. What was taken before is overwritten.
+        """Return copies of the pieces. They overwrite those of the previous call.
 
         Args:
             pieces: each with its section.

@@ -1,4 +1,4 @@
-"""What a bound optimizer's `Update` and its strategies keep: how many updates there were, the scale of the loss."""
+"""Checkpoint state of a bound optimizer's `Update` and its strategies: the number of updates and the loss scale."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The coordinator: which hosts are there, which generation of the world counts, and where its ranks meet. Pure.
+"""The coordinator: keeps track of hosts, the current generation of the world, and the meetings of its ranks. Pure.
 
 Every message of a rank carries the *generation* that it believes in. When the world changes, the coordinator begins
 the next one, and from then on refuses what still comes from an older: a process that was cut off and comes back
 cannot take part in a world that has gone on without it.
 
 An agent speaks for its host. It is lost when its connection ends, or when nothing came from it for longer than the
-heartbeat; the two ends watch each other alike.
+heartbeat; both ends watch each other in the same way.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Coordinator(Service):
                 yield Send(peer, message)
 
     def begin_generation(self, world_size: int) -> Iterator[Action]:
-        """Begin the next generation: whoever waits in a meeting of the old one is told, and it is never heard again."""
+        """Begin the next generation: meetings of the old one fail, and the ranks in them are told."""
         ended = self.generation
         for meeting in self._meetings.values():
             yield from meeting.fail("PeerLostError", f"generation {ended} of this job has ended", ())

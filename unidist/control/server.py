@@ -43,7 +43,7 @@ class _Peer:
 
 
 class ControlServer:
-    """Listens on a port of its own and runs a service. A context manager; its thread runs while it is entered.
+    """Runs a service on a port that it chooses. A context manager; its thread runs until the block is left.
 
     Args:
         service: what decides; used by the server's thread alone once that runs.

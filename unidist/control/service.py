@@ -1,7 +1,7 @@
-"""What a control server serves: decisions without input and output.
+"""The interface of a control server's service, which decides and does no I/O.
 
-A service is told what came and returns what shall be done about it. So everything that a coordinator decides can
-be tested without a socket, a thread or a clock.
+A service is given each message and returns the actions to take. So all decisions of a coordinator can be tested without
+a socket, a thread or a clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Publish:
-    """Hand an event to whoever holds the server; any object."""
+    """Pass an event, any object, to the owner of the server."""
 
     event: object
 

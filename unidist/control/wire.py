@@ -1,4 +1,4 @@
-"""What travels between two ends of a control connection: a mutual proof of the secret, then authenticated frames.
+"""The protocol of a control connection: a mutual proof of the secret, then authenticated frames.
 
 Pure: bytes in, messages and bytes out. A server speaks first:
 
@@ -6,7 +6,7 @@ Pure: bytes in, messages and bytes out. A server speaks first:
     client -> server   client nonce, HMAC(secret, "client", both nonces)
     server -> client   HMAC(secret, "server", both nonces)
 
-After that each direction has a key of its own, made from the secret and both nonces. A frame is its length (4
+After that each direction has its own key, derived from the secret and both nonces. A frame is its length (4
 bytes), an HMAC-SHA256 over the frame's number in this direction and its payload, and the payload: one JSON object.
 So a frame cannot be forged, repeated, left out or moved to another connection. It can be read: nothing here is
 encrypted. Until the proof is complete an end accepts a fixed number of bytes, and nothing is ever unpickled.

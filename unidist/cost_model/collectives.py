@@ -1,4 +1,4 @@
-"""What collectives cost: latency and bandwidth (the alpha-beta model), by algorithm.
+"""The cost of collectives, by algorithm: latency and bandwidth (the alpha-beta model).
 
 A message of n bytes takes alpha + n beta; adding up n bytes takes n gamma. Each algorithm is then linear in n, and is
 written down as three numbers: how many latencies, how often each byte is moved, how often it is added up, by the rank
@@ -19,12 +19,12 @@ from unidist.errors import ConfigurationError, unknown_choice
 
 @dataclass(frozen=True)
 class Link:
-    """How fast messages are between two ranks.
+    """The speed of messages between two ranks.
 
     Args:
-        latency: seconds until the first byte is there (alpha).
-        bandwidth: bytes in a second, in each direction at once (1 / beta).
-        reduction: bytes in a second that a rank adds up (1 / gamma); infinite where it is counted in the bandwidth.
+        latency: seconds until the first byte arrives (alpha).
+        bandwidth: bytes per second, in each direction at once (1 / beta).
+        reduction: bytes per second that a rank adds up (1 / gamma); infinite if `bandwidth` includes it.
     """
 
     latency: float

@@ -1,4 +1,4 @@
-"""What is trained: figures of a model, of its optimizer and of a batch. Plain numbers, checked when they are made."""
+"""Figures of a model, its optimizer and a batch, for estimates. Plain numbers, validated when they are created."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class ParameterFigures:
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """What a forward pass keeps for the backward pass, in bytes, for the batch of one rank.
+    """Bytes that a forward pass keeps for the backward pass, for the batch of one rank.
 
     Args:
         blocks: of all blocks together.
         block_inputs: of the inputs of all blocks.
         largest_block: of the block that keeps most.
-        outside: of everything that belongs to no block (embeddings, the head, the loss).
+        outside: of everything outside of the blocks (embeddings, the head, the loss).
     """
 
     blocks: float
@@ -74,10 +74,10 @@ class ActivationModel(ABC):
 
 @dataclass(frozen=True)
 class MeasuredActivations(ActivationModel):
-    """What a forward pass was seen to keep.
+    """Measured memory that a forward pass keeps.
 
     Args:
-        kept: bytes, where most elements have `itemsize` bytes. For another width all of it is scaled.
+        kept: bytes, if most elements have `itemsize` bytes. For another width all of it is scaled.
         itemsize: see `kept`.
     """
 

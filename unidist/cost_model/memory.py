@@ -1,7 +1,7 @@
-"""What one rank holds, by category, in a form that strategies can change in any order.
+"""The memory of one rank, by category, in a form that strategies can change in any order.
 
 A category is a product: parameters of the model x bytes for each x the share that this rank holds. A strategy of
-precision changes the bytes, a strategy that shards changes the share; so the order in which they do it is all the same.
+precision changes the bytes, a strategy that shards changes the share, so the order of these changes does not matter.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Holding:
 
 @dataclass(frozen=True)
 class HeldActivations:
-    """What of the activations waits for the backward pass.
+    """The activations that are kept for the backward pass.
 
     Args:
         policy: "keep" all; "recompute": only the inputs of blocks, the rest is computed again, one block at a
             time; "offload": all, but outside the device, except for one block at a time.
         itemsize: bytes of one element.
-        share: of this rank's batch, what one rank holds; below 1 where a block is split over ranks.
-        place: of what is offloaded.
+        share: of the activations of this rank's batch; below 1 if a block is split over ranks.
+        place: of offloaded activations.
     """
 
     policy: Literal["keep", "recompute", "offload"] = "keep"

@@ -1,4 +1,4 @@
-"""Who is asked when memory is estimated: strategies, what they change; frameworks, what a model consists of.
+"""The interfaces of memory estimates: strategies report what they change, frameworks describe a model's parameters.
 
 Both are capabilities: a strategy or a framework that has one derives from the class.
 """

@@ -1,7 +1,7 @@
-"""What one rank does in a step, in a form that strategies can change in any order.
+"""The work of one rank in a step, in a form that strategies can change in any order.
 
-Arithmetic is a product: that of the model x the share of this rank. Messages are a list. So the order in which
-strategies divide and add is all the same; `unidist_planner.step_time.prediction` turns the whole into seconds.
+Arithmetic is a product: that of the model x the share of this rank. Messages are a list. So the order of the
+strategies' changes does not matter. `unidist_planner.step_time.prediction` turns the result into seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Exchange:
 
 
 class Order(ABC):
-    """How the pieces of a batch follow each other on the ranks of a pipeline."""
+    """The order in which the ranks of a pipeline process the pieces of a batch."""
 
     axis: str = ""
     """The mesh axis along which pieces are passed on; "" where nothing is."""

@@ -1,4 +1,4 @@
-"""Who is asked when a step is predicted: strategies, what they change of it and which values of theirs to try."""
+"""The interface of step predictions: strategies report what they change in a step, and which of their values to try."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all divisions that are compared.
+    """The input of a search, the same for all compared divisions.
 
     Args:
-        work: what one update of the model computes.
+        work: of one update of the model.
         cluster: the machines.
         world_size: number of ranks.
         plugins: loaded; a strategy may look up what its options name (a schedule).
@@ -36,11 +36,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Room:
-    """What earlier choices of a search have left over. Strategies choose by axis, the innermost first.
+    """The ranks and pieces that earlier choices of a search have left. Strategies choose by axis, the innermost first.
 
     Args:
-        setting: see there.
-        ranks: ranks that no axis has claimed yet; an axis of n needs that n divides it.
+        setting: of the search.
+        ranks: ranks that no axis has claimed yet; the size of an axis must divide it.
         num_pieces: pieces in which the batch of one rank is computed so far, one after the other.
     """
 

@@ -11,13 +11,13 @@ from unidist.cost_model.figures import Workload
 
 @dataclass(frozen=True)
 class PieceWork:
-    """What one forward pass computes for some samples, by the whole model.
+    """The work of one forward pass of the whole model for some samples.
 
     Args:
         blocks: floating-point operations of all blocks.
-        outside: of what belongs to no block (the head).
-        traffic: bytes that the operations of the blocks which are no matrix products read and write.
-        border: elements that one block gives to the next.
+        outside: those of everything outside of the blocks (the head).
+        traffic: bytes read and written by those operations of the blocks that are not matrix products.
+        border: elements that one block passes to the next.
     """
 
     blocks: float
@@ -32,7 +32,7 @@ class Layer:
 
     Args:
         path: of it in the model.
-        parameters: number of its own.
+        parameters: number of parameters, without those of other layers.
         flops: floating-point operations of its forward pass for one sample.
     """
 

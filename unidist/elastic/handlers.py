@@ -1,4 +1,4 @@
-"""What an elastic state keeps besides model and optimizer: objects with a state of their own, random generators."""
+"""Handlers of an elastic state for values besides model and optimizer: stateful objects and random generators."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Wrap a training function `func(state, ...)`: its state is synchronised before it starts.
 
     In a job that was launched as elastic (`unidist launch --min-np`), the loss of a rank, or a change of the hosts,
-    ends the function; the other ranks restore the last commit, form a world anew, run `on_reset`, synchronise the
+    ends the function; the other ranks restore the last commit, form a new world, run `on_reset`, synchronise the
     state, and call the function again. In any other job the committed state is restored and the error raised.
     """
 

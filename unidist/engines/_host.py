@@ -1,7 +1,7 @@
-"""What the ranks of one host share: everyone's engine memory, and a way to see that a rank is gone.
+"""The resources that the ranks of one host share: engine memory, and pipes that show when a rank is gone.
 
-Each rank keeps the write end of a pipe open and gives the read end to the others; the kernel closes it when
-the process ends, however it ends, and every read end reports a hang-up.
+Each rank keeps the write end of a pipe open and gives the read end to the others. When the process ends, in whatever
+way, the kernel closes the pipe, and every read end reports a hang-up.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SharedHost:
 
     def __init__(self, host: HostMemory, staging_bytes: int) -> None:
         self.host = host
-        self.pieces_obstacle = ""  # why ranks cannot read each other's ordinary memory, alike on all
+        self.pieces_obstacle = ""  # why ranks cannot read each other's ordinary memory; the same on all
         self._staging_bytes = staging_bytes
         self._users = 0
         self._retired: list[tuple[_shm.Group, Allocation]] = []

@@ -91,7 +91,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
     @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Reduce the sources of all ranks; 16-bit floats are added up in float32, in rank order."""
-        _check_alike(source, target, source.count, "allreduce")
+        _check_operands(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
 
@@ -118,7 +118,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
     @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         pieces = self._counts(counts, target.count)
-        _check_alike(source, target, sum(pieces), "allgather")
+        _check_operands(source, target, sum(pieces), "allgather")
         if source.count != pieces[self.rank]:
             raise UsageError(f"allgather: counts[{self.rank}]={pieces[self.rank]}, but the source has {source.count}")
         return self._post(Opcode.ALLGATHER, source, target, counts=pieces)
@@ -143,7 +143,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             raise UsageError(
                 f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements"
             )
-        _check_alike(source, target, pieces[self.rank], "reducescatter")
+        _check_operands(source, target, pieces[self.rank], "reducescatter")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
 
@@ -154,7 +154,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         sent, received = self._counts(send_counts, 0), self._counts(receive_counts, 0)
         if sum(sent) != source.count:
             raise UsageError(f"alltoall: send_counts add up to {sum(sent)}, but the source has {source.count} elements")
-        _check_alike(source, target, sum(received), "alltoall")
+        _check_operands(source, target, sum(received), "alltoall")
         return self._post(Opcode.ALLTOALL, source, target, counts=sent, counts2=received)
 
     @override
@@ -350,13 +350,13 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         return outcome
 
     def raise_outcome(self, outcome: int, what: str, waited: timedelta, *, waits_for_one: bool = False) -> None:
-        """Raise the error that a negative outcome of the C side stands for, and let the peers know of it.
+        """Raise the error for a negative outcome of the C code, and report it to the peers.
 
         Args:
             outcome: see `unpack`.
             what: the operation.
             waited: how long.
-            waits_for_one: for that rank alone, whoever may be missing in a pending collective.
+            waits_for_one: for that rank alone, even if others are missing in a pending collective.
         """
         status, peer = unpack(outcome)
         where = f"{what} on rank {self.rank} ({self.description})"
@@ -399,7 +399,7 @@ def _hash_ranks(ranks: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")
 
 
-def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
+def _check_operands(source: Buffer, target: Buffer, count: int, what: str) -> None:
     if source.dtype != target.dtype or target.count != count:
         raise UsageError(f"{what}: the target must be {source.dtype}[{count}], not {target.dtype}[{target.count}]")
 

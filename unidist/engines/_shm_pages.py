@@ -1,8 +1,8 @@
-"""Memory of the shm engine that all ranks of a group use at once, with copy on write for each.
+"""Memory of the shm engine that all ranks of a group share, with copy on write for each rank.
 
 It lies in the arena of the group's first rank. Every rank maps it twice by itself: *shared*, and *private*, which
-shows the same pages until this rank writes to one and gets a copy of its own. Which pages those are is known to the
-kernel (`/proc/self/pagemap`), so nothing is compared, and nobody has to report a write.
+shows the same pages until this rank writes to one and gets a private copy. The kernel knows which pages
+those are (`/proc/self/pagemap`), so nothing is compared, and writes need not be reported.
 
 A header page says which ranks have let go. When all have, the first rank's arena takes the memory back.
 """
@@ -96,7 +96,7 @@ class SharedPages(SharedMemory):
                 raise ConfigurationError(f"shm: the system does not take back pages of shared memory: {error}")
 
     def _written(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of bytes of `view`, in whole pages, of which this rank has a copy of its own."""
+        """Yield the byte ranges of `view`, in whole pages, of which this rank has a private copy."""
         first = self._view // _PAGE
         pagemap = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -115,7 +115,7 @@ class SharedPages(SharedMemory):
 
 
 class _Mappings:
-    """What one rank has mapped; the buffers' owner, so it ends with the last of them, and says so in the header."""
+    """The mappings of one rank. The buffers own it, so it ends with the last of them, and marks that in the header."""
 
     def __init__(self, rank: int) -> None:
         self._pid = os.getpid()

@@ -1,4 +1,4 @@
-"""Collectives of the shm engine under way. Whoever waits or polls moves them on; no thread is needed."""
+"""Pending collectives of the shm engine. Waiting or polling drives them; no thread is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Opcode(IntEnum):
 
 
 class Status(IntEnum):
-    """How a wait ended, as in `shm_native/group.h`."""
+    """The outcome of a wait, as in `shm_native/group.h`."""
 
     OK = 0
     PENDING = 1

@@ -56,7 +56,7 @@ def choose(
 
     Raises:
         ConfigurationError: the engine asked for is unknown, cannot be used on this machine, or cannot connect this
-            job, or connect it anew where it is elastic; or no engine can.
+            job, or reconnect it if it is elastic; or no engine can.
     """
     if asked != AUTO:
         spec = engines.get(asked, hint="`unidist plugins` lists where they come from.")
@@ -77,7 +77,7 @@ def choose(
         if spec.priority < 0 or memory not in spec.memory_kinds:
             continue
         if elastic and not spec.re_forms:
-            refused.append(f"{spec.name} (it cannot connect anew when a rank is lost)")
+            refused.append(f"{spec.name} (it cannot reconnect when a rank is lost)")
             continue
         engine = spec.load()
         supported = engine.supports(topology)
@@ -99,18 +99,18 @@ def check_engine(spec: EngineSpec, engines: Registry[EngineSpec]) -> None:
     """Make sure that an elastic job can use this engine.
 
     Raises:
-        ConfigurationError: it cannot connect anew when a rank is lost; lists those that can.
+        ConfigurationError: it cannot reconnect when a rank is lost; lists those that can.
     """
     if not spec.re_forms:
         able = ", ".join(each.name for each in engines if each.re_forms) or "none"
         raise ConfigurationError(
-            f"this job is elastic, and engine {spec.name!r} cannot connect the ranks anew when one is lost; those that "
+            f"this job is elastic, and engine {spec.name!r} cannot reconnect the ranks when one is lost; those that "
             f"can: {able}. Leave --engine out, or launch without --min-np, --max-np and --host-discovery-script."
         )
 
 
 def check_same(choice: EngineChoice, rendezvous: Rendezvous, topology: Topology, timeout: timedelta) -> None:
-    """Make sure that all ranks chose alike. Collective.
+    """Check that all ranks chose the same engine. Collective.
 
     Raises:
         ConfigurationError: on every rank, with what each of them chose.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 MAX_EARLY_OPERATIONS = 48
-"""Collectives that a round posts before `finish`. An engine has room for some (shm: 64); when it is used up, posting
-waits for the peers, and a peer that has joined comes only when it is told to, which happens before `finish`."""
+"""Collectives that a round posts before `finish`. An engine has a limited number of slots (shm: 64). When they are used
+up, posting waits for the peers, and a joined peer takes part only when it is told to, which happens before `finish`."""
 
 
 @dataclass
@@ -41,21 +41,22 @@ class _Bucket:
 
 
 class AllReduceExchange(GradientExchange):
-    """Sums by all-reduce, bucket by bucket.
+    """Sums gradients by all-reduce, bucket by bucket.
 
-    The last bucket waits for `finish`, together with one byte per parameter that says who has a gradient at all
-    (reduced by MAX): every rank so exchanges the same buckets in the same order, whatever was missing where.
+    The last bucket is exchanged in `finish`, together with one byte per parameter that says whether any rank has a
+    gradient for it (reduced by MAX). So every rank exchanges the same buckets in the same order, even if gradients are
+    missing on some ranks.
 
     Args:
         parameters: in registration order, equal on every rank.
-        framework: gives device memory where a gradient is not in host memory.
-        host: communicator of its own for host memory; closed with this object.
-        device: the same for device memory, where needed.
+        framework: allocates device memory for gradients that are not in host memory.
+        host: communicator for host memory, used by nothing else; closed with this object.
+        device: the same for device memory, if needed.
         bucket_bytes: see `plan_buckets`; default: what suits the engine.
-        overlap: exchange buckets as they become ready; False waits with all of them for `finish`.
-        recorder: takes one event per bucket and round, from the start of its exchange to its end.
-        options: compression and predivision; where `host` and `device` lead is the caller's choice. With a single
-            rank nothing travels, and nothing is compressed.
+        overlap: exchange buckets as they become ready; False exchanges all of them in `finish`.
+        recorder: records one event per bucket and round, from the start of its exchange to its end.
+        options: compression and predivision; its process set is the caller's concern. With a single rank nothing is
+            sent, and nothing is compressed.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class AllReduceExchange(GradientExchange):
         return self._device
 
     def _post_early(self) -> None:
-        """Post the buckets whose turn it is, but the last, as long as there is room."""
+        """Post the complete buckets whose turn it is, except the last, up to MAX_EARLY_OPERATIONS."""
         while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
             bucket = self._buckets[self._posted]
             self._num_early += bucket.compression.num_operations if bucket.compression is not None else 1
@@ -224,7 +225,7 @@ class AllReduceExchange(GradientExchange):
         self._count(bucket)
 
     def _reduce_pieces(self, bucket: _Bucket, scale: float) -> Work:
-        """Post a bucket of which some gradients lie elsewhere: those that this rank does not have count as zeros."""
+        """Post a bucket some of whose gradients are in their own memory; missing ones count as zeros."""
         communicator = self._communicator(bucket.layout)
         assert isinstance(communicator, ReadsPieces), "asked in `accepts_in_place`"
         pieces = [

@@ -15,16 +15,16 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """What the core knows of a parameter; equal on every rank.
+    """The core's description of a parameter; equal on every rank.
 
     Args:
-        name: its path in the model, or "parameter.<index>" where the path is not known.
-        shape: as the framework gives it.
+        name: its path in the model, or "parameter.<index>" if the path is not known.
+        shape: in the framework's order of dims.
         dtype: of the gradient.
         memory: kind of memory that holds the gradient ("host", "cuda:0").
-        group: gradients of one group number are exchanged together, in one bucket; None leaves that to the packing.
-        copies: how many ranks along the axes of the model hold this parameter too, this one included: each of its
-            elements counts once in a norm.
+        group: gradients with the same group number are exchanged in one bucket; None leaves that to the packing.
+        copies: number of ranks along the axes of the model that hold this parameter, including this rank, so that
+            each of its elements counts once in a norm.
     """
 
     name: str
@@ -66,10 +66,10 @@ class BucketLayout:
 def plan_buckets(
     parameters: Sequence[ParameterInfo], *, bucket_bytes: int, first_bucket_bytes: int = 1 << 20
 ) -> tuple[BucketLayout, ...]:
-    """Pack gradients into buckets of about `bucket_bytes`, in the order in which backward makes them ready.
+    """Pack gradients into buckets of about `bucket_bytes`, in the order in which the backward pass produces them.
 
     Backward runs through a model from its end, so parameters are taken in reverse. The first bucket is small,
-    so that the first exchange starts early. A gradient larger than a bucket gets one of its own. The gradients of a
+    so that the first exchange starts early. A gradient larger than a bucket gets a separate one. The gradients of a
     `ParameterInfo.group` share one bucket of whatever size (one per dtype, kind of memory and number of copies).
 
     Args:

@@ -1,7 +1,7 @@
-"""The exchange of gradients: the contract between strategies that own it and the adapters that feed it.
+"""The exchange of gradients: the contract between the strategies that implement it and the bindings that use it.
 
-Framework-free. A binding writes each gradient to `buffer(i)` and reports it with `ready(i)`; `finish()` completes the
-round and tells which parameters have a gradient on any rank. A gradient that is missing on this rank counts as zeros;
+Framework-free. A binding writes each gradient to `buffer(i)` and reports it with `ready(i)`. `finish()` completes the
+round and returns which parameters have a gradient on any rank. A gradient that is missing on this rank counts as zeros;
 one that is missing on all ranks stays missing.
 """
 
@@ -17,10 +17,10 @@ from unidist.gradients.buckets import ParameterInfo
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came out of a round.
+    """The result of a round.
 
     Args:
-        present: per parameter, whether any rank had a gradient.
+        present: for each parameter, whether any rank had a gradient.
         notice: the largest notice of any rank, see `GradientExchange.finish`.
     """
 
@@ -30,17 +30,18 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class ReducedGradients:
-    """What this rank holds of the reduced gradients when a round is complete.
+    """This rank's part of the reduced gradients of a complete round.
 
     Args:
-        memory: flat pieces, each of one dtype. What no parameter has there (padding, a gradient that is missing on all
-            ranks) is zeros, so norms may be taken of whole pieces.
+        memory: flat pieces, each of one dtype. Elements of no gradient (padding, a gradient that is missing on all
+            ranks) are zeros, so norms can be computed over whole pieces.
         divided_over: the ranks of this communicator hold different pieces, which together are all gradients, each
-            element once; None: this rank holds all of them, and so does every other.
-        copies: for each piece, how many ranks along the axes of the model hold these gradients too, this one included
-            (what tensor parallelism repeats): so each counts once. Empty: one.
-        deferred: the inner step multiplies by `GradientExchange.pending_factor` itself, when it brings the gradients to
-            the type that it computes in: 16 bits would lose what is small. False: they are multiplied in place.
+            element once; None: every rank holds all of them.
+        copies: for each piece, the number of ranks along the axes of the model that hold these gradients, including
+            this rank (parameters that tensor parallelism replicates), so that each counts once. Empty: one.
+        deferred: the inner step multiplies by `GradientExchange.pending_factor` itself, after it has converted the
+            gradients to the type that it computes in: in 16 bits small values would be lost. False: they are multiplied
+            in place.
     """
 
     memory: tuple[Buffer, ...]
@@ -50,26 +51,26 @@ class ReducedGradients:
 
     @property
     def num_copies(self) -> tuple[int, ...]:
-        """`copies`, for each piece."""
+        """`copies` for each piece, with the default filled in."""
         return self.copies or (1,) * len(self.memory)
 
 
 class GradientExchange(ABC):
-    """One optimizer's gradients. A round is: `ready` for some parameters, in any order, then `finish`.
+    """Exchanges the gradients of one optimizer. A round is: `ready` for some parameters, in any order, then `finish`.
 
-    Every rank of the data axis calls `finish` equally often. After it, the buffers hold the result until the
+    Every rank of the data axis calls `finish` the same number of times. After it, the buffers hold the result until the
     next round begins.
 
     Attributes:
-        parameters: whose gradients these are.
-        scale: factor that is applied to every sum; set between two rounds. One over the loss scale is a part of it
-            where all gradients have at least 32 bits.
-        pending_factor: what the reduced gradients remain to be multiplied by where `reduced` says that they are
+        parameters: the parameters of the gradients.
+        scale: factor that is applied to every sum; set between two rounds. It includes one over the loss scale if all
+            gradients have at least 32 bits.
+        pending_factor: factor that is still to be applied to the reduced gradients, if `reduced` says that they are
             deferred; set by `Update.conclude`, for the inner step that follows.
-        bucket_bytes: size of its buckets, if it has some whose size `ExchangeOptions.bucket_bytes` decides; else None.
+        bucket_bytes: size of its buckets, if `ExchangeOptions.bucket_bytes` decides it; else None.
         buffers_move: the buffers are in other memory in each pass: call `buffer` just before a gradient is written.
-        reduces_each_pass: each backward pass of a window is a round of its own: `ready` is called in all of them,
-            `end_pass` after each but the last. What comes out is added up over the passes.
+        reduces_each_pass: each backward pass of a window is a separate round: `ready` is called in all of them,
+            `end_pass` after each but the last. The results are added up over the passes.
     """
 
     parameters: tuple[ParameterInfo, ...]
@@ -116,12 +117,12 @@ class GradientExchange(ABC):
         """
 
     def end_pass(self) -> None:
-        """Complete a pass that is not its window's last; for exchanges with `reduces_each_pass`. Collective."""
+        """Complete a pass that is not the last of its window, if `reduces_each_pass`. Collective."""
         raise NotImplementedError(f"{type(self).__name__} reduces a window once")
 
     @abstractmethod
     def reduced(self) -> ReducedGradients:
-        """Return the memory of the reduced gradients, to be changed in place, between `finish` and the next round."""
+        """Return the memory of the reduced gradients. It may be changed in place until the next round."""
 
     @property
     @abstractmethod
@@ -130,4 +131,4 @@ class GradientExchange(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back buffers and communicators. Idempotent."""
+        """Release buffers and communicators. Idempotent."""

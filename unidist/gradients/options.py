@@ -1,4 +1,4 @@
-"""What a script asks of one optimizer's gradient exchange, beyond what the strategy says."""
+"""Options of one optimizer's gradient exchange that a script chooses, besides the strategy."""
 
 from __future__ import annotations
 

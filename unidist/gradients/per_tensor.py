@@ -16,7 +16,7 @@ from unidist.gradients.compression import Bucket, BucketCompressor, GradientComp
 
 
 class TensorAccess(ABC):
-    """What a framework does with single gradients for `PerTensor`."""
+    """Access to single gradients, which a framework provides for `PerTensor`."""
 
     @abstractmethod
     def view(self, memory: Buffer, shape: Sequence[int]) -> Any:

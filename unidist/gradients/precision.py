@@ -1,6 +1,6 @@
-"""In which types a model computes, is kept and is updated: what a strategy of precision decides for all others.
+"""The types in which a model computes, is stored and is updated, as chosen by a precision strategy.
 
-Plain data; read from the `Plan` alone, so the launcher, the ranks and the estimator come to the same answer:
+Plain data, derived from the `Plan` alone, so the launcher, the ranks and the estimator get the same answer:
 
     precision = plan.precision
     kept_as = info.dtype if precision is None else precision.master_dtype(info.dtype)

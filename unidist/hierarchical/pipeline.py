@@ -4,8 +4,8 @@ Every rank of such a communicator must post the stages in the same order, though
 times. So every stage has a *lane*, the communicator that it uses; an operation starts on a lane only after all earlier
 operations that use the lane have. Operations pass their lanes in ascending order, so none waits in a circle.
 
-Whoever waits drives. A thread drives too, seldom, so that a rank which is busy with something else, or waits for
-something else, does not hold up the others: some engines need every rank of an operation to drive it.
+A waiting thread drives the stages. A background thread drives them too, now and then, so that a rank that is busy or
+waits for something else does not delay the others: some engines need every rank of an operation to drive it.
 """
 
 from __future__ import annotations

@@ -177,10 +177,10 @@ def gloo_enabled() -> bool:
 
 
 def ddl_built() -> bool:
-    """Say that there is no engine over IBM's DDL."""
+    """Return False: no engine uses IBM's DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """Say that there is no engine over Intel's oneCCL."""
+    """Return False: no engine uses Intel's oneCCL."""
     return False

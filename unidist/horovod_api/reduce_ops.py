@@ -34,12 +34,12 @@ _REDUCTIONS = {
 
 
 class Reduction(NamedTuple):
-    """What an engine is asked for.
+    """A reduction as an engine performs it.
 
     Args:
         kind: all-reduce or Adasum.
-        op: how elements are combined.
-        prescale: factor that the caller applies to the tensor first; 1.0 where `scale` includes it.
+        op: combines elements.
+        prescale: factor that the caller applies to the tensor first; 1.0 if `scale` includes it.
         scale: factor that the engine applies to the result.
     """
 

@@ -1,4 +1,4 @@
-"""Where named operations of a script run: the ranks, and names for operations that were given none."""
+"""The ranks on which a script's named operations run, and names for operations without one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Scopes:
         self.by_number: dict[int, Scope] = {}
 
     def close(self) -> None:
-        """See `Context.owned`."""
+        """Release the scopes; the context calls it when it closes, see `Context.owned`."""
         self.by_number.clear()
 
 

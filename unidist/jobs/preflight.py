@@ -1,4 +1,4 @@
-"""What can be known to be wrong before any process starts: names, sizes, combinations.
+"""Checks before any process starts: names, sizes and combinations of options.
 
 Runs in the launcher and in `unidist.run`; imports no framework.
 """

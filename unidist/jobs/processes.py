@@ -30,14 +30,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class HostShare:
-    """What this host runs of a job that spans several.
+    """This host's part of a job that spans several hosts.
 
     Args:
         job_id: random name of the job on this host; two hosts that are one machine have different ones.
         secret: the job's secret, equal on all hosts.
         places: the place of each rank of this host, in order of their local rank.
-        variables: what only the launcher knows, for every rank; the user may not set them.
-        defaults: variables that the user may set otherwise (MASTER_ADDR, MASTER_PORT).
+        variables: set by the launcher for every rank; the user may not set them.
+        defaults: variables that the user may override (MASTER_ADDR, MASTER_PORT).
     """
 
     job_id: str
@@ -50,8 +50,8 @@ class HostShare:
 class LocalProcesses:
     """The ranks of one job that run on this host: all, or its share. A context manager; leaving it ends them.
 
-    Each rank is the leader of a session of its own, so a signal from the terminal reaches the parent
-    alone, and a signal to a rank's group reaches what it started.
+    Each rank is the leader of a new session, so a signal from the terminal reaches only the parent,
+    and a signal to a rank's group reaches its child processes.
 
     Args:
         num_proc: number of ranks on this host.

@@ -1,4 +1,4 @@
-"""What this process starts ends with it: a program beside it sweeps when it closes, or is gone."""
+"""Ends the processes that this one has started when it closes or dies, by a separate watchdog process."""
 
 from __future__ import annotations
 

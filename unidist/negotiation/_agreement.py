@@ -1,9 +1,9 @@
-"""How ranks agree on an order without a coordinator: each keeps the same tables and applies the same updates.
+"""Agreement on an order of operations without a coordinator: each rank applies the same updates to the same tables.
 
-What rank r announces in cycle k reaches every rank in cycle k, so after it all ranks hold equal tables of who
-has submitted what, and see the same operations become ready in the same order. A name and signature that was
-agreed on once gets an id, which stands for it in later announcements; ids are given, and taken away, by
-rules that depend on these tables alone. Nothing here blocks, communicates or locks.
+An announcement of cycle k reaches every rank in cycle k. So after each cycle all ranks have equal tables of the ranks'
+submissions, and see the same operations become ready in the same order. A name and signature that was agreed on once
+gets an id, which stands for it in later announcements. Ids are assigned and withdrawn by rules that depend on these
+tables alone. Nothing here blocks, communicates or locks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ready(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What this rank sends in a cycle.
+    """This rank's message in a cycle.
 
     Args:
         block: for the first exchange.

@@ -77,7 +77,7 @@ class Execution:
     def _fusable_until(self, operations: Sequence[Operation], start: int) -> int:
         """Return the end of the longest run from `start` that fits one fused all-reduce; at least start + 1.
 
-        It looks only at what all ranks agreed on, so that all ranks fuse alike.
+        It depends only on what all ranks agreed on, so all ranks fuse the same operations.
         """
         request = operations[start][0].request
         nbytes = request.source.nbytes
@@ -200,5 +200,5 @@ class Execution:
 
 
 def _uneven(counts: Sequence[int]) -> Sequence[int] | None:
-    """Return None when all counts are alike, which engines may do faster."""
+    """Return the counts, or None if they are all equal, which engines may handle faster."""
     return None if counts.count(counts[0]) == len(counts) else counts

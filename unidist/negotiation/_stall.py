@@ -11,13 +11,13 @@ from unidist.negotiation.request import Request, describe
 
 @dataclass(frozen=True)
 class Situation:
-    """What one rank knows of the operations under way.
+    """One rank's knowledge of the pending operations.
 
     Args:
         rank: this rank.
         size: number of ranks.
         waiting: by name, the ranks that have announced an operation that is not ready.
-        absent: ranks that have not come to the exchange or operation that this rank is in; empty when not known.
+        absent: ranks that have not entered the exchange or operation that this rank is in; empty if not known.
         executing: names of the operations that are being run, in which this rank waits.
         joined: ranks that have joined, for which nothing waits.
     """

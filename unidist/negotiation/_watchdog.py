@@ -1,7 +1,7 @@
-"""A thread that looks after waiting operations: reports stalled ones, and ends them at their time limit.
+"""A thread that watches waiting operations: reports stalled ones, and ends them at their time limit.
 
 It sleeps until the next moment at which something could be due, so a loop whose operations complete costs
-nothing. It is a thread of its own because the driver of the negotiation may be blocked in an engine.
+nothing. It is a separate thread because the driver of the negotiation may be blocked in an engine.
 """
 
 from __future__ import annotations

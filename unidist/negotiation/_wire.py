@@ -1,4 +1,4 @@
-"""What the ranks send each other in a cycle: a block of fixed size, and, seldom, requests in full.
+"""The messages of a cycle: a block of fixed size and, rarely, requests in full.
 
 The block is all that a steady loop exchanges: `uint32` bytes of requests in full that follow, `uint16` number of
 ids, then the ids, little-endian, zeros to the end. An id stands for a name and signature that all ranks keep

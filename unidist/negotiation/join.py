@@ -1,8 +1,8 @@
-"""Updates announced by name, so that a rank that has run out of data can take part in those of the others.
+"""Announces updates by name, so that a rank that has run out of data can take part in those of the others.
 
 A rank that called `join` waits among the named operations, but an optimizer's gradients are exchanged outside of
-them, over a communicator of their own. So every update is announced by a named operation of one byte before
-its exchange; on a joined rank the announcement runs the exchange, with no gradients of its own.
+them, over a separate communicator. So every update is announced by a named operation of one byte before
+its exchange; on a joined rank the announcement runs the exchange, without gradients.
 """
 
 from __future__ import annotations

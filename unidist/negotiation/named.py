@@ -144,5 +144,5 @@ class NegotiatesNames(ABC):
     def named_operations(self, options: NegotiationOptions) -> NamedOperations:
         """Return the named operations over this communicator's ranks; they use it alone, and close it.
 
-        Every rank of the group calls it alike.
+        Every rank of the group calls it with the same options.
         """

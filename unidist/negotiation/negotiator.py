@@ -1,7 +1,7 @@
 """Drives the agreement and the execution of named operations on one rank.
 
 Who drives. The ranks work in cycles: each rank sends one block to all, applies what it got to its tables
-(`_agreement.py`), and runs what became ready. A rank takes part in cycles as long as an operation of its own
+(`_agreement.py`), and runs what became ready. A rank takes part in cycles while one of its operations
 is pending, and otherwise does nothing; a peer's cycle then waits for it inside the engine. Exactly one thread
 at a time drives: the thread that waits for an operation, so that a synchronous call never pays for a
 switch of threads, or, for operations submitted with `background=True`, a thread started when first needed.

@@ -1,4 +1,4 @@
-"""What one rank asks for: an operation by name, with its buffers."""
+"""A rank's request for a named operation, with its buffers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ waiting, so the error ends the negotiator on every rank.
 
 
 class Signature(NamedTuple):
-    """What one rank asks for under a name; the fields are those of `Request`, `memory` its buffers' memory kind."""
+    """The properties of a request that must match on all ranks, as in `Request`; `memory` is the buffers' kind."""
 
     kind: OperationKind
     dtype: DType

@@ -14,7 +14,7 @@ from unidist.errors import UsageError
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How backward passes become updates.
+    """The accumulation of backward passes into updates.
 
     Args:
         passes: backward passes per update, at least 1.
@@ -117,6 +117,6 @@ class Window:
 
     def change(self, accumulation: Accumulation) -> None:
         """Count the passes of the next updates in another way; between two rounds."""
-        assert not self.in_round, "passes are counted anew between two updates"
+        assert not self.in_round, "the count of passes is changed between two updates"
         self.accumulation = accumulation
         self.reset()

@@ -56,13 +56,13 @@ class MakesInnerStep(Protocol):
 
 
 class ShardsInnerSteps(Protocol):
-    """What an update knows of a strategy by which each rank updates a shard: `unidist.strategy.ShardsUpdates`."""
+    """A strategy by which each rank updates a shard: the part of `unidist.strategy.ShardsUpdates` that updates use."""
 
     def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        """Return what makes the inner step of one optimizer of this framework.
+        """Return the factory of inner steps for optimizers of this framework.
 
         Raises:
-            ConfigurationError: there is no binding to this framework; lists those that there are.
+            ConfigurationError: the strategy has no binding to this framework; lists those that it has.
         """
 
 

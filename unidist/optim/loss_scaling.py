@@ -24,8 +24,8 @@ class LossScaler:
         scale: the loss is multiplied by it. Changes between two updates only.
         num_skipped: updates that were left out because a gradient had overflowed.
         on_outputs: who multiplies. True: the gradients of the model's outputs are multiplied on their way back, so the
-            script need not know; False: whoever computes the loss multiplies it, and outputs are left alone.
-        was_applied: set by whoever multiplies. If nobody ever does on any rank, the update is an error: the gradients
+            script need not know; False: the code that computes the loss multiplies it, and outputs are not changed.
+        was_applied: set by the code that multiplies. If no rank has multiplied, the update is an error: the gradients
             would be divided by a scale that they never had.
     """
 
@@ -38,7 +38,7 @@ class LossScaler:
         self._good_updates = 0
 
     def update(self, *, overflowed: bool) -> None:
-        """Halve the scale after an overflow, double it after enough updates without one. On every rank alike.
+        """Halve the scale after an overflow, double it after enough updates without one. All ranks get the same scale.
 
         Raises:
             UsageError: halving does not help any more: the gradients are not finite whatever the scale.
@@ -66,7 +66,7 @@ class LossScaler:
         return {"scale": self.scale, "good_updates": self._good_updates, "num_skipped": self.num_skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned, between two updates, on every rank alike."""
+        """Restore what `state` returned, between two updates, the same on every rank."""
         self.scale = float(state["scale"])
         self._good_updates = int(state["good_updates"])
         self.num_skipped = int(state["num_skipped"])

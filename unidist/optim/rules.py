@@ -1,9 +1,9 @@
 """Post-processing of reduced gradients before the inner step: unscale, check for overflow, clip, in this order.
 
 Framework-free: the rules work on the memory of the gradients (`GradientExchange.reduced`), through the arithmetic of
-the `Framework`, so they hold for whole gradients and for shares of them alike. What they say of "the gradient" is the
-gradient of the whole model, each element counted once, wherever it lies: a rank computes on what it holds, and one
-number is exchanged for each mesh axis that the gradient is divided over.
+the `Framework`, so they apply to whole gradients and to shards. "The gradient" is always that of the whole model, with
+each element counted once. Each rank computes on its part, and one number is exchanged for each mesh axis over which
+the gradient is divided.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GradientRule(ABC):
     def apply(self, gradient: WholeGradient) -> None:
         """Change the gradient; it is unscaled, and finite where the loss is scaled.
 
-        Called once for each update, on every rank of the model alike, so what the methods of `gradient` communicate
+        Called once for each update, on every rank of the model, so that the communication of `gradient`'s methods
         matches.
         """
 
@@ -72,7 +72,7 @@ class NormRule(GradientRule):
 
 
 class _Part:
-    """What one exchange has reduced; `factor` is what its memory remains to be multiplied by."""
+    """The reduced gradients of one exchange; `factor` is still to be applied to its memory."""
 
     def __init__(self, framework: Framework, reduced: ReducedGradients, factor: float) -> None:
         self.reduced = reduced
@@ -99,8 +99,8 @@ class _Part:
             if memory.count:
                 self._framework.clamp(memory, limit / abs(self.factor))
 
-    def settle(self) -> float:
-        """Multiply the memory by the factor, unless the inner step will; returns what is left of it."""
+    def apply_factor(self) -> float:
+        """Multiply the memory by the factor, unless the inner step will; return the factor still to be applied."""
         if self.reduced.deferred or self.factor == 1.0:
             return self.factor
         for memory in self.reduced.memory:
@@ -110,10 +110,10 @@ class _Part:
 
 
 class WholeGradient:
-    """The gradient of the whole model, of which this rank holds some. Made by `GradientRules`.
+    """The gradient of the whole model, of which this rank holds a part. Made by `GradientRules`.
 
     Args:
-        parts: what this rank holds.
+        parts: the part on this rank.
         model_axes: communicators along the mesh axes that the model is divided over.
     """
 
@@ -135,7 +135,7 @@ class WholeGradient:
         return _power(total, 1.0 / order)
 
     def multiply(self, factor: float) -> None:
-        """Multiply every element. It is done when all rules have been applied, in one go."""
+        """Multiply every element. The multiplication is done once, after all rules were applied."""
         for part in self._parts:
             part.factor *= factor
 
@@ -145,7 +145,7 @@ class WholeGradient:
             part.clamp(limit)
 
     def is_finite(self) -> bool:
-        """Say whether all elements that this rank holds are finite. Not collective."""
+        """Return whether all elements on this rank are finite. Not collective."""
         return all(math.isfinite(norm) for part in self._parts for norm in part.norms(2.0))
 
     def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
@@ -172,9 +172,9 @@ class GradientRules:
 
     Args:
         framework: does arithmetic on gradients.
-        rules: in this order, after unscaling and the check for overflows.
-        scaler: of the loss; None: it is not scaled, and nothing looks for overflows.
-        everyone: over all ranks that hold some of the gradient or update by it; needed with a scaler.
+        rules: applied in this order, after unscaling and the check for overflows.
+        scaler: of the loss; None: it is not scaled, and overflows are not checked for.
+        everyone: over all ranks that hold a part of the gradient or update with it; needed with a scaler.
         model_axes: along the mesh axes that the model is divided over.
     """
 
@@ -194,15 +194,15 @@ class GradientRules:
         self._model_axes = tuple(model_axes)
 
     def apply(self, gradients: Sequence[ReducedGradients], factors: Sequence[float]) -> list[float] | None:
-        """Change the gradients in place. Every rank of the model calls it alike.
+        """Change the gradients in place. Collective over the ranks of the model.
 
         Args:
-            gradients: what was reduced.
-            factors: what each of them remains to be multiplied by: it is not unscaled yet.
+            gradients: the reduced gradients.
+            factors: for each of them, the factor that is still to be applied: they are not unscaled yet.
 
         Returns:
-            What each still has to be multiplied by, 1 where it was done here; None if a gradient is not finite on any
-            rank and the update is to be left out, on every rank alike.
+            For each of them the factor that is still to be applied, 1 if it was applied here; None if a gradient is not
+            finite on some rank, so that every rank must skip the update.
         """
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
         whole = WholeGradient(parts, self._model_axes)
@@ -213,29 +213,29 @@ class GradientRules:
                 return None
         for rule in self._rules:
             rule.apply(whole)
-        return [part.settle() for part in parts]
+        return [part.apply_factor() for part in parts]
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is to be done to gradients."""
+        """Whether there is nothing to do."""
         return self.scaler is None and not self._rules
 
     def apply_once(
         self, rule: GradientRule, gradients: Sequence[ReducedGradients], factors: Sequence[float]
     ) -> list[float]:
-        """Apply one more rule, to gradients that `apply` has seen (its result is `factors`). Collective like it."""
+        """Apply another rule after `apply`, whose result is `factors`. Collective like `apply`."""
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
         rule.apply(WholeGradient(parts, self._model_axes))
-        return [part.settle() for part in parts]
+        return [part.apply_factor() for part in parts]
 
     def close(self) -> None:
-        """Give back communicators. Idempotent."""
+        """Release communicators. Idempotent."""
         for communicator in (self._everyone, *self._model_axes):
             if communicator is not None:
                 communicator.close()
 
     def _has_overflowed(self, gradient: WholeGradient, scaler: LossScaler) -> bool:
-        """Ask all ranks: one that steps while another does not would have other parameters from then on."""
+        """Ask all ranks: if only some of them stepped, their parameters would differ from then on."""
         found = _OVERFLOWED if not gradient.is_finite() else _SCALED if scaler.was_applied else _NEVER_SCALED
         if self._everyone is not None and self._everyone.size > 1:
             exchanged = Buffer.allocate(1, DType.UINT8)
@@ -263,14 +263,14 @@ def _reduced(value: float, over: Communicator, op: ReduceOp) -> float:
 
 
 def _power_sum(part: _Part, order: float) -> float:
-    """Return this rank's share of the sum of powers: what several ranks hold is counted once by all of them."""
+    """Return this rank's share of the sum of powers; elements on several ranks are counted once by all together."""
     return sum(
         _power(norm, order) / copies for norm, copies in zip(part.norms(order), part.reduced.num_copies, strict=True)
     )
 
 
 def _maximum(a: float, b: float) -> float:
-    """Return the larger number; what is not a number stays so, whichever of both it is."""
+    """Return the larger number; NaN if either is NaN."""
     return a if a > b or math.isnan(a) else b
 
 

@@ -153,7 +153,7 @@ class Update:
         return self.exchanges[0].bucket_bytes if self.exchanges else None
 
     def make_exchanges_by(self, make_exchange: MakesExchange) -> None:
-        """Make exchanges in this way, before there is one: for bindings in which gradients take a path of their own."""
+        """Use this factory of exchanges, for bindings with another kind of exchange. Call it before the first one."""
         assert not self.exchanges, "there are exchanges already"
         self._own_exchange = make_exchange
 
@@ -351,7 +351,7 @@ class Update:
         self.window.reset()
 
     def set_passes(self, passes: int) -> None:
-        """Let the next updates take this many backward passes. Every rank calls it alike, between two updates.
+        """Set the number of backward passes of the next updates. Every rank calls it between the same two updates.
 
         Raises:
             UsageError: the passes are counted by a strategy, or there are gradients that were not applied.
@@ -374,9 +374,9 @@ class Update:
         self.window.change(Accumulation(passes, average=False, stepwise=False))
 
     def take_steps(self, steps: int) -> None:
-        """Let the next updates take this many passes, with a call of `step` after each, whose gradients are added up.
+        """Add up this many passes in each of the next updates, with a call of `step` after each pass.
 
-        Every rank calls it alike, between two updates. From then on no strategy counts the passes.
+        Every rank calls it between the same two updates. From then on no strategy counts the passes.
         """
         wanted = Accumulation(steps, average=False)
         if wanted != self.accumulation:

@@ -31,10 +31,10 @@ class JobCommunicators:
     Args:
         placement: this process's place.
         settings: the user's choices.
-        engines: those that there are.
+        engines: registered ones.
         membership: this process in an elastic job; None in any other.
-        next_epoch: numbers the runtimes of a process, alike on every rank; called where there are several ranks.
-        closing: what is made here is closed with it.
+        next_epoch: numbers the runtimes of a process, the same on every rank; called if there are several ranks.
+        closing: closes what is made here.
 
     Attributes:
         engine: which engine carries host memory, and why.

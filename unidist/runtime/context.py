@@ -45,7 +45,7 @@ class Context:
         plugins: the plugin manager.
         plan: the strategies of the command line, checked, and the mesh.
         world: communicator over all ranks, for host memory, for the script's own use.
-        negotiator: runs named operations over all ranks, on a communicator of its own.
+        negotiator: runs named operations over all ranks, on a separate communicator.
         process_sets: the same over some of the ranks.
         announcements: of updates, for ranks that have joined.
         engine: which engine the world communicator uses, and why.

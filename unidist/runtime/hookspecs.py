@@ -5,7 +5,7 @@ marked with `unidist.hookimpl`. Two kinds of hooks exist. *Registration* hooks a
 when the kind is first needed; they must be import-light: no torch, tensorflow or numpy at the top of the
 module, only specs with lazy import paths. *Event* hooks are called at turning points, never per tensor.
 All hooks are called on every plugin, in the order of registration; results are ignored. A plugin can bring
-hooks for plugins of its own, see `unidist_add_kinds`.
+hooks for its own plugins, see `unidist_add_kinds`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def unidist_add_kinds(manager: PluginManager) -> None:
 
 @hookspec
 def unidist_initialized(context: Context) -> None:
-    """The runtime is up on this rank; the world communicator may be used, by all ranks alike."""
+    """The runtime is initialized. Plugins may use the world communicator, with the same calls on all ranks."""
 
 
 @hookspec

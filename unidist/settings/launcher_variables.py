@@ -1,4 +1,4 @@
-"""How the launchers tell a process its place: the names of their variables. Read by `process_placement` alone."""
+"""The environment variables by which launchers tell a process its place in the job. Read by `placement` alone."""
 
 from __future__ import annotations
 

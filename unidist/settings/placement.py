@@ -1,4 +1,4 @@
-"""Where this process stands in its job, as the variables of whatever launched it say."""
+"""The place of this process in its job, read from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from unidist.topology import Topology
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process stands, and who said so.
+    """The place of this process in its job, and its source.
 
     Args:
         topology: the place.
         source: the launcher whose variables were read ("unidist", "torchrun", ..., "none").
         job_key: a string that is equal on all ranks of the job and differs between jobs on one host.
         secret: the job's secret; empty under launchers that have none.
-        meeting_place: where the ranks of a job on several hosts meet; None if the launcher gives none.
-        worker: what this process is in an elastic job, whose coordinator says its place; None in any other.
+        meeting_place: of the ranks of a job on several hosts; None if the launcher gives none.
+        worker: of this process in an elastic job, whose coordinator assigns its place; None in any other job.
     """
 
     topology: Topology
@@ -103,7 +103,7 @@ def _meeting_place(env: Mapping[str, str]) -> MeetingPlace | None:
 
 
 def _local_size(env: Mapping[str, str], contract: Contract, world_size: int) -> int:
-    if contract.source == "srun":  # "2(x3),1": tasks of each node; only the first number matters when all are alike
+    if contract.source == "srun":  # "2(x3),1": tasks of each node; only the first number matters if all are equal
         first = env.get(contract.local_size, str(world_size)).split("(")[0].split(",")[0]
         size = integer({contract.local_size: first}, contract.local_size, world_size)
     else:

@@ -1,4 +1,4 @@
-"""What the launcher of an elastic job tells a process. Plain data."""
+"""The data that the launcher of an elastic job passes to a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What the launcher of an elastic job tells a process instead of a rank.
+    """The identity of a process in an elastic job, which the launcher passes instead of a rank.
 
     Args:
         worker: number of this process.
@@ -16,8 +16,8 @@ class WorkerPlace:
         host_address: at which the other hosts reach this one.
         job_key: equal on all workers of this host.
         secret: the job's secret.
-        timeout: longest wait for a generation that takes this process in.
-        orphan_timeout: how long a coordinator that is gone may take to come back; 0: it does not.
+        timeout: longest wait to be admitted to a generation.
+        orphan_timeout: time for a coordinator that is gone to come back; 0: it does not.
     """
 
     worker: int

@@ -1,4 +1,4 @@
-"""What of a plan an elastic job can carry on when a rank is lost. Pure; asked by the launcher and on the ranks."""
+"""Which strategies survive the loss of a rank in an elastic job. Pure; used by the launcher and on the ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The strategy: one way of spreading training over ranks.
+"""Strategies, which distribute training over ranks, and the plan of a run.
 
 A strategy is a dataclass: its first field is the value of `--strategy NAME=VALUE`, the other fields
-are the options of `NAME=VALUE:OPTION=...`. What it can do beyond this interface is told by the small
-classes at the end of the module, which other code asks for by isinstance.
+are the options of `NAME=VALUE:OPTION=...`. The small classes at the end of the module are capabilities that a strategy
+may have besides this interface; other code finds them by isinstance.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is known of a run before any process starts.
+    """The checked strategies of a run and their mesh, known before any process starts.
 
     Args:
-        strategies: every strategy of the run, in the order given, the default ones included.
-        mesh: how the ranks are arranged.
+        strategies: every strategy of the run, in the order given, including default ones.
+        mesh: the arrangement of the ranks.
     """
 
     strategies: tuple[Strategy, ...]
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def innermost_first(self) -> tuple[Strategy, ...]:
-        """The strategies in the order in which they partition a model: those on inner axes cut finer, and first."""
+        """The strategies in the order in which they partition a model: inner axes first, which cut finer."""
         return tuple(sorted(self.strategies, key=lambda item: -item.axis_order if item.axis is not None else -math.inf))
 
     def all(self, capability: type[C]) -> list[C]:
@@ -63,7 +63,7 @@ class Plan:
         return [item for item in self.strategies if isinstance(item, capability)]
 
     def find(self, capability: type[C]) -> C | None:
-        """Return the strategy that has a capability which at most one strategy of a run has; None if none has."""
+        """Return the strategy that has a capability which at most one strategy of a run has; None if there is none."""
         return next((item for item in self.strategies if isinstance(item, capability)), None)
 
     def the(self, capability: type[C]) -> C:
@@ -74,14 +74,14 @@ class Plan:
 
     @property
     def precision(self) -> Precision | None:
-        """In which types the model computes, is kept and is updated; None: everything in its own type."""
+        """The types in which the model computes, is stored and is updated; None: each parameter in its own type."""
         chooser = self.find(ChoosesPrecision)
         return None if chooser is None else chooser.precision(self)
 
     def prepare(self, model: Any, context: RuntimeAPI) -> Any:
-        """Return the model as this rank holds it: its types first, then what each strategy makes of it.
+        """Return the model as this rank holds it: first its types are changed, then each strategy partitions it.
 
-        Every rank calls it with the whole model. Collective where a strategy's `partition` is.
+        Every rank calls it with the whole model. Collective if a strategy's `partition` is.
         """
         for chooser in self.all(ChoosesPrecision):
             model = chooser.prepare(model, self, context)
@@ -91,13 +91,13 @@ class Plan:
 
 
 class Strategy(ABC):
-    """One way of spreading training. A trivial implementation is `unidist.builtin.identity.Identity`.
+    """A way to distribute training. A trivial implementation is `unidist.builtin.identity.Identity`.
 
     Attributes:
-        name: the word in `--strategy`.
+        name: in `--strategy`.
         axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
-        axis_order: where the axis lies; smaller is further out (pipeline 0, data 50, tensor 100).
-            Innermost axes get ranks of one host.
+        axis_order: position of the axis in the mesh; smaller is further out (pipeline 0, data 50, tensor 100).
+            The ranks of innermost axes are on one host.
     """
 
     name: ClassVar[str]
@@ -106,7 +106,7 @@ class Strategy(ABC):
 
     @property
     def axis_size(self) -> int | None:
-        """Ranks on the claimed axis; None leaves it to what the other axes leave over."""
+        """Number of ranks on the claimed axis; None: the ranks that the other axes leave."""
         return None
 
     def validate(self, plan: Plan) -> None:  # noqa: B027 - having nothing to check is a valid strategy
@@ -117,42 +117,42 @@ class Strategy(ABC):
         """
 
     def partition(self, model: Any, context: RuntimeAPI) -> Any:
-        """Return the model as this rank shall hold it. Called once by `distribute` and `TrainStep`.
+        """Return the part of the model that this rank holds. Called once by `distribute` and `TrainStep`.
 
-        Strategies that claim an axis are asked from the innermost axis outwards, those without one first. Every rank
-        calls it alike, with the whole model, in which all ranks have the same values. A strategy that cuts parameters,
-        or leaves some to other ranks, makes the model that it returns carry a `checkpoint.PlacesParameters`
-        (which asks the one that it finds on the model it was given). A parameter that is cut stays the same object
-        where the framework allows it: the optimizer holds it. The default returns the model unchanged.
+        Strategies without an axis are called first, then those with one, from the innermost axis outwards. Every rank
+        calls it with the whole model, with the same values on all ranks. A strategy that cuts parameters, or leaves
+        some to other ranks, attaches a `checkpoint.PlacesParameters` to the model that it returns (which consults the
+        one that is already attached). A parameter that is cut should stay the same object if the framework allows it,
+        because the optimizer refers to it. The default returns the model unchanged.
         """
         return model
 
     @property
     def changes_model(self) -> bool:
-        """True: it must see the model, so binding an optimizer alone will not do. The default: it has a `partition`."""
+        """Whether it needs the model, so that binding an optimizer alone is not enough. Default: it has `partition`."""
         return type(self).partition is not Strategy.partition
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
         """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.
 
         Args:
-            model: as `partition` of all strategies has left it.
-            update: the optimizer's updates; its loss scaler, where there is one, exists.
-            framework: the model's.
+            model: after `partition` of all strategies.
+            update: the optimizer's updates; its loss scaler exists, if the loss is scaled.
+            framework: of the model.
         """
 
     def on_step(self, step: int) -> None:  # noqa: B027 - optional event
         """Called on every rank after update number `step` (from 1) was applied."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must keep of this strategy; plain values only."""
+        """Return the state of this strategy for a checkpoint; plain values only."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned, possibly at another world size.
+        """Restore what `state` returned, possibly at another world size.
 
         Raises:
-            UsageError: there is something in it that this strategy does not know.
+            UsageError: the state contains something that this strategy does not know.
         """
         if state:
             from unidist.errors import UsageError
@@ -165,7 +165,7 @@ class GradientOwner(ABC):
 
     @property
     def completes_in_backward(self) -> bool:
-        """True: gradients are complete when the backward pass returns; False: at the step."""
+        """Whether gradients are complete when the backward pass returns; else they are at the step."""
         return True
 
     @abstractmethod
@@ -178,32 +178,32 @@ class GradientOwner(ABC):
             parameters: equal on every rank.
             context: the runtime.
             framework: does arithmetic on gradients.
-            options: what the script asks of this exchange, equal on every rank. An owner that does not honour one of
+            options: the script's options for this exchange, equal on every rank. An owner that does not support one of
                 them refuses it: `options.check_supported_by(self.name)`.
         """
 
 
 class ShardsUpdates(ABC):
-    """Capability of a `GradientOwner`: each rank of the data axis updates a shard of the parameters only.
+    """Capability of a `GradientOwner`: each rank of the data axis updates only a shard of the parameters.
 
-    Its exchange leaves this rank's shard of the reduced gradients (`GradientExchange.reduced`), and its inner step for
-    the framework steps on that shard and brings the new parameters to all ranks.
+    Its exchange produces this rank's shard of the reduced gradients (`GradientExchange.reduced`). Its inner step for
+    the framework updates that shard and sends the new parameters to all ranks.
     """
 
     @abstractmethod
     def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        """Return what makes the inner step of one optimizer; called when the optimizer is bound.
+        """Return the factory of inner steps for this framework; called when an optimizer is bound.
 
         The inner step derives from the adapter's class: `unidist_torch.optimizer.InnerStep`,
         `unidist_tensorflow.optimizer.InnerStep`.
 
         Raises:
-            ConfigurationError: there is no binding to this framework; lists those that there are.
+            ConfigurationError: the strategy has no binding to this framework; lists those that it has.
         """
 
 
 class RunsSteps(ABC):
-    """Capability: runs the forward and backward passes of a step itself, in place of a script's loop.
+    """Capability: runs the forward and backward passes of a step itself, instead of the script's loop.
 
     A run has at most one such strategy. It needs `TrainStep` (on Keras `model.fit` too); `distribute` of PyTorch
     refuses it.
@@ -211,20 +211,20 @@ class RunsSteps(ABC):
 
     @abstractmethod
     def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
-        """Return what makes the runner of a model that `partition` has returned.
+        """Return the factory of step runners for models that `partition` has returned.
 
         The runner derives from the adapter's class: `unidist_torch.models.StepRunner`,
         `unidist_tensorflow.training.StepRunner`.
 
         Raises:
-            ConfigurationError: there is no binding to this framework; lists those that there are.
+            ConfigurationError: the strategy has no binding to this framework; lists those that it has.
         """
 
 
 class ChoosesPrecision(ABC):
-    """Capability: decides in which types the model computes, is kept and is updated. A run has at most one.
+    """Capability: chooses the types in which the model computes, is stored and is updated. At most one per run.
 
-    `unidist.gradients.precision` says who does what with the answer; others ask `Plan.precision`.
+    `unidist.gradients.precision` describes how they are used; other code reads `Plan.precision`.
     """
 
     @abstractmethod
@@ -235,17 +235,17 @@ class ChoosesPrecision(ABC):
     def prepare(self, model: Any, plan: Plan, context: RuntimeAPI) -> Any:
         """Return the model with its parameters and layers in these types.
 
-        Called once by `distribute`, on every rank alike, before any strategy may `partition` the model.
+        Called once by `distribute`, on every rank, before any strategy's `partition`.
 
         Raises:
-            UsageError: nothing in the model has a type that this changes.
+            UsageError: nothing in the model has a type that it would change.
         """
 
 
 class ActsOnGradients(ABC):
-    """Capability: changes the reduced gradients before the inner step: clips them, say.
+    """Capability: changes the reduced gradients before the inner step, for example clips them.
 
-    Where several strategies do, their rules apply in the order in which they are given.
+    If several strategies do, their rules are applied in the order of the strategies.
     """
 
     @abstractmethod
@@ -254,40 +254,40 @@ class ActsOnGradients(ABC):
 
 
 class UpdateGate(ABC):
-    """Capability: decides how many backward passes make one update. A run has at most one gate."""
+    """Capability: decides how many backward passes make one update. At most one per run."""
 
     @property
     @abstractmethod
     def passes_per_update(self) -> int:
-        """Backward passes whose gradients are added up, without communication, before one update. At least 1."""
+        """Number of backward passes whose gradients are added up, without communication, per update. At least 1."""
 
     @property
     @abstractmethod
     def averages_passes(self) -> bool:
-        """True: the update uses the mean over the passes; False: their sum."""
+        """Whether the update uses the mean over the passes; else it uses their sum."""
 
 
 class SurvivesLoss(ABC):
-    """Capability: says whether it can be used in an elastic job, in which ranks are lost, come and go.
+    """Capability: decides whether it can be used in an elastic job, in which ranks fail, join and leave.
 
-    Without this capability a strategy can be if it neither divides the model nor is a `ShardsUpdates`; see
+    A strategy without this capability can be used if it neither divides the model nor is a `ShardsUpdates`; see
     `unidist.strategy.elastic_support`.
     """
 
     @abstractmethod
     def elastic_obstacle(self, plan: Plan) -> str:
-        """Return why it cannot be, with what to do instead; "" if it can. Pure; the launcher asks too."""
+        """Return why it cannot be used, and what to do instead; "" if it can. Pure; also called by the launcher."""
 
 
 class NamesPlugins(ABC):
-    """Capability: an option of the strategy names something that a plugin registers."""
+    """Capability: an option of the strategy is the name of something that a plugin registers."""
 
     @abstractmethod
     def check_plugins(self, plugins: Plugins) -> None:
-        """Check that it is there. Pure; runs in the launcher before any process starts.
+        """Check that it is registered. Pure; runs in the launcher before any process starts.
 
         Raises:
-            ConfigurationError: it is not; lists the choices.
+            ConfigurationError: it is not registered; lists the choices.
         """
 
 
@@ -296,7 +296,7 @@ class StrategySpec:
     """A kind of strategy, not yet imported.
 
     Args:
-        name: the word in `--strategy`.
+        name: in `--strategy`.
         path: "module:Class" of an `unidist.strategy.interface.Strategy` dataclass.
         summary: one line for lists.
     """

@@ -1,4 +1,4 @@
-"""What the conformance suites run on a rank: connect, run one case, close, and look for what stayed."""
+"""The rank side of the conformance suites: connect, run one case, close, and check for leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainings of the strategy conformance suite have in common: the data, and who takes which part."""
+"""Common parts of the strategy conformance suite's trainings: the data, and its division over ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Training:
     mode: str = ""
 
     def data(self, width: int, classes: int) -> tuple[Array, Array]:
-        """Return features `(n, width)` and labels `(n,)` of all batches, alike on every rank."""
+        """Return features `(n, width)` and labels `(n,)` of all batches, the same on every rank."""
         rng = np.random.default_rng(7)
         n = self.steps * self.batch
         return rng.standard_normal((n, width)), rng.integers(0, classes, n)
@@ -85,7 +85,7 @@ class Quadratic:
 
 
 class FrameworkTraining(Protocol):
-    """What a framework adapter gives the suite, under the path `FrameworkSpec.conformance`: a module.
+    """The interface of the module `FrameworkSpec.conformance`, by which a framework adapter supports the suite.
 
     Its model has parameters of these names: `inner`, `head` and `bias`, trained, float64; `narrow`, trained, float32;
     `frozen`, not to be trained; `unused`, in no loss; `empty`, of no elements. `inner` is used twice.
@@ -125,7 +125,7 @@ class FrameworkTraining(Protocol):
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What a rank brings back.
+    """The result of a rank.
 
     Args:
         parameters: by name.

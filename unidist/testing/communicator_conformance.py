@@ -125,25 +125,27 @@ class CommunicatorConformance:
     # Collectives
 
     def test_allreduce_gives_numpys_result_for_every_type(self, size: int) -> None:
-        alike(self.run(size, collectives.allreduce_of_every_type, self.dtypes, self.unsupported, self.in_pairs))
+        check_identical(
+            self.run(size, collectives.allreduce_of_every_type, self.dtypes, self.unsupported, self.in_pairs)
+        )
 
     def test_allreduce_of_more_than_fits_any_staging(self, size: int) -> None:
-        alike(self.run(size, collectives.allreduce_of_large_arrays, self.dtypes))
+        check_identical(self.run(size, collectives.allreduce_of_large_arrays, self.dtypes))
 
     def test_allreduce_rounds_little_and_gives_every_rank_the_same_bits(self, size: int) -> None:
-        alike(self.run(size, collectives.allreduce_rounds_little_and_alike, self.dtypes))
+        check_identical(self.run(size, collectives.allreduce_rounds_little_and_identically, self.dtypes))
 
     def test_means_of_integers_are_exact_and_truncate(self, size: int) -> None:
-        alike(self.run(size, collectives.integer_means_are_exact_and_truncate, self.dtypes))
+        check_identical(self.run(size, collectives.integer_means_are_exact_and_truncate, self.dtypes))
 
     def test_nan_reaches_every_rank(self, size: int) -> None:
         self.run(size, collectives.nan_reaches_every_rank, self.dtypes, self.nan_ops)
 
     def test_allgather_of_even_uneven_and_no_elements(self, size: int) -> None:
-        alike(self.run(size, collectives.allgather, self.dtypes, self.in_pairs))
+        check_identical(self.run(size, collectives.allgather, self.dtypes, self.in_pairs))
 
     def test_broadcast_from_every_root(self, size: int) -> None:
-        alike(self.run(size, collectives.broadcast, self.dtypes))
+        check_identical(self.run(size, collectives.broadcast, self.dtypes))
 
     def test_reducescatter_of_even_uneven_and_no_elements(self, size: int) -> None:
         self.run(size, collectives.reducescatter, self.dtypes, self.unsupported, self.in_pairs)
@@ -299,7 +301,7 @@ class CommunicatorConformance:
             assert late <= early, f"threads, mappings and descriptors grew from {early} to {late}"
 
 
-def alike(digests: Sequence[Mapping[str, int]]) -> None:
+def check_identical(digests: Sequence[Mapping[str, int]]) -> None:
     """Raise AssertionError, with the first difference, unless all ranks computed the same things to the same bits."""
     assert digests[0], "nothing was computed"
     for rank, found in enumerate(digests):

@@ -1,4 +1,4 @@
-"""What a process holds beyond its memory: to see that a piece of code gave everything back.
+"""The resources of a process besides memory, to check that a piece of code released all of them.
 
 >>> before = Resources.held()
 >>> ...
@@ -27,7 +27,7 @@ _LOOK_SEC = 0.5
 
 @dataclass(frozen=True)
 class Resources:
-    """What a process holds at one moment; each item by a key, with words for a message.
+    """The resources of a process at one moment; each item by a key, with its description.
 
     Args:
         threads: Python threads that are alive.

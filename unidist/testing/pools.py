@@ -64,7 +64,7 @@ class PoolCache:
 
     @property
     def resources(self) -> set[object]:
-        """Keys, as in `Resources.beyond`, of what the pools hold in this process: no leak of whoever asked for them."""
+        """Keys, as in `Resources.beyond`, of the pools' resources in this process, which are not a test's leaks."""
         return {key for pool in self._pools.values() for key in pool.resources}
 
     def close(self) -> None:

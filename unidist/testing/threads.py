@@ -165,7 +165,7 @@ class _Channel:
 
 
 class _Group:
-    """What the ranks of one communicator share. Its condition guards everything below it."""
+    """The shared state of the ranks of one communicator. Its condition guards the attributes below it."""
 
     def __init__(self, members: tuple[int, ...], groups: list[_Group]) -> None:
         self.members = members
@@ -265,7 +265,7 @@ class _Receipt(Work):
         if len(message) != self._buffer.nbytes:
             self.error = MismatchError(
                 f"rank {self.rank} receives {self._buffer.nbytes} bytes from rank {self.source}, "
-                f"which sent {len(message)}; make both sizes alike"
+                f"which sent {len(message)}; make both sizes equal"
             )
             return
         self._buffer.bytes()[:] = message

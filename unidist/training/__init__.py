@@ -11,13 +11,13 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.training import autotune
-    from unidist.training.agreement import Described, Description, check_alike, sparse_anywhere, trained_anywhere
+    from unidist.training.agreement import Described, Description, check_equal, sparse_anywhere, trained_anywhere
     from unidist.training.binding import check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
     from unidist.training.mean_loss import MeanLoss
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
 
 __all__ = [
-    "Described", "Description", "MeanLoss", "Tail", "autotune", "check_alike", "check_counts_alone",
+    "Described", "Description", "MeanLoss", "Tail", "autotune", "check_equal", "check_counts_alone",
     "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update", "share", "shuffled",
     "sparse_anywhere", "trained_anywhere",
 ]  # fmt: skip
@@ -26,7 +26,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "": "autotune",
-        "agreement": "Described Description check_alike sparse_anywhere trained_anywhere",
+        "agreement": "Described Description check_equal sparse_anywhere trained_anywhere",
         "binding": "check_counts_alone check_leaves_loop check_leaves_model planned_update",
         "mean_loss": "MeanLoss",
         "sharding": "Tail check_tail padded_share share shuffled",

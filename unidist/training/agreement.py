@@ -29,10 +29,10 @@ class Described:
 
 @dataclass(frozen=True)
 class Description:
-    """What one rank tells the others of its optimizer.
+    """A rank's description of its optimizer for the other ranks.
 
     Args:
-        choices: how it exchanges gradients, in words.
+        choices: options of its gradient exchange, as text.
         parameters: all of them, by position.
     """
 
@@ -44,7 +44,7 @@ class Description:
         return {position for position, parameter in enumerate(self.parameters) if parameter.sparse}
 
 
-def check_alike(everyone: Sequence[Description], members: Sequence[int], rank: int) -> None:
+def check_equal(everyone: Sequence[Description], members: Sequence[int], rank: int) -> None:
     """Raise on every rank where the optimizers differ, with the first difference.
 
     Args:

@@ -86,12 +86,12 @@ class ClimbingSearch(Generic[T]):
 
 @dataclass(frozen=True)
 class Choice:
-    """What to use from now on.
+    """The settings to use from now on.
 
     Args:
         bucket_bytes: size of gradient buckets.
-        cycle_time_ms: longest pause between two rounds of negotiation; None where it cannot be chosen.
-        final: there will be no other choice.
+        cycle_time_ms: longest pause between two rounds of negotiation; None if it cannot be chosen.
+        final: no other choice will follow.
     """
 
     bucket_bytes: int
@@ -172,7 +172,7 @@ class Tuner:
         return chosen
 
     def restart(self) -> None:
-        """Begin to measure anew: the choice is in use."""
+        """Start a new measurement, when the choice is in use."""
         self._times.clear()
         self._to_settle = _SETTLE
         self._last = None

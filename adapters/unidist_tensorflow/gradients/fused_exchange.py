@@ -19,7 +19,7 @@ from unidist.negotiation.join import Announcement
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
-from unidist.training.agreement import Described, Description, check_alike, sparse_anywhere
+from unidist.training.agreement import Described, Description, check_equal, sparse_anywhere
 from unidist_tensorflow.gradients.slices import GatheredSlices, Slices
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
 
@@ -224,7 +224,7 @@ class FusedExchange:
                 for place, info in enumerate(self.variables)
             )
             everyone: list[Description] = gather_objects(update.communicator, Description(choices, described))
-            check_alike(everyone, update.communicator.members, update.context.topology.rank)
+            check_equal(everyone, update.communicator.members, update.context.topology.rank)
             sparse = sparse_anywhere(everyone)
         dense = [place for place in range(len(self.variables)) if place not in sparse]
         self._held = self.variables if self._list_held is None else tuple(self._list_held())

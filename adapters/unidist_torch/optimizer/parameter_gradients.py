@@ -15,7 +15,7 @@ from unidist.buffer import HOST
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.optim.update import Update
-from unidist.training.agreement import Description, check_alike, sparse_anywhere, trained_anywhere
+from unidist.training.agreement import Description, check_equal, sparse_anywhere, trained_anywhere
 from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.gradients.parameters import describe
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
@@ -74,7 +74,7 @@ class ParameterGradients:
         )
         choices = f"{self._update.options}, {'mean' if self._update.average else 'sum'} over the ranks"
         everyone: list[Description] = self._sparse.gather(Description(choices, described))
-        check_alike(everyone, self._sparse.members, self._update.context.topology.rank)
+        check_equal(everyone, self._sparse.members, self._update.context.topology.rank)
         groups = self._update.options.group_numbers(
             [position for position in range(len(listed)) if trained_anywhere(everyone, position)]
         )

@@ -45,7 +45,7 @@ def make_inputs(dtype: DType, op: ReduceOp, size: int, count: int) -> list[np.nd
     if dtype.is_floating:
         values = generator.uniform(0.5, 1.5, (size, count))
         return [to_bfloat16(row) if dtype is DType.BFLOAT16 else row.astype(dtype.value) for row in values]
-    high = 3 if op is ReduceOp.PRODUCT else 100  # sums and products may wrap around, alike in numpy
+    high = 3 if op is ReduceOp.PRODUCT else 100  # sums and products may wrap around, in numpy too
     return list(generator.integers(0, high, (size, count)).astype(dtype.value))
 
 
@@ -103,7 +103,7 @@ def test_equals_numpy_for_every_dtype_reduction_and_count(algorithm: str, size: 
                     expected = expected_result(inputs, dtype, op, 1.0)
                     for result in results:
                         assert_result(result, expected, dtype, size)
-                        assert result.tobytes() == results[0].tobytes()  # bitwise alike on every rank
+                        assert result.tobytes() == results[0].tobytes()  # the same bits on every rank
 
 
 @pytest.mark.parametrize("dtype", DType)

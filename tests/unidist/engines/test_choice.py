@@ -80,10 +80,10 @@ def test_an_elastic_job_takes_an_engine_that_connects_anew() -> None:
     engines = registry(best=(Good, 9))
     engines.add(replace(next(iter(engines)), name="lasting", priority=1, re_forms=True))
     assert choose("auto", "host", TWO, engines).spec.name == "best"
-    with pytest.raises(ConfigurationError, match=r"'best' cannot connect the ranks anew .* those that can: lasting"):
+    with pytest.raises(ConfigurationError, match=r"'best' cannot reconnect the ranks .* those that can: lasting"):
         choose("best", "host", TWO, engines, elastic=True)
     without = registry(best=(Good, 9))
-    with pytest.raises(ConfigurationError, match=r"best \(it cannot connect anew when a rank is lost\)"):
+    with pytest.raises(ConfigurationError, match=r"best \(it cannot reconnect when a rank is lost\)"):
         choose("auto", "host", TWO, without, elastic=True)
 
 

@@ -61,9 +61,9 @@ def test_algorithms_and_strategies_are_looked_up(manager: PluginManager) -> None
         preflight.check(Settings(strategy="zoro"), 4, manager)
 
 
-def test_an_elastic_job_needs_an_engine_that_connects_anew(manager: PluginManager) -> None:
+def test_an_elastic_job_needs_an_engine_that_reconnects(manager: PluginManager) -> None:
     preflight.check(Settings(engine="shm"), 2, manager, elastic=True)
-    with pytest.raises(ConfigurationError, match=r"engine 'foreign' cannot connect .* those that can: single, shm"):
+    with pytest.raises(ConfigurationError, match=r"engine 'foreign' cannot reconnect .* those that can: single, shm"):
         preflight.check(Settings(engine="foreign"), 2, manager, elastic=True)
 
 

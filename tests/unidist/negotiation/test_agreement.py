@@ -19,7 +19,7 @@ def request(name: str, count: int = 1) -> Request:
 
 
 def cycle(agreements: list[Agreement], submitted: list[list[Request]]) -> list[Ready]:
-    """Let every rank announce and update; return what became ready, which is alike on all."""
+    """Let every rank announce and update; return the operations that became ready, the same on all."""
     announcements = [agreement.announce(new) for agreement, new in zip(agreements, submitted, strict=True)]
     assert [each.num_requests for each in announcements] == [len(new) for new in submitted]
     ids = [decode_block(each.block)[0] for each in announcements]

@@ -15,7 +15,7 @@ from unidist.testing.cases import collective as _collective_cases
 from unidist.testing.cases import group as _group_cases
 from unidist.testing.cases import message as _message_cases
 from unidist.testing.cases import stress as _stress_cases
-from unidist.testing.communicator_conformance import alike
+from unidist.testing.communicator_conformance import check_identical
 
 DTYPES = (DType.FLOAT32, DType.INT32)
 
@@ -105,11 +105,11 @@ def test_a_fault_is_found(
 
 
 def test_bits_that_differ_between_ranks_are_found() -> None:
-    case = _collective_cases.allreduce_rounds_little_and_alike
+    case = _collective_cases.allreduce_rounds_little_and_identically
     with ThreadWorld(2) as world:
         digests = world.run(lambda communicator: case(DiffersInOneBit(communicator), DTYPES))
     with pytest.raises(AssertionError, match="the bits on rank 1 differ"):
-        alike(digests)
+        check_identical(digests)
 
 
 def test_a_barrier_that_does_not_wait_is_found() -> None:

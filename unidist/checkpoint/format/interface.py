@@ -74,7 +74,7 @@ class SavedSection(ABC):
 
 
 class KeepsState(ABC):
-    """A model's or an optimizer's part in checkpoints. Made anew, or asked anew, for each save and load.
+    """The state of a model or an optimizer in checkpoints. Its methods are called again for each save and load.
 
     No method communicates: the core exchanges what it needs, so that an error on one rank becomes one on all.
     """

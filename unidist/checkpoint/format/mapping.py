@@ -1,4 +1,4 @@
-"""Names of one model for the tensors of another: a checkpoint of PyTorch for a Keras model, and back.
+"""Maps the tensor names of one model to those of another: loads a PyTorch checkpoint into a Keras model, and back.
 
 A mapping says for each path of the model that is loaded where in the checkpoint it is:
 
@@ -6,7 +6,7 @@ A mapping says for each path of the model that is loaded where in the checkpoint
     dense/bias: fc.bias
     query/kernel: {from: in_proj_weight, box: [[0, 64], [0, 64]], permute: [1, 0], shape: [64, 4, 16]}
 
-`box` cuts a part out, then `permute` orders its dims anew, then `shape` reshapes. Optimizer state follows its
+`box` cuts a part out, then `permute` reorders its dims, then `shape` reshapes it. Optimizer state follows its
 parameter. Paths that are the same on both sides need no entry.
 """
 
@@ -31,13 +31,13 @@ from unidist.errors import CheckpointError, ConfigurationError
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor is taken from.
+    """The source of a tensor in a checkpoint.
 
     Args:
-        path: in the checkpoint.
-        box: what of it; None: all.
-        permute: the dims of the box in their new order; None: as they are.
-        shape: to be reshaped to in the end; None: as it is.
+        path: of the tensor in the checkpoint.
+        box: the part to use; None: all of it.
+        permute: the dims of the box in their new order; None: unchanged.
+        shape: final shape; None: unchanged.
     """
 
     path: str

@@ -17,7 +17,7 @@ STEP = "step"
 
 @dataclass
 class OptimizerRecord:
-    """What of an optimizer is no tensor, as one rank knows it.
+    """The part of an optimizer's state that is not tensors, as known on one rank.
 
     Args:
         speech: its dialect and class.

@@ -169,7 +169,7 @@ def _common(own: _Member, other: _Member, wanted: Part, there: Part) -> Iterator
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(own.box, other.box, strict=True))
     if any(start >= stop for start, stop in common):
         return
-    # A row is what lies side by side in both parts: dims that both span alike, and the one before them.
+    # A row is contiguous in both parts: the last dims, in which both boxes agree, and the one before them.
     split = len(common)
     while (
         split

@@ -1,4 +1,4 @@
-"""What a rank puts into a checkpoint: tensors by name, and the pieces of them that it holds."""
+"""The content of a rank's part of a checkpoint: tensors by name, and the pieces of them that the rank holds."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a parameter of this rank lies in the whole model's.
+    """The position of this rank's part of a parameter in the whole model.
 
     Args:
         name: stable path in the whole model, the same whatever the world size and the strategies.
         shape: of the whole parameter.
-        box: what this rank holds of it.
+        box: the part that this rank holds.
         more: further boxes of it that this rank holds, side by side with the first, see `Part`.
     """
 

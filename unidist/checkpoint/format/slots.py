@@ -1,11 +1,11 @@
-"""What the frameworks call the same thing in an optimizer: the one table of slots, steps and options.
+"""The table of the frameworks' names for the same optimizer state: slots, steps and options.
 
 A *slot* is a tensor of optimizer state that belongs to a parameter. In a checkpoint slots have neutral names, so that
-one framework goes on with what another one saved. A *dialect* is how one framework speaks: a column of the table.
-Slots of optimizers that the table does not have keep their own names; their checkpoints load in the same dialect.
+one framework can load what another one saved. A *dialect* is the set of names of one framework: a column of the table.
+Slots of optimizers that are not in the table keep their own names; their checkpoints load in the same dialect.
 
-Two slots of one meaning may differ by a factor: Keras' SGD keeps `-learning_rate` times what PyTorch's keeps. Data are
-saved as they are, and multiplied only when they change dialects, so that going on in one is exact.
+Slots with the same meaning may differ by a factor: the momentum of Keras' SGD is `-learning_rate` times PyTorch's.
+Data are saved unchanged, and multiplied only when loaded in another dialect, so loading in the same one is exact.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Speech:
-    """How one optimizer names its state.
+    """The names that one optimizer uses for its state.
 
     Args:
         dialect: a column of the table.

@@ -1,4 +1,4 @@
-"""Who writes which piece, and the one index of what all have written. Pure but for `write`; nothing is exchanged."""
+"""Decides which rank writes which piece, and makes the index of all shards. Only `write` does I/O; no communication."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Identity = tuple[str, TensorInfo, Part]
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank says of its state before anything is written.
+    """A rank's description of its state, before anything is written.
 
     Args:
-        pieces: what it holds.
+        pieces: that the rank holds.
         values: its plain values, by section.
     """
 
@@ -33,12 +33,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank has written: its shard, and the pieces in it.
+    """The shard that one rank has written.
 
     Args:
-        name: of the file; "" if it had nothing to write.
+        name: of the file; "" if the rank had nothing to write.
         nbytes: size of the file.
-        pieces: what is in it, each with its key and checksums.
+        pieces: in the file, each with its key and checksums.
     """
 
     name: str

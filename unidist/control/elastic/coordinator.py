@@ -63,7 +63,7 @@ class Beat:
 
 @dataclass
 class _Link:
-    """What is known of a worker's connection."""
+    """The state of a worker's connection."""
 
     worker: int
     heard: float
@@ -352,7 +352,7 @@ class ElasticCoordinator(Coordinator):
         fewest = min((by_worker[worker.number][1].steps for worker in members), default=0)
         behind = [worker for worker in members if by_worker[worker.number][1].steps == fewest]
         if len(behind) == len(members):
-            self._stepped = now  # all wait alike, in a long evaluation say: it is not for us to judge
+            self._stepped = now  # all are waiting, in a long evaluation for example: no rank is at fault
             return
         for worker in behind:
             peer = by_worker[worker.number][0]

@@ -23,11 +23,11 @@ _log = logging.getLogger("unidist.elastic")
 
 
 class Member:
-    """This process in its job.
+    """Membership of this process in an elastic job.
 
     A process that is there from the beginning has a rank from `init()` on. One that comes later is alone at first, the
-    only rank of a world of its own, in which it can import, build and load what it needs; it joins the others when it
-    calls `next_world`, and does that when the script's elastic function begins.
+    only rank of a private world, in which it can import, build and load what it needs. It joins the others when it
+    calls `next_world`, at the beginning of the script's elastic function.
 
     Args:
         place: where it is.

@@ -1,10 +1,10 @@
-"""Who takes part in an elastic job, and when the next generation of the world begins. Pure.
+"""Membership of an elastic job: its workers, and the decision when the next generation of the world begins. Pure.
 
-A *worker* is one process, with a number that is never used twice. It is *starting* until it says that it is ready,
-*waiting* until a generation takes it in, and then a *member*, with a rank. When the world has to change, its members
-come back one by one and wait again; the next generation forms when the last of them has come or is gone.
+A *worker* is one process, with a number that is never used twice. It is *starting* until it reports that it is ready,
+*waiting* until it is admitted to a generation, and then a *member*, with a rank. When the world has to change, its
+members return one by one and wait again. The next generation forms when the last of them has returned or is gone.
 
-The state that counts is that of the member which has committed most: it becomes rank 0, from which the others get it.
+The member with the most commits has the valid state. It becomes rank 0, from which the others receive the state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GATHER_SEC = 1.0
 
 
 class Phase(Enum):
-    """Where a worker stands."""
+    """The phase of a worker's life."""
 
     STARTING = auto()
     WAITING = auto()

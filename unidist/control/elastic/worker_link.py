@@ -1,11 +1,11 @@
 """A worker's connection to the coordinator of an elastic job, and the thread that listens on it.
 
-The thread beats, so that a process that stands still is noticed, and hears at once when a generation ends, whatever
+The thread sends heartbeats, so that a stalled process is noticed, and learns at once when a generation ends, whatever
 the script is doing at that moment.
 
-Where the coordinator may come back (`orphan_timeout`), a connection that ends is made anew, behind the script's back:
-training goes on meanwhile, and who waits for the next world waits on. What may have been lost on its way is told again
-in the first message; `unidist.control.elastic.resumable_coordinator` says how.
+If the coordinator may come back (`orphan_timeout`), a lost connection is re-established without the script noticing:
+training continues, and a rank that waits for the next world keeps waiting. The first message repeats what may have been
+lost; `unidist.control.elastic.resumable_coordinator` says how.
 """
 
 from __future__ import annotations

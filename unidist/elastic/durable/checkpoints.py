@@ -74,7 +74,7 @@ def _check_usable(folder: Path) -> None:
 
 
 class Durable:
-    """Makes the checkpoints of one state, and begins from them. Every rank calls its methods alike.
+    """Makes the checkpoints of one state, and loads them. Every rank calls the same methods in the same order.
 
     Args:
         options: where and how often; equal on every rank.
@@ -149,7 +149,10 @@ class Durable:
         try:
             loaded = load(communicator, LoadOptions(found), make, convert=convert, report=report)
         except CheckpointError as exc:
-            exc.add_note("An elastic job begins from the latest checkpoint in its folder; to begin anew, give another.")
+            exc.add_note(
+                "An elastic job begins from the latest checkpoint in its folder; to start from the beginning, give "
+                "another."
+            )
             raise
         state.num_commits = self._last_commit = int(loaded.index.facts["step"])
         state.save()
@@ -230,7 +233,7 @@ class Durable:
             handle = saver.save(options, make, facts)
         except PeerLostError:
             raise
-        except UnidistError as exc:  # on every rank alike; training is worth more than its checkpoint
+        except UnidistError as exc:  # on every rank; training is worth more than its checkpoint
             self._failed(runtime.topology.rank, exc)
             return
         self._writing = _Writing(saver, handle, state.num_commits, began)

@@ -1,4 +1,4 @@
-"""What the ranks agree on at a commit, in one exchange of a few bytes."""
+"""The agreement of the ranks at a commit, in one exchange of a few bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What one rank wants, or, agreed on, whether any rank wants it.
+    """The requests of one rank at a commit or, after the agreement, those of any rank.
 
     Args:
         change: the world is to change now.

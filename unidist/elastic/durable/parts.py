@@ -1,4 +1,4 @@
-"""What the durable checkpoint of a state consists of: models, optimizers and the script's own values, by section."""
+"""The contents of a state's durable checkpoint: models, optimizers and the script's own values, by section."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unidist.runtime import context
 
 @dataclass(frozen=True)
 class DurableParts:
-    """What a checkpoint of a state consists of, on this rank.
+    """The contents of a state's checkpoint on this rank.
 
     Args:
         sections: by name; `model` and `optimizer` where `load` of a facade is to find them.

@@ -23,7 +23,7 @@ _LOAD = "the committed state cannot be taken over"
 
 @dataclass(frozen=True)
 class HoldingIndex:
-    """What is in a holding.
+    """The index of a holding.
 
     Args:
         pieces: what they are.
@@ -36,10 +36,10 @@ class HoldingIndex:
 
 @dataclass(frozen=True)
 class Holding(HoldingIndex):
-    """What one rank had.
+    """The pieces that one rank had at a commit.
 
     Args:
-        memory: where the pieces lie, as `places` says.
+        memory: of the pieces, at the offsets that `places` gives.
     """
 
     memory: Buffer

@@ -37,13 +37,13 @@ _COMMIT = "the state cannot be committed"
 
 @dataclass
 class _Commit:
-    """What this rank holds of one commit.
+    """This rank's part of one commit.
 
     Args:
-        key: which one.
-        keepers: for each rank that took part which other one has a copy of what it had, see `guards`.
-        holdings: by the rank that had it.
-        memories: in which they are.
+        key: of the commit.
+        keepers: for each participating rank, the rank that has a copy of its holding, see `guards`.
+        holdings: on this rank, by the rank whose state it is.
+        memories: of the holdings.
     """
 
     key: Key
@@ -57,7 +57,7 @@ class Peers:
     """The world in which a commit is made.
 
     Args:
-        communicator: over all ranks, of its own for each context.
+        communicator: over all ranks, a separate one for each context.
         generation: of the elastic job; -1 for a rank that is alone yet, and in jobs that are not elastic: then each
             rank keeps its own share, and nobody has copies.
         worker: number of this process in the job.
@@ -78,7 +78,7 @@ class Peers:
 
 
 class PeerMemory:
-    """Keeps commits of values of which each rank has a share. Every rank calls its methods alike.
+    """Keeps commits of values that are divided over the ranks. Every rank calls the same methods in the same order.
 
     Args:
         convert: converts types, see `Framework.convert`.
@@ -142,11 +142,11 @@ class PeerMemory:
         take_over(SingleCommunicator(), own, {rank: [0]}, own, states, convert=self._convert, is_whole=False)
 
     def load(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
-        """Take over the last commit of rank 0, from whoever has its pieces. Collective.
+        """Load the last commit of rank 0 from the ranks that have its pieces. Collective.
 
         Args:
             peers: the present world.
-            states: of the values, which are divided anew for the present number of ranks.
+            states: of the values, which are divided for the present number of ranks.
 
         Raises:
             StateLostError: somebody held something alone that is gone.
@@ -249,11 +249,11 @@ class PeerMemory:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank has of the commit from which all go on.
+    """A rank's part of the commit from which all ranks continue.
 
     Args:
-        keepers: who had copies, see `_Commit`.
-        holdings: what is in those that it has, by origin.
+        keepers: the ranks that had copies, see `_Commit`.
+        holdings: index of each holding that it has, by origin.
     """
 
     keepers: list[int | None]

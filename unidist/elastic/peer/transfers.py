@@ -1,7 +1,7 @@
-"""Who keeps a copy of what only one rank has, what is left when ranks were lost, and who gives what to whom. Pure.
+"""Plans copies of state that only one rank has, and the transfers that restore it after ranks were lost. Pure.
 
-Every rank computes the same from the same figures. A *holding* is what one rank, its *origin*, had of the state when it
-was committed; beside the origin a second rank, its *guard*, has a copy.
+Every rank computes the same result from the same input. A *holding* is the part of the state that one rank, its
+*origin*, had when the state was committed. A second rank, its *guard*, has a copy.
 """
 
 from __future__ import annotations

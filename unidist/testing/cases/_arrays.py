@@ -99,7 +99,7 @@ def reduced(arrays: Sequence[Array], dtype: DType, op: ReduceOp, scale: float) -
 
 
 def difference(found: Array, expected: Array, dtype: DType, *, ulps: float = 0.0) -> str:
-    """Return "" if two arrays of `storage(dtype)` are alike, else where they first differ.
+    """Return "" if two arrays of `storage(dtype)` are equal, else where they first differ.
 
     Args:
         found: what came out.

@@ -1,4 +1,4 @@
-"""Where the operands of a test operation lie, and how its outcome is checked."""
+"""Placement of the operands of a test operation, and checks of its result."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Outcomes:
     rank: int
     digests: dict[str, int] = field(default_factory=dict)
 
-    def check(self, what: str, found: Buffer, expected: Array, *, ulps: float = 0.0, alike: bool = True) -> None:
-        """Raise AssertionError unless `found` holds `expected`; `alike`: all ranks must have equal bits."""
+    def check(self, what: str, found: Buffer, expected: Array, *, ulps: float = 0.0, identical: bool = True) -> None:
+        """Raise AssertionError unless `found` holds `expected`; `identical`: all ranks must have equal bits."""
         array = array_of(found)
         told = difference(array, expected.astype(storage(found.dtype), copy=False), found.dtype, ulps=ulps)
         if told:
             raise AssertionError(f"{what}: on rank {self.rank} {told}")
-        if alike:
+        if identical:
             self.digests[what] = zlib.crc32(array.tobytes())

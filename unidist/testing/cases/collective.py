@@ -69,7 +69,7 @@ def allreduce_of_large_arrays(communicator: Communicator, dtypes: Sequence[DType
     return outcomes.digests
 
 
-def allreduce_rounds_little_and_alike(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int]:
+def allreduce_rounds_little_and_identically(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int]:
     """Random numbers: within the rounding of their type, and the same bits on every rank."""
     size, outcomes = communicator.size, Outcomes(communicator.rank)
     rng = np.random.default_rng(2)
@@ -208,14 +208,14 @@ def reducescatter(
                     communicator.reducescatter(
                         source, target, op=op, scale=scale, counts=None if even else counts
                     ).wait()
-                    outcomes.check(what, target, expected[start : start + counts[rank]], alike=False)
+                    outcomes.check(what, target, expected[start : start + counts[rank]], identical=False)
                     if not mode.in_place_on(rank):
-                        outcomes.check(f"{what}: the source", source, values[rank], alike=False)
+                        outcomes.check(f"{what}: the source", source, values[rank], identical=False)
     return outcomes.digests
 
 
 def alltoall(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, int]:
-    """Every pair of ranks with a count of its own; many of them 0."""
+    """Use a different count for every pair of ranks; many of them 0."""
     size, rank, outcomes = communicator.size, communicator.rank, Outcomes(communicator.rank)
     rng = np.random.default_rng(6)
     for factor in (0, 1, 1000, 20_000):
@@ -228,7 +228,7 @@ def alltoall(communicator: Communicator, dtypes: Sequence[DType]) -> dict[str, i
             source = place(communicator, values[rank], dtype, engine=mode.engine_on(rank))
             target = room(communicator, sum(received), dtype, engine=mode.engine_on(rank))
             communicator.alltoall(source, target, send_counts=matrix[rank], receive_counts=received).wait()
-            outcomes.check(f"alltoall of {dtype}{matrix} in {mode}", target, np.concatenate(parts), alike=False)
+            outcomes.check(f"alltoall of {dtype}{matrix} in {mode}", target, np.concatenate(parts), identical=False)
     return outcomes.digests
 
 

@@ -1,6 +1,6 @@
-"""What goes wrong, on purpose. Each function runs on every rank of a group of at least two.
+"""Deliberate failures. Each function runs on every rank of a group of at least two.
 
-Times come from the monotonic clock, which all processes of a host share: the suite compares them between ranks.
+Times are from the monotonic clock, which all processes of a host share: the suite compares them between ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOMENTS: tuple[Moment, ...] = (
 
 
 class Connects(Protocol):
-    """What makes communicators: `Connector`, or its like for threads."""
+    """A factory of communicators: `Connector`, or its equivalent for threads."""
 
     def connect(self, name: str = "", *, timeout: timedelta | None = None) -> Communicator:
         """Return a new world communicator. Collective."""
@@ -243,7 +243,7 @@ def operations_after_close(connects: Connects) -> None:
 
 
 def death(connects: Connects, victim: int, moment: Moment, rank: int) -> tuple[str, float, tuple[int, ...], str]:
-    """Rank `victim`, in a process of its own, kills itself at `moment`; the others must notice.
+    """Kill rank `victim`, which is a separate process, at `moment`; the others must notice.
 
     Returns ("died", when) on the victim; elsewhere ("noticed", when, the ranks that the error names, its text).
     """

@@ -27,8 +27,8 @@ class _Pending:
 def random_program(communicator: Communicator, seed: int, length: int) -> None:
     """Run `length` operations chosen by `seed`; a few are under way at a time and waited for in random order.
 
-    The seed decides all that ranks must do alike; a generator of this rank's own decides where its memory lies
-    and what it waits for next.
+    The seed decides everything that must match between ranks. Each rank's own generator decides where its memory
+    is and what it waits for next.
     """
     shared, own = np.random.default_rng(seed), np.random.default_rng((seed, communicator.rank))
     groups = [communicator, *_parts(communicator)]

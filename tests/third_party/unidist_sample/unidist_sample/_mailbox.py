@@ -221,7 +221,7 @@ class Receipt(Work):
             return
         self._error = MismatchError(
             f"rank {self._mailbox.rank} receives {self._buffer.nbytes} bytes from rank {self._source}, "
-            f"which sent {len(message)}; make both sizes alike"
+            f"which sent {len(message)}; make both sizes equal"
         )
 
     def wait(self, timeout: timedelta | None = None) -> None:

@@ -13,7 +13,7 @@ from unidist.errors import PluginError
 from unidist.gradients import ParameterInfo
 from unidist.negotiation import gather_objects
 from unidist.optim import Update
-from unidist.training import Described, Description, check_alike
+from unidist.training import Described, Description, check_equal
 from unidist_second.framework import NumpyFramework, array_of
 from unidist_second.models import SGD
 
@@ -110,7 +110,7 @@ class Binding:
         )
         communicator = self._update.communicator
         everyone = gather_objects(communicator, Description(str(self._update.options), described))
-        check_alike(everyone, communicator.members, self._update.context.topology.rank)
+        check_equal(everyone, communicator.members, self._update.context.topology.rank)
 
 
 def bind(optimizer: SGD, update: Update, *, names: Mapping[str, Any] | None = None) -> SGD:

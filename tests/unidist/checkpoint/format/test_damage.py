@@ -254,7 +254,7 @@ def test_an_asynchronous_error_that_nobody_asked_for_is_raised_by_the_next_save(
         communicator.barrier().wait()
         disk.full = True
         handle = saver.save(SaveOptions(tmp_path / "c", asynchronous=True), lambda: states, {})
-        if communicator.rank == 0:  # has heard of it; the others have not, and yet all must raise alike
+        if communicator.rank == 0:  # has heard of it; the others have not, and yet all must raise it
             with pytest.raises(CheckpointError):
                 handle.wait()
         with pytest.raises(CheckpointError, match="No space left on device"):

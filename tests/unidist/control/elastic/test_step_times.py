@@ -40,7 +40,7 @@ def test_each_generation_has_a_first_step_of_its_own_and_sums_go_on() -> None:
     assert timer.commit(waited_sec=0.0) == pytest.approx(3.0)
     clock.now += 1
     assert timer.commit(waited_sec=0.25) is None
-    clock.now += 50  # lost, formed anew
+    clock.now += 50  # a rank was lost, the world formed again
     timer.begin(2, progress=40, waited_sec=0.0, restore_sec=0.5)  # the new runtime counts from zero
     assert (timer.report.generation, timer.report.restore_sec, timer.report.first_step_sec) == (2, 0.5, None)
     clock.now += 2

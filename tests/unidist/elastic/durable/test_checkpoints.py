@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_state_is_refused(start: Callable[..., None]) ->
     train(ObjectState(step=0, seen=[]), 2)
     with pytest.raises(CheckpointError, match="lost") as caught:
         train(ObjectState(step=0, seen=[], lost=0), 2)
-    assert "to begin anew, give another" in caught.value.__notes__[0]
+    assert "to start from the beginning, give another" in caught.value.__notes__[0]
 
 
 def test_a_state_of_ones_own_is_refused(start: Callable[..., None]) -> None:

@@ -60,7 +60,7 @@ def begin(workers: Sequence[Worker], generation: int, hosts: Sequence[int] | Non
 
 
 def train(workers: Sequence[Worker], steps: Sequence[int], **options: Any) -> None:
-    """Divide the tensors anew, and commit at each of the steps."""
+    """Divide the tensors again, and commit at each of the steps."""
     world, peers = begin(workers, 0, **options)
 
     def main(communicator: Any) -> None:
