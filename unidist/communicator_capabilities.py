@@ -42,29 +42,29 @@ class ReadsPieces(ABC):
     def allreduce_pieces(
         self, pieces: Sequence[Piece], target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
     ) -> Work:
-        """Do what `Communicator.allreduce` does, with a source that lies in pieces. Other ranks may call either.
+        """Reduce as `Communicator.allreduce` does, from a source in pieces. Other ranks may call either method.
 
         Args:
-            pieces: of the target's dtype, in ascending order, without overlap. What lies between them is zeros. Nobody
-                changes their memory before the work is done. They may be parts of the target in their own place.
+            pieces: of the target's dtype, in ascending order, without overlap. Elements between them count as zeros.
+                Their memory must not change before the work is done. They may be parts of the target, in place.
             target: engine memory, `(n,)` elements.
             op: the reduction.
             scale: the result is multiplied by this before it is stored.
 
         Raises:
-            UsageError: pieces overlap, are not in order, of another dtype, or outside of the target; the target is no
+            UsageError: pieces overlap, are out of order, of another dtype, or outside of the target; the target is not
                 engine memory; or there is a `pieces_obstacle`.
         """
 
 
 class SharedMemory(ABC):
-    """One piece of memory that every rank of a group maps, seen in two ways.
+    """Memory that every rank of a group maps, with two views of it.
 
-    What a rank writes to `shared` all ranks see, in `shared` and in `view`. What it writes to `view` stays its own:
-    from then on its `view` shows its own copy of the pages that it has written to, until it calls `settle`. So `view`
-    can be given away as if it were this rank's memory alone, and takes no memory as long as nobody writes to it.
+    All ranks see what a rank writes to `shared`, in `shared` and in `view`. What it writes to `view` is private: from
+    then on its `view` shows private copies of the written pages, until it calls `publish`. So `view` can be handed to
+    the script as if it were this rank's private memory, and uses no memory as long as it is not written to.
 
-    Nothing here waits for other ranks: who writes to `shared` makes sure, with a barrier, that nobody reads it.
+    Nothing here waits for other ranks: the writer of `shared` makes sure, with a barrier, that no rank reads it.
 
     Attributes:
         shared: `(nbytes,)` uint8, zeros at first.
@@ -75,13 +75,13 @@ class SharedMemory(ABC):
     view: Buffer
 
     @abstractmethod
-    def settle(self, own: Sequence[tuple[int, int]]) -> None:
-        """Bring what this rank has written to its part of `view` to `shared`; then `view` shows `shared` again.
+    def publish(self, own: Sequence[tuple[int, int]]) -> None:
+        """Copy this rank's writes to its part of `view` to `shared`; then `view` shows `shared` again.
 
-        What it has written outside of its part is forgotten. Not collective.
+        Writes outside of its part are discarded. Not collective.
 
         Args:
-            own: first byte and number of bytes of each range that is this rank's to write.
+            own: first byte and number of bytes of each range in this rank's part.
         """
 
 
@@ -96,20 +96,20 @@ class SharesMemory(ABC):
     def allocate_shared(self, nbytes: int) -> SharedMemory:
         """Return memory that all ranks of the group share. Collective, like every operation of the communicator.
 
-        It outlives the communicator, and a rank that dies: each rank's part in it ends with the last reference to the
-        owner of `shared` or `view` on that rank, the memory itself with the last of them.
+        It outlives the communicator and ranks that die: each rank's mapping ends with the last reference to the
+        owner of `shared` or `view` on that rank, the memory itself with the last mapping.
 
         Args:
             nbytes: the same on every rank.
 
         Raises:
-            ConfigurationError: there is too little memory, on every rank; or there is a `sharing_obstacle`.
+            ConfigurationError: on every rank if there is too little memory, or a `sharing_obstacle`.
             MismatchError: the ranks asked for different amounts.
         """
 
 
 class OneRanksMemory(SharedMemory):
-    """The trivial one, of a group of one rank.
+    """The trivial implementation, for a group of one rank.
 
     Args:
         nbytes: size.
@@ -119,5 +119,5 @@ class OneRanksMemory(SharedMemory):
         self.shared = self.view = Buffer.allocate(nbytes, DType.UINT8)
 
     @override
-    def settle(self, own: Sequence[tuple[int, int]]) -> None:
+    def publish(self, own: Sequence[tuple[int, int]]) -> None:
         """Return at once: writes are already in place."""

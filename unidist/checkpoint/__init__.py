@@ -13,7 +13,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.checkpoint.agreement import agree
     from unidist.checkpoint.convert import Export, Import, read_whole, state_of_tensors, to_checkpoint
-    from unidist.checkpoint.job import MappingLike, StatesOf, Subjects, load_job, make_saver, save_job
+    from unidist.checkpoint.job import CheckpointObjects, FrameworkStates, MappingLike, load_job, make_saver, save_job
     from unidist.checkpoint.loading import Loaded, LoadOptions, check_parts, load
     from unidist.checkpoint.plain_state import PlainState
     from unidist.checkpoint.rng import SECTION, RandomState
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from unidist.checkpoint.update_state import UpdateState
 
 __all__ = [
-    "Export", "Import", "LoadOptions", "Loaded", "MappingLike", "OnError", "PlainState", "RandomState", "SECTION",
-    "SaveHandle", "SaveOptions", "Saver", "StatesOf", "Subjects", "UpdateState", "agree", "check_parts", "load",
-    "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors", "to_checkpoint",
+    "CheckpointObjects", "Export", "FrameworkStates", "Import", "LoadOptions", "Loaded", "MappingLike", "OnError",
+    "PlainState", "RandomState", "SECTION", "SaveHandle", "SaveOptions", "Saver", "UpdateState", "agree", "check_parts",
+    "load", "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors", "to_checkpoint",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -32,7 +32,7 @@ __getattr__ = lazy_names(
     {
         "agreement": "agree",
         "convert": "Export Import read_whole state_of_tensors to_checkpoint",
-        "job": "MappingLike StatesOf Subjects load_job make_saver save_job",
+        "job": "MappingLike FrameworkStates CheckpointObjects load_job make_saver save_job",
         "loading": "LoadOptions Loaded check_parts load",
         "plain_state": "PlainState",
         "rng": "RandomState SECTION",

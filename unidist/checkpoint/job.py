@@ -34,7 +34,7 @@ Optimizer = Any
 MappingLike = NameMapping | Mapping[str, Any] | str | Path | None
 
 
-class StatesOf(ABC):
+class FrameworkStates(ABC):
     """An adapter's access to the state of ordinary models and optimizers, for which no plugin provides it.
 
     Attributes:
@@ -69,12 +69,12 @@ class StatesOf(ABC):
         return None
 
     @abstractmethod
-    def settle(self, optimizer: Optimizer) -> None:
-        """Complete what is under way in an optimizer, before its state is replaced. Collective."""
+    def prepare_to_load(self, optimizer: Optimizer) -> None:
+        """Prepare an optimizer for `load`: complete a pending exchange, create its state. Collective."""
 
 
 @dataclass(frozen=True)
-class Subjects:
+class CheckpointObjects:
     """The models and optimizers to save or load, each a single one or several by name.
 
     Args:
@@ -85,7 +85,7 @@ class Subjects:
     model: Model | Mapping[str, Model] | None
     optimizer: Optimizer | Mapping[str, Optimizer] | None
 
-    def sections(self, states: StatesOf) -> dict[str, KeepsState]:
+    def sections(self, states: FrameworkStates) -> dict[str, KeepsState]:
         """Return the state of each, by section.
 
         Raises:
@@ -114,9 +114,9 @@ class Subjects:
 
 
 def save_job(
-    states: StatesOf,
+    states: FrameworkStates,
     path: str | os.PathLike[str],
-    subjects: Subjects,
+    objects: CheckpointObjects,
     *,
     extra: Mapping[str, Any] | None,
     step: int | None,
@@ -131,19 +131,19 @@ def save_job(
     options = SaveOptions(Path(os.path.abspath(path)), step, keep, asynchronous, on_error)
 
     def make() -> dict[str, KeepsState]:
-        made = subjects.sections(states)
+        made = objects.sections(states)
         made[extra_values.SECTION] = extra_values.Extra(states.framework, states.piece, extra, is_writer=rank == 0)
         if rng:
-            made[RNG] = states.random(rank, subjects.models())
+            made[RNG] = states.random(rank, objects.models())
         return made
 
     return runtime.owned(make_saver).save(options, make, {"framework": states.framework.name})
 
 
 def load_job(
-    states: StatesOf,
+    states: FrameworkStates,
     path: str | os.PathLike[str],
-    subjects: Subjects,
+    objects: CheckpointObjects,
     *,
     strict: bool,
     mapping: MappingLike,
@@ -154,18 +154,18 @@ def load_job(
     rank = runtime.topology.rank
     saver = runtime.owned(make_saver)
     saver.wait()
-    for optimizer in subjects.optimizers():
-        states.settle(optimizer)
+    for optimizer in objects.optimizers():
+        states.prepare_to_load(optimizer)
     extra = extra_values.Extra(states.framework, states.piece)
 
     def make(checkpoint: Checkpoint) -> dict[str, KeepsState]:
         saved = checkpoint.index.sections
-        made = subjects.sections(states)
+        made = objects.sections(states)
         made = {name: state for name, state in made.items() if name in saved or not isinstance(state, UpdateState)}
         if extra_values.SECTION in saved:
             made[extra_values.SECTION] = extra
         if rng:
-            made[RNG] = states.random(rank, subjects.models())
+            made[RNG] = states.random(rank, objects.models())
         return made
 
     options = LoadOptions(Path(os.path.abspath(path)), strict, NameMapping.of(mapping or {}))

@@ -19,7 +19,15 @@ from unidist.checkpoint.format import directory, index
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.format.shard import sync
-from unidist.checkpoint.format.writing import Offer, Written, assign, check_offers, make_index, merge_values, write
+from unidist.checkpoint.format.writing import (
+    RankInventory,
+    WrittenShard,
+    assign,
+    check_inventories,
+    make_index,
+    merge_values,
+    write,
+)
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.snapshot import SnapshotMemory
 from unidist.communicator import Communicator
@@ -65,7 +73,7 @@ class Saver:
         previous = self._join()
         what = f"the checkpoint {options.target} cannot be saved"
         try:
-            own, offers = self._offer(options, states, previous, what)
+            own, inventories = self._take_inventory(options, states, previous, what)
         except DiskError as exc:
             self._note(handle, exc)
             return handle
@@ -75,7 +83,7 @@ class Saver:
                 own = self._memory.take(own)
             except Exception as exc:  # that there is no memory, above all: the others must hear of it
                 error = exc
-        finish = _Finish(self.communicator, options, own, offers, {**self._facts, **facts}, what, error)
+        finish = _Finish(self.communicator, options, own, inventories, {**self._facts, **facts}, what, error)
         if not options.asynchronous:
             try:
                 finish.run()
@@ -107,24 +115,24 @@ class Saver:
             self._thread = None
 
     def close(self) -> None:
-        """Wait until nothing is being saved, and log an error that nobody has heard of."""
+        """Wait for the pending save, and log its error if that was not reported yet."""
         error = self._join()
         self._memory.close()
         if error is not None:
             _log.error("an asynchronous save failed: %s", error)
 
     def _join(self) -> Exception | None:
-        """Wait for the earlier save; returns its error, if nobody has heard of it yet."""
+        """Wait for the earlier save; return its error if that was not reported yet."""
         self.wait()
         handle, self._pending = self._pending, None
         return None if handle is None else handle.take_error()
 
-    def _offer(
+    def _take_inventory(
         self, options: SaveOptions, states: States, previous: Exception | None, what: str
-    ) -> tuple[list[tuple[str, Piece]], list[Offer]]:
-        """Tell all ranks what this one holds, and make the folder; returns what this rank writes, and all offers."""
+    ) -> tuple[list[tuple[str, Piece]], list[RankInventory]]:
+        """Exchange inventories and make the folder; return the pieces that this rank writes, and all inventories."""
         pieces: list[tuple[str, Piece]] = []
-        offer: Offer | None = None
+        inventory: RankInventory | None = None
         error = previous
         if error is None:
             try:
@@ -133,26 +141,26 @@ class Saver:
                 for name, state in made.items():
                     held = [piece for piece in state.pieces() if piece.part.count or not piece.tensor.count]
                     pieces += [(name, piece) for piece in held]
-                offer = Offer(tuple((name, piece.tensor, piece.part) for name, piece in pieces), values)
+                inventory = RankInventory(tuple((name, piece.tensor, piece.part) for name, piece in pieces), values)
                 if self.communicator.rank == 0:
                     directory.begin(options.target)
             except Exception as exc:  # of whatever kind: the others must hear of it
                 error = exc
         try:
-            gathered = agree(self.communicator, (options, offer), error, what, if_disk=_REFUSED)
+            gathered = agree(self.communicator, (options, inventory), error, what, if_disk=_REFUSED)
             for rank, (theirs, _) in enumerate(gathered):
                 if theirs != gathered[0][0]:
                     raise UsageError(
                         f"the ranks ask for different saves: {gathered[0][0]} on rank 0, {theirs} on rank {rank}"
                     )
-            offers: list[Offer] = [each for _, each in gathered]
-            check_offers(offers)
-            merge_values([each.values for each in offers])
+            inventories: list[RankInventory] = [each for _, each in gathered]
+            check_inventories(inventories)
+            merge_values([each.values for each in inventories])
         except UnidistError:
             if self.communicator.rank == 0:
                 directory.abandon(options.target)
             raise
-        return [pieces[position] for position in assign(offers)[self.communicator.rank]], offers
+        return [pieces[position] for position in assign(inventories)[self.communicator.rank]], inventories
 
     def _note(self, handle: SaveHandle, error: DiskError) -> None:
         """Raise, or warn and go on, as the script has asked."""
@@ -175,7 +183,7 @@ class _Finish:
         communicator: Communicator,
         options: SaveOptions,
         pieces: Sequence[tuple[str, Piece]],
-        offers: Sequence[Offer],
+        inventories: Sequence[RankInventory],
         facts: Mapping[str, Any],
         what: str,
         error: Exception | None,
@@ -183,7 +191,7 @@ class _Finish:
         self._communicator = communicator
         self._options = options
         self._pieces = pieces
-        self._offers = offers
+        self._inventories = inventories
         self._facts = facts
         self._what = what
         self._error = error
@@ -193,7 +201,7 @@ class _Finish:
         communicator = self._communicator
         path = self._options.target
         try:
-            written: Written | None = None
+            written: WrittenShard | None = None
             error = self._error
             if error is None:
                 try:
@@ -201,7 +209,7 @@ class _Finish:
                     written = write(_visible(directory.writing(path)), name, self._pieces)
                 except Exception as exc:  # of whatever kind: the others must hear of it
                     error = exc
-            gathered: list[Written] = agree(communicator, written, error, self._what, if_disk=_REFUSED)
+            gathered: list[WrittenShard] = agree(communicator, written, error, self._what, if_disk=_REFUSED)
             error = None
             if communicator.rank == 0:
                 try:
@@ -216,7 +224,7 @@ class _Finish:
         finally:
             self._pieces = ()  # a snapshot is large
 
-    def _complete(self, written: Sequence[Written]) -> None:
+    def _complete(self, written: Sequence[WrittenShard]) -> None:
         path = self._options.target
         folder = directory.writing(path)
         facts = {
@@ -224,7 +232,7 @@ class _Finish:
             "step": self._options.step,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        text = make_index(self._offers, written, facts).to_json()
+        text = make_index(self._inventories, written, facts).to_json()
         (folder / index.NAME).write_text(text, encoding="utf-8")
         sync(folder / index.NAME)
         directory.commit(path)

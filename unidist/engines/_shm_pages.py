@@ -85,7 +85,7 @@ class SharedPages(SharedMemory):
         self.view = Buffer(self._view, nbytes, DType.UINT8, mappings)
 
     @override
-    def settle(self, own: Sequence[tuple[int, int]]) -> None:
+    def publish(self, own: Sequence[tuple[int, int]]) -> None:
         for begin, end in list(self._written()):
             for start, nbytes in own:
                 first, last = max(begin, start), min(end, start + nbytes)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from unidist.checkpoint.job import MappingLike, Subjects, load_job, save_job
+from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist_tensorflow.checkpoint.states import KerasStates
@@ -55,7 +55,7 @@ def save(
     return save_job(
         KerasStates(),
         path,
-        Subjects(model, optimizer),
+        CheckpointObjects(model, optimizer),
         extra=extra,
         step=step,
         keep=keep,
@@ -97,4 +97,4 @@ def load(
         CheckpointError: there is none, it is incomplete, damaged, of another format version, or does not fit.
         UsageError: the ranks ask for different things.
     """
-    return load_job(KerasStates(), path, Subjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)
+    return load_job(KerasStates(), path, CheckpointObjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)

@@ -12,7 +12,7 @@ from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection,
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
-from unidist.checkpoint.format.slots import KERAS, Speech
+from unidist.checkpoint.format.slots import KERAS, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.checkpoint.tensors import piece_of, read_into
@@ -37,7 +37,7 @@ class OptimizerState(KeepsState):
             )
         self._optimizer = optimizer
         self._models = models
-        self._speech = Speech.of(KERAS, plain_class(self._inner))
+        self._naming = OptimizerNaming.of(KERAS, plain_class(self._inner))
         self._placements: dict[int, Placement] = {}
         for prefix, model in models.items():
             places = placements_of(model)
@@ -63,7 +63,7 @@ class OptimizerState(KeepsState):
         config = {key: value for key, value in self._inner.get_config().items() if _is_plain(value)}
         options = {**config, _OPTIONS: float(self._inner.learning_rate)}
         options["others"] = {name: float(each) for name, each in self._others().items()}
-        record = OptimizerRecord(self._speech, {"0": options})
+        record = OptimizerRecord(self._naming, {"0": options})
         for variable in self._variables():
             path = self._placement(variable).name
             record.group_of[path] = "0"
@@ -79,14 +79,14 @@ class OptimizerState(KeepsState):
     def check(self, section: SavedSection, *, strict: bool) -> None:
         placements = [self._placement(variable) for variable in self._variables()]
         record = OptimizerRecord.check(
-            section, self._speech, {placement.name: placement for placement in placements}, strict=strict
+            section, self._naming, {placement.name: placement for placement in placements}, strict=strict
         )
         self._learning_rate(record)
         for placement in placements:
             for name in section.tensors:
                 if name.startswith(slot_name(placement.name, "")):
                     slot = name.removeprefix(slot_name(placement.name, ""))
-                    self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
+                    self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
@@ -102,7 +102,7 @@ class OptimizerState(KeepsState):
         for index, placement, slot, value in self._slots():
             info, part = self._info(placement, slot, value)
             if info.name in section.tensors:
-                factor = self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
+                factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
                 read_into(section, info.name, part, value, factor=factor)
             else:
                 fresh = self._fresh() if fresh is None else fresh
@@ -113,7 +113,7 @@ class OptimizerState(KeepsState):
         """Load the values that belong to no variable of the model."""
         self._inner.iterations.assign(record.steps)
         self._set_learning_rate(record)
-        if record.speech.dialect == KERAS:
+        if record.naming.dialect == KERAS:
             saved = next(iter(record.groups.values()), {}).get("others", {})
             for name, variable in self._others().items():
                 if name in saved:
@@ -147,7 +147,7 @@ class OptimizerState(KeepsState):
             for index, (variable, value) in enumerate(zip(variables, kept, strict=True)):
                 if id(value) in own:
                     slot = slot_of(value, variable, attribute)
-                    yield index, self._placement(variable), self._speech.neutral(slot), value
+                    yield index, self._placement(variable), self._naming.neutral(slot), value
 
     def _info(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part]:
         local = placement.local_shape

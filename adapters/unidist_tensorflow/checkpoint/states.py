@@ -11,7 +11,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.job import StatesOf
+from unidist.checkpoint.job import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
 from unidist.optim.update import Update
@@ -22,7 +22,7 @@ from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.memory import dtype_of
 
 
-class KerasStates(StatesOf):
+class KerasStates(FrameworkStates):
     """The states of Keras models, optimizers and random generators."""
 
     framework = TensorFlowFramework()
@@ -52,7 +52,7 @@ class KerasStates(StatesOf):
         return getattr(getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE), "_update", None)
 
     @override
-    def settle(self, optimizer: Any) -> None:
+    def prepare_to_load(self, optimizer: Any) -> None:
         """Build an optimizer whose state is sharded, so that it can be loaded."""
         bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
         if bound is not None:

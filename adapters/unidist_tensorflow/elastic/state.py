@@ -12,7 +12,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, kept_state
-from unidist.checkpoint.job import Subjects
+from unidist.checkpoint.job import CheckpointObjects
 from unidist.elastic import run as run_elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
@@ -112,8 +112,8 @@ def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
 def _sharded_optimizer(optimizer: Any, model: Any) -> SharedHandler:
     def states(value: Any) -> Mapping[str, KeepsState]:
         of_keras = KerasStates()
-        of_keras.settle(value)
-        sections = Subjects(model, value).sections(of_keras)
+        of_keras.prepare_to_load(value)
+        sections = CheckpointObjects(model, value).sections(of_keras)
         is_divided = kept_state(model) is not None  # else every rank has all of it
         return {name: state for name, state in sections.items() if name != "model" or is_divided}
 
@@ -183,6 +183,6 @@ class TensorFlowKerasState(ObjectState):
     def durable_parts(self) -> DurableParts:
         states = KerasStates()
         if self.optimizer is not None:
-            states.settle(self.optimizer)
+            states.prepare_to_load(self.optimizer)
         optimizers = {} if self.optimizer is None else {"optimizer": self.optimizer}
         return parts_of(states, {"model": self.model}, optimizers, {}, self._plain_sections())

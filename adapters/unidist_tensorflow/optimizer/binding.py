@@ -95,10 +95,10 @@ class Binding:
         self._of_model = variables
 
     def broadcast_when_built(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Give every rank rank 0's variables as soon as they exist; by `settle` or the first `apply`."""
+        """Give every rank rank 0's variables as soon as they exist; by `broadcast_initial` or the first `apply`."""
         self._initial = variables
 
-    def settle(self) -> None:
+    def broadcast_initial(self) -> None:
         """Do the broadcast that `broadcast_when_built` has deferred. Collective, the first time."""
         if self._initial is not None:
             initial, self._initial = self._initial, None
@@ -148,7 +148,7 @@ class Binding:
 
     def exchange(self) -> FusedExchange:
         """Return the exchange of this optimizer's gradients, agreed on by all ranks. Collective the first time."""
-        self.settle()
+        self.broadcast_initial()
         self._set_up()
         assert self._exchange is not None
         with tf.init_scope(), as_op_errors():
@@ -162,7 +162,7 @@ class Binding:
             return
         check_can_distribute()
         variables = self._build(trainable_variables)
-        self.settle()
+        self.broadcast_initial()
         self._started = True
         update = self._update
         whole = update.sharding is None and update.rules is None

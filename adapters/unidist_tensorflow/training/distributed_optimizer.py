@@ -150,7 +150,7 @@ def _make_equal(model: Any, binding: Binding) -> None:
     is_complete = _is_built(model) or binding.built_anywhere()  # an optimizer is built for all that there will be
     if is_complete:
         binding.build_early(model.trainable_variables)
-    binding.settle()
+    binding.broadcast_initial()
     if not is_complete:  # the first forward pass makes the rest, or never calls it
         binding.broadcast_when_built(variables)
 
@@ -290,7 +290,7 @@ def build_on_all_ranks(model: Any, optimizer: Any, inputs: Any) -> None:
     """
     if not _is_built(model):
         _build_model(model, inputs)
-    optimizer._unidist.settle()
+    optimizer._unidist.broadcast_initial()
 
 
 def _is_built(model: Any) -> bool:

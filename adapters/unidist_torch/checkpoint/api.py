@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unidist.checkpoint.job import MappingLike, Subjects, load_job, save_job
+from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist_torch.checkpoint.states import TorchStates
@@ -60,7 +60,7 @@ def save(
     return save_job(
         TorchStates(),
         path,
-        Subjects(model, optimizer),
+        CheckpointObjects(model, optimizer),
         extra=extra,
         step=step,
         keep=keep,
@@ -102,4 +102,4 @@ def load(
         CheckpointError: there is none, it is incomplete, damaged, of another format version, or does not fit.
         UsageError: the ranks ask for different things.
     """
-    return load_job(TorchStates(), path, Subjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)
+    return load_job(TorchStates(), path, CheckpointObjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)

@@ -20,7 +20,7 @@ from unidist.checkpoint.format.interface import (
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
-from unidist.checkpoint.format.slots import TORCH, Speech
+from unidist.checkpoint.format.slots import TORCH, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
@@ -43,7 +43,7 @@ class OptimizerState(KeepsState):
             raise UsageError("the state of LBFGS cannot be saved: it belongs to no parameter. Save the model alone.")
         self._optimizer = optimizer
         self._placements = placements
-        self._speech = speech_of(optimizer)
+        self._naming = naming_of(optimizer)
 
     @override
     def pieces(self) -> Sequence[Piece]:
@@ -53,12 +53,12 @@ class OptimizerState(KeepsState):
             placement = self._placements[id(parameter)]
             for slot, value in self._optimizer.state.get(parameter, {}).items():
                 if is_slot(slot, value, parameter):
-                    found.append(self._piece(placement, self._speech.neutral(slot), value, parameter))
+                    found.append(self._piece(placement, self._naming.neutral(slot), value, parameter))
         return found
 
     @override
     def values(self) -> dict[str, Plain]:
-        record = OptimizerRecord(self._speech)
+        record = OptimizerRecord(self._naming)
         for number, group in enumerate(self._optimizer.param_groups):
             record.groups[str(number)] = plain_options(group)
         for number, parameter in self._parameters():
@@ -81,12 +81,12 @@ class OptimizerState(KeepsState):
     def check(self, section: SavedSection, *, strict: bool) -> None:
         placements = [self._placements[id(parameter)] for _, parameter in self._parameters()]
         record = OptimizerRecord.check(
-            section, self._speech, {placement.name: placement for placement in placements}, strict=strict
+            section, self._naming, {placement.name: placement for placement in placements}, strict=strict
         )
         self._groups(record)
         for name in section.tensors:
             path, slot = split_slot(name)
-            self._speech.factor(slot, record.speech, record.learning_rate(path))
+            self._naming.factor(slot, record.naming, record.learning_rate(path))
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
@@ -104,7 +104,7 @@ class OptimizerState(KeepsState):
             for slot, number in self._scalars(record, placement.name).items():
                 entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
             for slot in slots.get(placement.name, ()):
-                entry[self._speech.native(slot)] = self._slot(section, record, placement, slot, parameter)
+                entry[self._naming.native(slot)] = self._slot(section, record, placement, slot, parameter)
             if entry:
                 state[index] = entry
         self._optimizer.load_state_dict({"state": state, "param_groups": self._groups(record)})
@@ -128,9 +128,9 @@ class OptimizerState(KeepsState):
 
     def _scalars(self, record: OptimizerRecord, path: str) -> dict[str, float]:
         found = record.scalars.get(path, {})
-        if record.speech.dialect == TORCH:
+        if record.naming.dialect == TORCH:
             return found
-        family = self._speech.family
+        family = self._naming.family
         return {STEP: found[STEP]} if STEP in found and family is not None and family.counts_steps else {}
 
     def _slot(
@@ -145,7 +145,7 @@ class OptimizerState(KeepsState):
         else:
             value, part = torch.empty(info.shape, dtype=dtype), Part.whole(info.shape)
         read_into(section, name, part, value)
-        factor = self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
+        factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
         return value if factor == 1.0 else value.mul_(factor)
 
     def _groups(self, record: OptimizerRecord) -> list[dict[str, Any]]:
@@ -205,10 +205,10 @@ def parameter_placements(
     return found
 
 
-def speech_of(optimizer: torch.optim.Optimizer) -> Speech:
+def naming_of(optimizer: torch.optim.Optimizer) -> OptimizerNaming:
     """Return the names that an optimizer, bound or not, gives to its state."""
     kind = type(optimizer)
-    return Speech.of(TORCH, kind.__mro__[2] if hasattr(optimizer, "_unidist") else kind)
+    return OptimizerNaming.of(TORCH, kind.__mro__[2] if hasattr(optimizer, "_unidist") else kind)
 
 
 def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,8 +240,8 @@ def _is_plain(value: Any) -> bool:
 
 def _taken_options(record: OptimizerRecord, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the checkpoint sets; of another dialect's the learning rate alone."""
-    if record.speech.dialect != TORCH:
-        rate = record.speech.option(saved, "learning_rate")
+    if record.naming.dialect != TORCH:
+        rate = record.naming.option(saved, "learning_rate")
         saved = {} if rate is None else {"lr": rate}
     taken: dict[str, Any] = {}
     for key, value in saved.items():

@@ -12,7 +12,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.job import StatesOf
+from unidist.checkpoint.job import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
 from unidist.optim.update import Update
@@ -23,7 +23,7 @@ from unidist_torch.memory import buffer_of, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 
 
-class TorchStates(StatesOf):
+class TorchStates(FrameworkStates):
     """The states of torch models, optimizers and random generators."""
 
     framework = TorchFramework()
@@ -54,10 +54,10 @@ class TorchStates(StatesOf):
         return getattr(getattr(optimizer, "_unidist", None), "_update", None)
 
     @override
-    def settle(self, optimizer: Any) -> None:
+    def prepare_to_load(self, optimizer: Any) -> None:
         binding = getattr(optimizer, "_unidist", None)
         if binding is not None:
-            binding.settle()
+            binding.complete_exchange()
 
 
 class ModelState(KeepsState):

@@ -11,7 +11,7 @@ import torch.utils.data
 from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState, kept_state
-from unidist.checkpoint.job import Subjects
+from unidist.checkpoint.job import CheckpointObjects
 from unidist.elastic.durable.parts import DurableParts, parts_of
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
 from unidist.elastic.step_training import Policy
@@ -107,7 +107,7 @@ class _ShardedModuleHandler(SharedHandler):
 
     @staticmethod
     def _sections(value: torch.nn.Module) -> Mapping[str, KeepsState]:
-        return Subjects(value, None).sections(TorchStates())
+        return CheckpointObjects(value, None).sections(TorchStates())
 
     def sync(self) -> None:
         """Give every rank the buffers of rank 0, which may differ between ranks; shards are in place already."""
@@ -123,7 +123,7 @@ class _ShardedOptimizerHandler(SharedHandler):
 
     @staticmethod
     def _sections(value: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
-        return Subjects(None, value).sections(TorchStates())
+        return CheckpointObjects(None, value).sections(TorchStates())
 
 
 def has_sharded_parameters(model: torch.nn.Module) -> bool:

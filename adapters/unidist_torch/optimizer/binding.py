@@ -163,7 +163,7 @@ class Binding:
         self._applied()
         return not self._update.overflowed
 
-    def settle(self) -> None:
+    def complete_exchange(self) -> None:
         """Complete an exchange that is under way."""
         if self._update.window.in_round and self._update.completes_window:
             self._finish()

@@ -86,7 +86,7 @@ class DistributedOptimizerMixin:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
-        self._unidist.settle()
+        self._unidist.complete_exchange()
         super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.state_loaded(state_dict)
 

@@ -87,7 +87,7 @@ class ShardedOptimizerState(OptimizerState):
                 if info.name in section.tensors:
                     section.read(info.name, part, buffer_of_array(target))
                     path = info.name.rpartition(slot_name("", slot.name))[0]
-                    factor = self._speech.factor(slot.name, record.speech, record.learning_rate(path))
+                    factor = self._naming.factor(slot.name, record.naming, record.learning_rate(path))
                     if factor != 1.0:
                         target *= array.dtype.type(factor)
                 else:
@@ -110,7 +110,7 @@ class ShardedOptimizerState(OptimizerState):
         for attribute, kept in slot_lists(optimizer).items():
             for index, (shard, value) in enumerate(zip(self._shards, kept, strict=False)):
                 if value is not None:
-                    name = self._speech.neutral(slot_of(value, shard.variable, attribute))
+                    name = self._naming.neutral(slot_of(value, shard.variable, attribute))
                     found.append(_Slot(shard, name, value, index))
         if optimizer is self._inner:
             for index, shard in enumerate(self._shards):

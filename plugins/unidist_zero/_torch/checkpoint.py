@@ -55,7 +55,7 @@ class ShardedOptimizerState(OptimizerState):
                     if segment.form is not None:
                         if is_slot(slot, value, segment.form):
                             placement = self._placement(shard.parameters[segment.pieces[0].parameter])
-                            found.append(self._piece(placement, self._speech.neutral(slot), value, segment.form))
+                            found.append(self._piece(placement, self._naming.neutral(slot), value, segment.form))
                     elif segment.is_slot(value):
                         found += [self._flat_piece(shard, segment, piece, slot, value) for piece in segment.pieces]
         return found
@@ -137,7 +137,7 @@ class ShardedOptimizerState(OptimizerState):
         for slot in slots.get(first.name, ()):
             if segment.form is not None:
                 # Of the leaf's type, which is wider than the parameter's where there is a master copy.
-                state[self._speech.native(slot)] = self._slot(section, record, first, slot, segment.leaf.detach())
+                state[self._naming.native(slot)] = self._slot(section, record, first, slot, segment.leaf.detach())
                 continue
             dtype = section.tensors[slot_name(first.name, slot)].dtype
             flat = torch.zeros(
@@ -152,10 +152,10 @@ class ShardedOptimizerState(OptimizerState):
                 self._check_order(shard, piece)
                 part = placement.part(piece.start, piece.start + piece.count)
                 read_into(section, slot_name(placement.name, slot), part, target)
-                factor = self._speech.factor(slot, record.speech, record.learning_rate(placement.name))
+                factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
                 if factor != 1.0:
                     target.mul_(factor)
-            state[self._speech.native(slot)] = flat
+            state[self._naming.native(slot)] = flat
         return state
 
     def _flat_piece(
@@ -165,7 +165,7 @@ class ShardedOptimizerState(OptimizerState):
         placement = self._placement(shard.parameters[piece.parameter])
         begin = piece.offset - segment.span.offset
         return piece_of(
-            placement.tensor(dtype_of(value), self._speech.neutral(slot)),
+            placement.tensor(dtype_of(value), self._naming.neutral(slot)),
             placement.part(piece.start, piece.start + piece.count),
             value[begin : begin + piece.count],
         )

@@ -76,7 +76,7 @@ class SharedBuckets:
     def begin_update(self) -> None:
         """Return when this rank may write to its shards, which hold what the script has written to them. Collective."""
         self.wait()
-        self._memory.settle(self._own)
+        self._memory.publish(self._own)
 
     def end_update(self) -> None:
         """Signal that this rank's shards are written."""

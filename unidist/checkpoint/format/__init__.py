@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
     from unidist.checkpoint.format.reader import Checkpoint, Convert, match, read_as
     from unidist.checkpoint.format.shard import sync, write_shard
-    from unidist.checkpoint.format.slots import KERAS, TORCH, Speech
+    from unidist.checkpoint.format.slots import KERAS, TORCH, OptimizerNaming
     from unidist.checkpoint.format.writing import (
         Identity,
-        Offer,
-        Written,
+        RankInventory,
+        WrittenShard,
         assign,
-        check_offers,
+        check_inventories,
         make_index,
         merge_values,
         write,
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box", "Checkpoint", "Convert", "HasKeptState", "Identity", "Index", "KERAS", "KeepsState", "MemoryState",
-    "NameMapping", "Offer", "OptimizerRecord", "Part", "Piece", "Placement", "PlacesParameters", "Plain", "Run",
-    "STATE_ATTRIBUTE", "STEP", "SavedSection", "Speech", "TORCH", "TensorInfo", "WholeParameters", "Written",
-    "assign", "check_offers", "directory", "index", "kept_state", "make_index", "mapped_section", "match",
-    "merge_values", "placements_of", "read_as", "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
+    "NameMapping", "OptimizerNaming", "OptimizerRecord", "Part", "Piece", "Placement", "PlacesParameters", "Plain",
+    "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection", "TORCH", "TensorInfo", "WholeParameters",
+    "WrittenShard", "assign", "check_inventories", "directory", "index", "kept_state", "make_index", "mapped_section",
+    "match", "merge_values", "placements_of", "read_as", "runs", "slot_name", "split_slot", "sync", "write",
+    "write_shard",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -65,7 +66,7 @@ __getattr__ = lazy_names(
         "pieces": "Piece Placement TensorInfo slot_name split_slot",
         "reader": "Checkpoint Convert match read_as",
         "shard": "sync write_shard",
-        "slots": "KERAS Speech TORCH",
-        "writing": "Identity Offer Written assign check_offers make_index merge_values write",
+        "slots": "KERAS OptimizerNaming TORCH",
+        "writing": "Identity RankInventory WrittenShard assign check_inventories make_index merge_values write",
     },
 )

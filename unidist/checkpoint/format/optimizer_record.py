@@ -8,7 +8,7 @@ from typing import Any
 
 from unidist.checkpoint.format.interface import Plain, SavedSection
 from unidist.checkpoint.format.pieces import Placement, TensorInfo, split_slot
-from unidist.checkpoint.format.slots import Speech
+from unidist.checkpoint.format.slots import OptimizerNaming
 from unidist.errors import CheckpointError
 
 STEP = "step"
@@ -20,13 +20,13 @@ class OptimizerRecord:
     """The part of an optimizer's state that is not tensors, as known on one rank.
 
     Args:
-        speech: its dialect and class.
+        naming: its dialect and class.
         groups: options of each parameter group, by number ("0"), in the dialect's own names; plain values.
         group_of: number of its group, by path of the parameter.
         scalars: what is kept per parameter and is a number, by path: `STEP`, above all.
     """
 
-    speech: Speech
+    naming: OptimizerNaming
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     group_of: dict[str, str] = field(default_factory=dict)
     scalars: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class OptimizerRecord:
     def values(self) -> dict[str, Plain]:
         """Return it as `KeepsState.values` wants it."""
         return {
-            "dialect": self.speech.dialect,
-            "kinds": list(self.speech.kinds),
+            "dialect": self.naming.dialect,
+            "kinds": list(self.naming.kinds),
             "groups": self.groups,
             "group_of": self.group_of,
             "scalars": self.scalars,
@@ -49,20 +49,20 @@ class OptimizerRecord:
             CheckpointError: it is not an optimizer's.
         """
         try:
-            speech = Speech(str(values["dialect"]), tuple(values["kinds"]))
-            return cls(speech, dict(values["groups"]), dict(values["group_of"]), dict(values["scalars"]))
+            naming = OptimizerNaming(str(values["dialect"]), tuple(values["kinds"]))
+            return cls(naming, dict(values["groups"]), dict(values["group_of"]), dict(values["scalars"]))
         except (KeyError, TypeError) as exc:
             raise CheckpointError(f"the section has no optimizer's values: {exc!r} is missing or malformed") from exc
 
     @classmethod
     def check(
-        cls, section: SavedSection, speech: Speech, placements: Mapping[str, Placement], *, strict: bool
+        cls, section: SavedSection, naming: OptimizerNaming, placements: Mapping[str, Placement], *, strict: bool
     ) -> OptimizerRecord:
         """Return the record of a saved optimizer, if one of this kind and these parameters can go on with it.
 
         Args:
             section: the optimizer's.
-            speech: of the optimizer that loads.
+            naming: of the optimizer that loads.
             placements: of its parameters on this rank, by path.
             strict: a parameter that only one side has is an error; else what both have is loaded.
 
@@ -70,12 +70,12 @@ class OptimizerRecord:
             CheckpointError: another kind of optimizer, other parameters, other shapes.
         """
         record = cls.of(section.values)
-        speech.check_reads(record.speech)
+        naming.check_reads(record.naming)
         wanted = []
         for name, info in section.tensors.items():
             path, slot = split_slot(name)
             if path in placements:
-                shape = placements[path].shape if speech.has_slot(slot) else info.shape
+                shape = placements[path].shape if naming.has_slot(slot) else info.shape
                 wanted.append(TensorInfo(name, shape, info.dtype))
         missing = [path for path in placements if path not in record.group_of]
         if missing and strict:
@@ -89,7 +89,7 @@ class OptimizerRecord:
     def learning_rate(self, path: str) -> float:
         """Return the learning rate of a parameter when it was saved; 0 where it is not known."""
         options = self.groups.get(self.group_of.get(path, "0"), {})
-        rate = self.speech.option(options, "learning_rate")
+        rate = self.naming.option(options, "learning_rate")
         return float(rate) if isinstance(rate, int | float) else 0.0
 
     @property

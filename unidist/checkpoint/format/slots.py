@@ -135,7 +135,7 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Speech:
+class OptimizerNaming:
     """The names that one optimizer uses for its state.
 
     Args:
@@ -147,8 +147,8 @@ class Speech:
     kinds: tuple[str, ...]
 
     @classmethod
-    def of(cls, dialect: str, kind: type) -> Speech:
-        """Return the speech of an optimizer's class (of the plain one, before it was bound)."""
+    def of(cls, dialect: str, kind: type) -> OptimizerNaming:
+        """Return the naming of an optimizer's class (of the plain one, before it was bound)."""
         return cls(dialect, tuple(dict.fromkeys(base.__name__ for base in kind.__mro__ if base is not object)))
 
     @property
@@ -170,7 +170,7 @@ class Speech:
         found = self._find(neutral=neutral)
         return neutral if found is None else found.names[self.dialect]
 
-    def factor(self, neutral: str, saved: Speech, learning_rate: float) -> float:
+    def factor(self, neutral: str, saved: OptimizerNaming, learning_rate: float) -> float:
         """Return what the data of a slot that `saved` has written are to be multiplied by for this optimizer.
 
         Raises:
@@ -179,7 +179,7 @@ class Speech:
         found = self._find(neutral=neutral)
         return 1.0 if found is None else found.factor(saved.dialect, self.dialect, learning_rate)
 
-    def check_reads(self, saved: Speech) -> None:
+    def check_reads(self, saved: OptimizerNaming) -> None:
         """Raise CheckpointError if what `saved` has written means nothing to this optimizer."""
         same_family = self.family is not None and self.family is saved.family
         same_kind = self.dialect == saved.dialect and _first(self.kinds) == _first(saved.kinds)

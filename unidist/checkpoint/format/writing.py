@@ -19,7 +19,7 @@ Identity = tuple[str, TensorInfo, Part]
 
 
 @dataclass(frozen=True)
-class Offer:
+class RankInventory:
     """A rank's description of its state, before anything is written.
 
     Args:
@@ -32,7 +32,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShard:
     """The shard that one rank has written.
 
     Args:
@@ -46,21 +46,21 @@ class Written:
     pieces: tuple[tuple[Identity, str, tuple[int, ...]], ...]
 
 
-def assign(offers: Sequence[Offer]) -> list[list[int]]:
+def assign(inventories: Sequence[RankInventory]) -> list[list[int]]:
     """Choose who writes which piece: each distinct one once, so that all ranks write about as much.
 
     Args:
-        offers: of all ranks.
+        inventories: of all ranks.
 
     Returns:
-        For each rank, the positions in its offer of what it writes. Equal wherever it is computed.
+        For each rank, the positions in its inventory of what it writes. Equal wherever it is computed.
     """
     holders: dict[Identity, list[tuple[int, int]]] = {}
-    for rank, offer in enumerate(offers):
-        for position, identity in enumerate(offer.pieces):
+    for rank, inventory in enumerate(inventories):
+        for position, identity in enumerate(inventory.pieces):
             holders.setdefault(identity, []).append((rank, position))
-    loads = [0] * len(offers)
-    chosen: list[list[int]] = [[] for _ in offers]
+    loads = [0] * len(inventories)
+    chosen: list[list[int]] = [[] for _ in inventories]
 
     def nbytes(identity: Identity) -> int:
         return identity[2].count * identity[1].dtype.itemsize
@@ -73,11 +73,11 @@ def assign(offers: Sequence[Offer]) -> list[list[int]]:
     return [sorted(positions) for positions in chosen]
 
 
-def check_offers(offers: Sequence[Offer]) -> None:
+def check_inventories(inventories: Sequence[RankInventory]) -> None:
     """Raise CheckpointError unless the pieces of all ranks cover every tensor exactly once."""
     tensors: dict[tuple[str, str], TensorInfo] = {}
     covered: dict[tuple[str, str], int] = {}
-    for section, info, part in dict.fromkeys(identity for offer in offers for identity in offer.pieces):
+    for section, info, part in dict.fromkeys(identity for inventory in inventories for identity in inventory.pieces):
         known = tensors.setdefault((section, info.name), info)
         if known != info:
             raise CheckpointError(f"ranks describe one tensor of section {section!r} differently: {known} and {info}")
@@ -91,7 +91,7 @@ def check_offers(offers: Sequence[Offer]) -> None:
             )
 
 
-def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Written:
+def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> WrittenShard:
     """Write pieces as one shard.
 
     Args:
@@ -103,7 +103,7 @@ def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Writt
         OSError: the disk refuses.
     """
     if not pieces:
-        return Written("", 0, ())
+        return WrittenShard("", 0, ())
     tensors: dict[str, tuple[tuple[int, ...], Buffer]] = {}
     described = []
     for section, piece in pieces:
@@ -118,17 +118,19 @@ def write(folder: Path, name: str, pieces: Sequence[tuple[str, Piece]]) -> Writt
         described.append(((section, info, part), key, tuple(shard.checksums(memory, index.CHUNK_BYTES))))
     path = folder / name
     shard.write_shard(path, tensors, {"format": index.FORMAT})
-    return Written(name, path.stat().st_size, tuple(described))
+    return WrittenShard(name, path.stat().st_size, tuple(described))
 
 
-def make_index(offers: Sequence[Offer], written: Sequence[Written], facts: Mapping[str, Any]) -> Index:
+def make_index(
+    inventories: Sequence[RankInventory], written: Sequence[WrittenShard], facts: Mapping[str, Any]
+) -> Index:
     """Return the index of what all ranks have written."""
     files = [each for each in written if each.name]
     pieces: dict[tuple[str, TensorInfo], list[StoredPiece]] = {}
     for number, each in enumerate(files):
         for (section, info, part), key, sums in each.pieces:
             pieces.setdefault((section, info), []).append(StoredPiece(number, key, part, sums))
-    values = merge_values([offer.values for offer in offers])
+    values = merge_values([inventory.values for inventory in inventories])
     sections = {name: StoredSection(values.get(name, {}), {}) for name in values}
     for (section, info), stored in pieces.items():
         stored.sort(key=lambda piece: (piece.part.box, piece.part.start))

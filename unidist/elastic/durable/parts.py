@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unidist.checkpoint.format.interface import KeepsState
-from unidist.checkpoint.job import StatesOf, Subjects
+from unidist.checkpoint.job import CheckpointObjects, FrameworkStates
 from unidist.checkpoint.plain_state import PlainState
 from unidist.checkpoint.rng import SECTION as RNG
 from unidist.framework import Framework
@@ -38,7 +38,7 @@ class HasStateDict(Protocol):
 
 
 def parts_of(
-    states: StatesOf,
+    states: FrameworkStates,
     models: Mapping[str, Any],
     optimizers: Mapping[str, Any],
     others: Mapping[str, HasStateDict],
@@ -53,10 +53,10 @@ def parts_of(
         others: equal on every rank.
         plain: further sections.
     """
-    subjects = Subjects(_sole("model", models), _sole("optimizer", optimizers))
+    objects = CheckpointObjects(_sole("model", models), _sole("optimizer", optimizers))
     rank = context.current().topology.rank
-    sections = dict(subjects.sections(states))
-    sections[RNG] = states.random(rank, subjects.models())
+    sections = dict(objects.sections(states))
+    sections[RNG] = states.random(rank, objects.models())
     for name, value in others.items():
         sections[name] = PlainState(value.state_dict, value.load_state_dict, is_writer=rank == 0)
     return DurableParts({**sections, **plain}, states.framework)

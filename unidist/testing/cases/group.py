@@ -146,7 +146,7 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
 
 
 def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:
-    """What is written to `shared` all see; what is written to `view` is the writer's until it settles, then its part.
+    """What is written to `shared` all see; what is written to `view` is the writer's until it publishes, then its part.
 
     Asked of communicators with the capability `SharesMemory`.
     """
@@ -178,7 +178,7 @@ def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicat
     if size > 1:
         assert (array_of(memory.shared) == expected).all(), "nobody sees what another has written to its view"
     part.barrier().wait()
-    memory.settle([(rank * each, each)])
+    memory.publish([(rank * each, each)])
     part.barrier().wait()
     assert (view == expected + 10).all(), "each has brought its own part to the shared memory"
     assert (shared == expected + 10).all()
@@ -186,7 +186,7 @@ def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicat
 
     if size > 1:
         view[((rank + 1) % size) * each] = 99  # the part of another
-        memory.settle([(rank * each, each)])
+        memory.publish([(rank * each, each)])
         assert (view == expected + 10).all(), "and is forgotten"
     part.barrier().wait()
     other = part.allocate_shared(10)  # while the first is there; and it is there while the other one goes

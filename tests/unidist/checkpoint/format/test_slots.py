@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
-from unidist.checkpoint.format.slots import FAMILIES, KERAS, TORCH, Speech
+from unidist.checkpoint.format.slots import FAMILIES, KERAS, TORCH, OptimizerNaming
 from unidist.errors import CheckpointError
 
-ADAMW = Speech(TORCH, ("AdamW", "Adam", "Optimizer"))
-KERAS_ADAM = Speech(KERAS, ("Adam", "Optimizer"))
-SGD, KERAS_SGD = Speech(TORCH, ("SGD",)), Speech(KERAS, ("SGD",))
+ADAMW = OptimizerNaming(TORCH, ("AdamW", "Adam", "Optimizer"))
+KERAS_ADAM = OptimizerNaming(KERAS, ("Adam", "Optimizer"))
+SGD, KERAS_SGD = OptimizerNaming(TORCH, ("SGD",)), OptimizerNaming(KERAS, ("SGD",))
 
 
 def test_both_dialects_meet_in_the_neutral_names() -> None:
@@ -30,7 +30,7 @@ def test_names_are_unique_within_a_family_in_each_dialect() -> None:
 
 def test_what_the_table_does_not_have_keeps_its_name() -> None:
     assert ADAMW.neutral("mine") == ADAMW.native("mine") == "mine"
-    muon = Speech(TORCH, ("Muon", "Optimizer"))
+    muon = OptimizerNaming(TORCH, ("Muon", "Optimizer"))
     assert muon.neutral("momentum_buffer") == "momentum_buffer"
     muon.check_reads(muon)
     with pytest.raises(CheckpointError, match=r"saved by Muon \(torch\), and Adam \(keras\) cannot go on"):
