@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from typing_extensions import override
 
-from unidist.cost_model.step_interface import PredictsStepTime, Room, divisors
+from unidist.cost_model.step_interface import PredictsStepTime, RemainingRanks, divisors
 from unidist.errors import ConfigurationError
 from unidist.strategy.interface import Plan, Strategy, UpdateGate
 
 if TYPE_CHECKING:
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.step_interface import Setting
+    from unidist.cost_model.step_interface import SearchProblem
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Accumulate(Strategy, UpdateGate, PredictsStepTime):
             raise ConfigurationError(f"accumulate:reduction={self.reduction!r}; choices: mean, sum")
 
     @override
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
         return step.in_passes(self.passes)
 
     @classmethod
-    def proposals(cls, room: Room) -> Sequence[str]:
+    def proposals(cls, remaining: RemainingRanks) -> Sequence[str]:
         """Every number of passes that divides a rank's samples, unless something else cuts them into pieces already."""
-        if room.num_pieces > 1:
+        if remaining.num_pieces > 1:
             return ()
-        return tuple(f"accumulate={passes}" for passes in divisors(room.samples())[1:])
+        return tuple(f"accumulate={passes}" for passes in divisors(remaining.samples())[1:])
 
     @property
     @override

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from unidist.cost_model.step import Order, RankStep
-from unidist.cost_model.step_interface import Room, Setting, divisors
+from unidist.cost_model.step_interface import RemainingRanks, SearchProblem, divisors
 from unidist.errors import ConfigurationError
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
@@ -61,26 +61,26 @@ class Pipe:
         return self.stages_per_rank or spec.stages_per_rank
 
 
-def predicted(step: RankStep, pipe: Pipe, setting: Setting) -> RankStep:
+def predicted(step: RankStep, pipe: Pipe, problem: SearchProblem) -> RankStep:
     """Return the step with its blocks divided over the ranks of a pipeline; see `PredictsStepTime.predict`.
 
     Raises:
         ConfigurationError: the model has fewer blocks than stages, or the schedule does not exist for these sizes.
     """
-    registry = setting.plugins.registry(ScheduleSpec)
+    registry = problem.plugins.registry(ScheduleSpec)
     num_stages = pipe.num_ranks * pipe.stages(registry)
-    if setting.work.num_blocks < num_stages:
+    if problem.work.num_blocks < num_stages:
         raise ConfigurationError(
             f"pipeline={pipe.num_ranks}:schedule={pipe.schedule} has {num_stages} stages, but the model only "
-            f"{setting.work.num_blocks} blocks. Use a smaller pipeline, or a schedule with fewer stages on each rank."
+            f"{problem.work.num_blocks} blocks. Use a smaller pipeline, or a schedule with fewer stages on each rank."
         )
-    model = setting.work.workload(1).model
+    model = problem.work.workload(1).model
     step = step.divided(
         pipe.num_ranks,
         blocks=1 / pipe.num_ranks,
         traffic=1 / pipe.num_ranks,
         parameters=_most_parameters(model, pipe.num_ranks),
-        uneven=_unevenness(setting.work, pipe.num_ranks, pipe.stages(registry)),
+        uneven=_unevenness(problem.work, pipe.num_ranks, pipe.stages(registry)),
     )
     return step.in_pieces(pipe.num_microbatches).in_order(Played(pipe, registry))
 
@@ -98,17 +98,17 @@ def estimated(memory: RankMemory, workload: Workload, pipe: Pipe) -> RankMemory:
     return replace(memory, activations=activations)
 
 
-def proposed(room: Room) -> Sequence[str]:
-    """Return the pipelines that fit the room: the stages divide the blocks, and the micro-batches the batch.
+def proposed(remaining: RemainingRanks) -> Sequence[str]:
+    """Return the pipelines that fit the remaining ranks: the stages divide the blocks, and the micro-batches the batch.
 
     With fewer micro-batches than ranks most of a pipeline is idle, so these are tried only if there are no others.
     """
-    blocks, found = room.setting.work.num_blocks, []
-    for num_ranks in divisors(room.ranks)[1:]:
-        samples = room.samples(num_ranks)
+    blocks, found = remaining.problem.work.num_blocks, []
+    for num_ranks in divisors(remaining.ranks)[1:]:
+        samples = remaining.samples(num_ranks)
         counts = divisors(samples) if samples else []
         enough = [count for count in counts if count >= num_ranks] or counts[-1:]
-        for spec in room.setting.plugins.registry(ScheduleSpec):
+        for spec in remaining.problem.plugins.registry(ScheduleSpec):
             if blocks % (num_ranks * spec.stages_per_rank) == 0:
                 found += [f"pipeline={num_ranks}:schedule={spec.name}:microbatches={count}" for count in enough]
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.step_interface import Room, Setting
+    from unidist.cost_model.step_interface import RemainingRanks, SearchProblem
     from unidist.framework import Framework
     from unidist.optim.interface import MakesStepRunner
     from unidist.runtime_api import Plugins, RuntimeAPI
@@ -165,13 +165,13 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         return planning.estimated(memory, workload, self._pipe())
 
     @override
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        return planning.predicted(step, self._pipe(), setting)
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        return planning.predicted(step, self._pipe(), problem)
 
     @classmethod
     @override
-    def proposals(cls, room: Room) -> Sequence[str]:
-        return planning.proposed(room)
+    def proposals(cls, remaining: RemainingRanks) -> Sequence[str]:
+        return planning.proposed(remaining)
 
     def _pipe(self) -> planning.Pipe:
         return planning.Pipe(self.schedule, self.stages, self.num_microbatches, self.stages_per_rank)

@@ -94,18 +94,18 @@ def plan(*, batch: int, ranks: int, strategy: str, precision: Any, optimizer: st
 
     Exits with 1 when nothing fits.
     """
-    from unidist.cost_model.step_interface import Setting
+    from unidist.cost_model.step_interface import SearchProblem
     from unidist_planner import plan_output
     from unidist_planner.step_time.search import search
 
     manager = PluginManager(Settings.read().disabled_plugins).load()
     work = _work(given, manager, batch, optimizer, precision)
-    setting = Setting(work, _cluster(given, ranks), ranks, manager)
-    found = search(setting, strategy)
+    problem = SearchProblem(work, _cluster(given, ranks), ranks, manager)
+    found = search(problem, strategy)
     if as_json:
-        click.echo(plan_output.as_json(found, setting))
+        click.echo(plan_output.as_json(found, problem))
     else:
-        plan_output.show(found, setting)
+        plan_output.show(found, problem)
     return int(not found.best)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unidist.cost_model.step_interface import Setting
+from unidist.cost_model.step_interface import SearchProblem
 from unidist.cost_model.work import Work
 from unidist_planner.estimate_output import PLAIN
 from unidist_planner.step_time.prediction import Prediction
@@ -19,24 +19,24 @@ from unidist_planner.step_time.search import Found
 _GIGA = 1e9
 
 
-def as_json(found: Found, setting: Setting) -> str:
+def as_json(found: Found, problem: SearchProblem) -> str:
     """Return everything as JSON; times in seconds, sizes in bytes."""
-    limit = setting.cluster.memory_bytes
+    limit = problem.cluster.memory_bytes
     best = found.best[0] if found.best else None
     return json.dumps(
         {
-            "ranks": setting.world_size,
-            "batch": setting.work.batch,
-            "model": _model(setting.work),
+            "ranks": problem.world_size,
+            "batch": problem.work.batch,
+            "model": _model(problem.work),
             "unknown": _unknown(found),
             "memory": limit,
             "tried": found.num_tried,
             "fitting": found.num_fitting,
             "best": [
-                _described(item, setting) | {"reason": f"{bounds(item)}; {holds(item, limit)}"} for item in found.best
+                _described(item, problem) | {"reason": f"{bounds(item)}; {holds(item, limit)}"} for item in found.best
             ],
             "too_large": [
-                _described(item, setting) | {"reason": misses(item, limit or 0.0, best)} for item in found.misses
+                _described(item, problem) | {"reason": misses(item, limit or 0.0, best)} for item in found.misses
             ],
         },
         indent=2,
@@ -59,12 +59,12 @@ def _model(work: Work) -> dict[str, Any]:
     }
 
 
-def _described(item: Prediction, setting: Setting) -> dict[str, Any]:
+def _described(item: Prediction, problem: SearchProblem) -> dict[str, Any]:
     return {
         "strategy": item.line,
         "mesh": item.axes,
         "seconds": item.seconds,
-        "samples_per_second": setting.work.batch / item.seconds,
+        "samples_per_second": problem.work.batch / item.seconds,
         "flops": item.flops,
         "micro_batch": item.samples,
         "micro_batches": item.num_pieces,
@@ -73,29 +73,29 @@ def _described(item: Prediction, setting: Setting) -> dict[str, Any]:
     }
 
 
-def show(found: Found, setting: Setting) -> None:
+def show(found: Found, problem: SearchProblem) -> None:
     """Print the table of the best, and why; then what would be faster if it fitted."""
     console = Console()
-    limit = setting.cluster.memory_bytes
+    limit = problem.cluster.memory_bytes
     counts = (
         f"{found.num_tried:,} plans tried, {found.num_fitting:,} fit" if limit else f"{found.num_tried:,} plans tried"
     )
     for name in _unknown(found):
         console.print(f"[yellow]Not known, and not counted: {escape(name)}[/yellow]", highlight=False)
-    model = _model(setting.work)
+    model = _model(problem.work)
     console.print(
         f"{model['parameters']:,} parameters, {model['blocks']} blocks, {model['flops'] / _GIGA:,.3g} GFLOP for a "
         "sample's forward pass",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"{setting.world_size:,} ranks, a batch of {setting.work.batch:,}: {counts}", highlight=False)
+    console.print(f"{problem.world_size:,} ranks, a batch of {problem.work.batch:,}: {counts}", highlight=False)
     if found.best:
-        console.print(_table(found, setting))
+        console.print(_table(found, problem))
         for number, item in enumerate(found.best, start=1):
             console.print(f"{number}. [bold]{escape(item.line or PLAIN)}[/bold]", highlight=False, soft_wrap=True)
             console.print(f"   {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
-        command = f"unidist launch -np {setting.world_size} {_argument(found.best[0])}..."
+        command = f"unidist launch -np {problem.world_size} {_argument(found.best[0])}..."
         console.print(f"\n{escape(command)}", highlight=False, soft_wrap=True)
     else:
         console.print("[red]Nothing fits.[/red] Closest:")
@@ -113,7 +113,7 @@ def _argument(item: Prediction) -> str:
     return f"--strategy {item.line} " if item.line else ""
 
 
-def _table(found: Found, setting: Setting) -> Table:
+def _table(found: Found, problem: SearchProblem) -> Table:
     axes = [axis for axis in found.best[0].axes if any(item.axes.get(axis, 1) > 1 for item in found.best)]
     axes += [axis for item in found.best for axis in item.axes if axis not in axes and item.axes[axis] > 1]
     axes = list(dict.fromkeys(axes))
@@ -126,7 +126,7 @@ def _table(found: Found, setting: Setting) -> Table:
             *(str(item.axes.get(axis, 1)) for axis in axes),
             f"{item.num_pieces} x {item.samples}",
             f"{item.seconds:.3g}",
-            f"{setting.work.batch / item.seconds:.3g}",
+            f"{problem.work.batch / item.seconds:.3g}",
             f"{item.flops / 1e12:.3g}",
             f"{item.estimate.total() / _GIGA:.3g}",
         )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from unidist.cost_model.step import Exchange, Moment, Operation, RankStep
-from unidist.cost_model.step_interface import Room, Setting, divisors
+from unidist.cost_model.step_interface import RemainingRanks, SearchProblem, divisors
 from unidist.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _WHOLE, _CUT = 10, 24
 """Of what a block keeps, so many parts stay whole on each rank, so many are cut: equation 2 of Korthikanti et al."""
 
 
-def predicted(step: RankStep, num_ranks: int, setting: Setting, *, cuts_sequence: bool = False) -> RankStep:
+def predicted(step: RankStep, num_ranks: int, problem: SearchProblem, *, cuts_sequence: bool = False) -> RankStep:
     """Return the step with every block cut over `num_ranks`; see `PredictsStepTime.predict`.
 
     Raises:
         ConfigurationError: there are more ranks than heads.
     """
-    for name, number in setting.work.divides.items():
+    for name, number in problem.work.divides.items():
         if number < num_ranks:
             raise ConfigurationError(f"tensor={num_ranks}: the model has only {number} {name}. Use a smaller size.")
     step = step.divided(num_ranks, traffic=_kept(num_ranks, cuts_sequence))
@@ -53,10 +53,10 @@ def estimated(memory: RankMemory, num_ranks: int, *, cuts_sequence: bool = False
     return replace(memory, activations=replace(memory.activations, share=share))
 
 
-def proposed(room: Room) -> Sequence[str]:
+def proposed(remaining: RemainingRanks) -> Sequence[str]:
     """Return the sizes that fit in one host and divide heads and width of the model."""
-    setting = room.setting
-    largest = math.gcd(room.ranks, setting.cluster.ranks_per_host, *setting.work.divides.values())
+    problem = remaining.problem
+    largest = math.gcd(remaining.ranks, problem.cluster.ranks_per_host, *problem.work.divides.values())
     return [f"tensor={size}" for size in divisors(largest)[1:]]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.step_interface import Room, Setting
+    from unidist.cost_model.step_interface import RemainingRanks, SearchProblem
     from unidist.runtime_api import RuntimeAPI
     from unidist_tensor_parallel.binding import TensorBinding
 
@@ -98,10 +98,10 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         return planning.estimated(memory, self.size, cuts_sequence=self.sequence)
 
     @override
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        return planning.predicted(step, self.size, setting, cuts_sequence=self.sequence)
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        return planning.predicted(step, self.size, problem, cuts_sequence=self.sequence)
 
     @classmethod
     @override
-    def proposals(cls, room: Room) -> Sequence[str]:
-        return planning.proposed(room)
+    def proposals(cls, remaining: RemainingRanks) -> Sequence[str]:
+        return planning.proposed(remaining)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.step_interface import Setting
+    from unidist.cost_model.step_interface import SearchProblem
     from unidist.framework import Framework
     from unidist.gradients.buckets import ParameterInfo
     from unidist.gradients.options import ExchangeOptions
@@ -116,7 +116,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return memory if self.offload is None else offloaded(memory, to_host=self.offload == "host", stage=self.stage)
 
     @override
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
         return sharded_step(step, stage=self.stage, shared=self._surely_shares)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.collectives import Link
-from unidist.cost_model.step_interface import Setting
+from unidist.cost_model.step_interface import SearchProblem
 from unidist.cost_model.work import Work
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
@@ -38,12 +38,12 @@ class Plugins:
         return self.strategies if kind is StrategySpec else self._manager.registry(kind)
 
 
-def setting(work: Work, world_size: int, *, cluster: Cluster = A100) -> Setting:
+def problem(work: Work, world_size: int, *, cluster: Cluster = A100) -> SearchProblem:
     """Return what a search or prediction of `work` needs."""
-    return Setting(work, cluster, world_size, cast(PluginManager, Plugins()))
+    return SearchProblem(work, cluster, world_size, cast(PluginManager, Plugins()))
 
 
-def predicted(line: str, given: Setting) -> Prediction:
+def predicted(line: str, given: SearchProblem) -> Prediction:
     """Return the prediction for a strategy line."""
     registry = given.plugins.strategies
     return predict(line, make_plan(build(line, registry), given.world_size, registry), given)

@@ -20,7 +20,7 @@ from unidist.strategy.interface import GradientOwner, NamesPlugins, Plan, Strate
 
 if TYPE_CHECKING:
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.step_interface import Setting
+    from unidist.cost_model.step_interface import SearchProblem
     from unidist.framework import Framework
     from unidist.gradients.buckets import ParameterInfo
     from unidist.gradients.options import ExchangeOptions
@@ -65,7 +65,7 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
             raise ConfigurationError(f"data:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
 
     @override
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
         return allreduced(step, beside=self.overlap)
 
     @property

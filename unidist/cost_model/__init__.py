@@ -35,14 +35,20 @@ if TYPE_CHECKING:
     )
     from unidist.cost_model.memory_interface import EstimatesMemory, SizesModels
     from unidist.cost_model.step import Exchange, Moment, Operation, Order, RankStep
-    from unidist.cost_model.step_interface import CountsOperations, PredictsStepTime, Room, Setting, divisors
+    from unidist.cost_model.step_interface import (
+        CountsOperations,
+        PredictsStepTime,
+        RemainingRanks,
+        SearchProblem,
+        divisors,
+    )
     from unidist.cost_model.work import CountedBlock, CountedPass, Layer, PieceWork, Work
 
 __all__ = [
     "ActivationBytes", "ActivationModel", "CATEGORIES", "Category", "Cluster", "CountedBlock", "CountedPass",
     "CountsOperations", "EstimatesMemory", "Exchange", "Group", "HeldActivations", "Holding", "Layer", "Link",
     "MeasuredActivations", "ModelFigures", "Moment", "Operation", "Order", "ParameterFigures", "PieceWork", "Place",
-    "Precision", "PredictsStepTime", "RankMemory", "RankStep", "Room", "Setting", "SizesModels", "Work",
+    "Precision", "PredictsStepTime", "RankMemory", "RankStep", "RemainingRanks", "SearchProblem", "SizesModels", "Work",
     "WorkingMemory", "Workload", "allreduced", "cost", "divisors", "fastest", "sharded", "unit_of",
 ]  # fmt: skip
 
@@ -59,7 +65,7 @@ __getattr__ = lazy_names(
         "memory": "CATEGORIES Category HeldActivations Holding Place RankMemory WorkingMemory",
         "memory_interface": "EstimatesMemory SizesModels",
         "step": "Exchange Moment Operation Order RankStep",
-        "step_interface": "CountsOperations PredictsStepTime Room Setting divisors",
+        "step_interface": "CountsOperations PredictsStepTime RemainingRanks SearchProblem divisors",
         "work": "CountedBlock CountedPass Layer PieceWork Work",
     },
 )

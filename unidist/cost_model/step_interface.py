@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SearchProblem:
     """The input of a search, the same for all compared divisions.
 
     Args:
@@ -35,42 +35,42 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Room:
+class RemainingRanks:
     """The ranks and pieces that earlier choices of a search have left. Strategies choose by axis, the innermost first.
 
     Args:
-        setting: of the search.
+        problem: of the search.
         ranks: ranks that no axis has claimed yet; the size of an axis must divide it.
         num_pieces: pieces in which the batch of one rank is computed so far, one after the other.
     """
 
-    setting: Setting
+    problem: SearchProblem
     ranks: int
     num_pieces: int = 1
 
     def samples(self, axis_size: int = 1) -> int:
         """Return the samples of one piece on one rank if an axis of `axis_size` is claimed; 0 if they do not divide."""
         replicas = self.ranks // axis_size * self.num_pieces
-        return 0 if self.setting.work.batch % replicas else self.setting.work.batch // replicas
+        return 0 if self.problem.work.batch % replicas else self.problem.work.batch // replicas
 
 
 class PredictsStepTime(ABC):
-    """Capability of a `Strategy`: it changes how long a step takes. Without it, a strategy changes nothing.
+    """Capability of a `Strategy`: it changes the duration of a step. Others are assumed to change nothing.
 
-    A trivial implementation returns `step` as it is. That of `data` is one line, see `unidist.cost_model.allreduced`.
+    A trivial implementation returns `step` unchanged. That of `data` is one line, see `unidist.cost_model.allreduced`.
     """
 
     @abstractmethod
-    def predict(self, step: RankStep, plan: Plan, setting: Setting) -> RankStep:
-        """Return what a rank does in a step with this strategy. Pure; called for each strategy, in the plan's order.
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        """Return a rank's work in a step with this strategy. Pure; called for each strategy, in the plan's order.
 
-        Where ranks differ (a pipeline's stages) it is the rank that does most.
+        If ranks differ (a pipeline's stages), it is the work of the busiest rank.
 
         Args:
-            step: what a rank does with the strategies before this one. Multiply shares and add exchanges
+            step: a rank's work with the strategies before this one. Multiply shares and add exchanges
                 (`step.divided`, `step.exchanging`, `step.in_pieces`), never set them: then the order does not matter.
             plan: all strategies, and the mesh: `plan.mesh.size("data")` is the number of replicas.
-            setting: the model, the machines, the plugins.
+            problem: the model, the machines, the plugins.
 
         Raises:
             ConfigurationError: the model, the batch or the machines do not allow it: heads that do not divide,
@@ -78,14 +78,14 @@ class PredictsStepTime(ABC):
         """
 
     @classmethod
-    def proposals(cls, room: Room) -> Sequence[str]:
-        """Return the items of a strategy line that a search shall try, beside leaving the strategy away.
+    def proposals(cls, remaining: RemainingRanks) -> Sequence[str]:
+        """Return the items of a strategy line for a search to try, besides leaving the strategy out.
 
-        The default is what `unidist estimate` compares (`EstimatesMemory.alternatives`). Pure, and quick: it is called
+        The default is what `unidist estimate` compares (`EstimatesMemory.alternatives`). Pure and fast: it is called
         for every choice of the strategies before this one.
 
         Args:
-            room: what is left over.
+            remaining: the ranks and pieces that earlier choices have left.
         """
         return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
 

@@ -9,7 +9,7 @@ from unidist.cost_model.cluster import Group
 from unidist.cost_model.figures import Workload
 from unidist.cost_model.memory import RankMemory
 from unidist.cost_model.step import Exchange, Moment, RankStep
-from unidist.cost_model.step_interface import PredictsStepTime, Setting
+from unidist.cost_model.step_interface import PredictsStepTime, SearchProblem
 from unidist.cost_model.work import PieceWork
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
@@ -68,42 +68,42 @@ class Prediction:
         return sum(part.seconds for part in self.parts)
 
 
-def predict(line: str, plan: Plan, setting: Setting) -> Prediction:
+def predict(line: str, plan: Plan, problem: SearchProblem) -> Prediction:
     """Return how long a step takes with a plan. Pure.
 
     Args:
         line: how the plan is called in the result.
         plan: checked; strategies without the capability `PredictsStepTime` change nothing.
-        setting: model, machines, plugins.
+        problem: model, machines, plugins.
 
     Raises:
         ConfigurationError: the batch does not divide over the replicas and pieces, or a strategy says no.
     """
-    return outline(line, plan, setting).finished()
+    return outline(line, plan, problem).finished()
 
 
-def step_of(plan: Plan, setting: Setting) -> RankStep:
+def step_of(plan: Plan, problem: SearchProblem) -> RankStep:
     """Return what one rank does in a step of the plan."""
     step = RankStep()
     for strategy in plan.strategies:
         if isinstance(strategy, PredictsStepTime):
-            step = strategy.predict(step, plan, setting)
+            step = strategy.predict(step, plan, problem)
     return step
 
 
-def outline(line: str, plan: Plan, setting: Setting) -> Outline:
+def outline(line: str, plan: Plan, problem: SearchProblem) -> Outline:
     """Return everything but the order of the pieces, which may take long to play through; see `predict`."""
-    step = step_of(plan, setting)
+    step = step_of(plan, problem)
     replicas = plan.mesh.size(DATA_AXIS)
-    samples, rest = divmod(setting.work.batch, replicas * step.num_pieces)
+    samples, rest = divmod(problem.work.batch, replicas * step.num_pieces)
     if rest or not samples:
         raise ConfigurationError(
-            f"a batch of {setting.work.batch} samples does not divide over {replicas} replicas with "
+            f"a batch of {problem.work.batch} samples does not divide over {replicas} replicas with "
             f"{step.num_pieces} pieces each: {replicas} * {step.num_pieces} = {replicas * step.num_pieces}. "
             "Use another batch, or another number of micro-batches."
         )
-    workload = setting.work.workload(samples * step.num_pieces // step.passes)
-    return Outline(line, plan, setting, step, samples, workload, rank_memory(workload, plan))
+    workload = problem.work.workload(samples * step.num_pieces // step.passes)
+    return Outline(line, plan, problem, step, samples, workload, rank_memory(workload, plan))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Outline:
 
     line: str
     plan: Plan
-    setting: Setting
+    problem: SearchProblem
     step: RankStep
     samples: int
     workload: Workload
@@ -132,9 +132,9 @@ class Outline:
 
     def __post_init__(self) -> None:
         """Do the arithmetic."""
-        cluster, step, memory = self.setting.cluster, self.step, self.memory
+        cluster, step, memory = self.problem.cluster, self.step, self.memory
         self.estimate = in_bytes(memory, self.workload)
-        self._piece = self.setting.work.forward(self.samples, memory.activations.itemsize)
+        self._piece = self.problem.work.forward(self.samples, memory.activations.itemsize)
         recomputes = memory.activations.policy == "recompute"
         self._products = (self._piece.blocks + self._piece.outside) * step.share / cluster.flops
         self._traffic = self._streamed(self._piece.traffic * step.traffic)
@@ -202,17 +202,17 @@ class Outline:
                 continue
             if repeated == item.moment and item.moved == "border":
                 yield _Timed(item.name, "backward", seconds, seconds, detail)
-            hidden = min(seconds * self.setting.cluster.overlap, left[item.moment]) if item.beside else 0.0
+            hidden = min(seconds * self.problem.cluster.overlap, left[item.moment]) if item.beside else 0.0
             left[item.moment] -= hidden
             if hidden:
                 detail += f", {hidden:.2g} of {seconds:.2g} s behind arithmetic"
             yield _Timed(item.name, item.moment, seconds, seconds - hidden, detail)
 
     def _seconds(self, item: Exchange) -> tuple[float, str]:
-        group = self.setting.cluster.group(self.plan.mesh, item.axis)
+        group = self.problem.cluster.group(self.plan.mesh, item.axis)
         if group.size < 2:
             return 0.0, ""
-        units = self.setting.work.num_blocks * self.step.blocks
+        units = self.problem.work.num_blocks * self.step.blocks
         model, share = self.workload.model, self.step.parameters
         if item.moved == "border":
             num_bytes, times = self._border(self._piece), item.count * units
@@ -222,7 +222,7 @@ class Outline:
             num_bytes, times = model.parameters * share * self.memory.parameters.bytes_each, item.count
             if item.moment != "update":  # gathered block by block, where they are used
                 num_bytes, times = num_bytes / units, item.count * units
-        seconds = times * self.setting.cluster.seconds(item.operation, num_bytes, group)
+        seconds = times * self.problem.cluster.seconds(item.operation, num_bytes, group)
         often = f"{times:g} x " if times != 1 else ""
         return seconds, f"{item.operation} of {often}{_size(num_bytes)} over {_described(group)}"
 
@@ -233,7 +233,7 @@ class Outline:
         axis = self.step.order.axis
         if not axis:
             return 0.0
-        cluster = self.setting.cluster
+        cluster = self.problem.cluster
         return cluster.seconds("sendrecv", self._border(self._piece), cluster.group(self.plan.mesh, axis))
 
     def _updating(self) -> float:
@@ -243,7 +243,7 @@ class Outline:
         return self._streamed(model.num_trained * memory.optimizer.share * (each + memory.gradients.bytes_each))
 
     def _streamed(self, num_bytes: float) -> float:
-        bandwidth = self.setting.cluster.memory_bandwidth
+        bandwidth = self.problem.cluster.memory_bandwidth
         return 0.0 if bandwidth is None else num_bytes / bandwidth
 
 

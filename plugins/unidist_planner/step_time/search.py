@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from unidist.cost_model.memory_interface import EstimatesMemory
-from unidist.cost_model.step_interface import PredictsStepTime, Room, Setting
+from unidist.cost_model.step_interface import PredictsStepTime, RemainingRanks, SearchProblem
 from unidist.errors import ConfigurationError, PluginError
 from unidist.mesh import DATA_AXIS
 from unidist.options import parse
@@ -47,11 +47,11 @@ class Found:
     num_fitting: int
 
 
-def search(setting: Setting, fixed: str = "", *, num_best: int = 5, num_misses: int = 3) -> Found:
+def search(problem: SearchProblem, fixed: str = "", *, num_best: int = 5, num_misses: int = 3) -> Found:
     """Return the best divisions of the work.
 
     Args:
-        setting: model, machines, plugins.
+        problem: model, machines, plugins.
         fixed: strategy line that stays in every division; what it names does not take turns.
         num_best: how many to return.
         num_misses: likewise of those that do not fit.
@@ -59,17 +59,17 @@ def search(setting: Setting, fixed: str = "", *, num_best: int = 5, num_misses: 
     Raises:
         ConfigurationError: the fixed line cannot be read, or fits no division.
     """
-    limit = setting.cluster.memory_bytes
-    candidates = _Candidates(setting, fixed)
+    limit = problem.cluster.memory_bytes
+    candidates = _Candidates(problem, fixed)
     outlines = list(candidates)
     if not outlines:
         make_plan(
-            build(fixed, setting.plugins.registry(StrategySpec)),
-            setting.world_size,
-            setting.plugins.registry(StrategySpec),
+            build(fixed, problem.plugins.registry(StrategySpec)),
+            problem.world_size,
+            problem.plugins.registry(StrategySpec),
         )
         raise ConfigurationError(
-            f"no division of {setting.world_size} ranks goes together with a batch of {setting.work.batch} samples"
+            f"no division of {problem.world_size} ranks goes together with a batch of {problem.work.batch} samples"
             + (f" and {fixed!r}" if fixed else "")
             + f". The first one that was tried: {candidates.refusal}"
         )
@@ -124,9 +124,9 @@ def _division(plan: Plan) -> _Division:
 class _Candidates:
     """All divisions that go together, with what they cost."""
 
-    def __init__(self, setting: Setting, fixed: str) -> None:
-        self._setting = setting
-        self._registry: Registry[StrategySpec] = setting.plugins.registry(StrategySpec)
+    def __init__(self, problem: SearchProblem, fixed: str) -> None:
+        self._problem = problem
+        self._registry: Registry[StrategySpec] = problem.plugins.registry(StrategySpec)
         self._fixed = build(fixed, self._registry)
         self._fixed_line = fixed
         self._built: dict[str, Strategy] = {}
@@ -158,7 +158,7 @@ class _Candidates:
         if level == len(self._choosers):
             line = ",".join([*chosen, *filter(None, [self._fixed_line])])
             try:
-                yield outline(line, plan, self._setting)
+                yield outline(line, plan, self._problem)
             except ConfigurationError as exc:
                 self.refusal = self.refusal or str(exc)
             return
@@ -169,17 +169,17 @@ class _Candidates:
     def _proposals(self, cls: type[Strategy], plan: Plan) -> Sequence[str]:
         if issubclass(cls, PredictsStepTime):
             try:
-                num_pieces = step_of(plan, self._setting).num_pieces
+                num_pieces = step_of(plan, self._problem).num_pieces
             except ConfigurationError:
                 return ()
-            return cls.proposals(Room(self._setting, plan.mesh.size(DATA_AXIS), num_pieces))
+            return cls.proposals(RemainingRanks(self._problem, plan.mesh.size(DATA_AXIS), num_pieces))
         return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
 
     def _plan(self, chosen: Sequence[str]) -> Plan | None:
         """Return the plan of what is chosen so far, None if it does not go together."""
         try:
             strategies = [self._object(item) for item in chosen]
-            return make_plan([*strategies, *self._fixed], self._setting.world_size, self._registry)
+            return make_plan([*strategies, *self._fixed], self._problem.world_size, self._registry)
         except ConfigurationError:
             return None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from planning_plugins import setting
+from planning_plugins import problem
 
 from unidist.cost_model.step import RankStep
-from unidist.cost_model.step_interface import Room
+from unidist.cost_model.step_interface import RemainingRanks
 from unidist.errors import ConfigurationError
 from unidist.runtime.plugin_manager import PluginManager
 from unidist_pipeline.planning import (
@@ -85,17 +85,17 @@ def test_seconds_are_in_proportion_and_never_below_the_bound() -> None:
 
 
 def test_a_step_gets_the_share_of_its_stages() -> None:
-    step = predicted(RankStep(), Pipe("1f1b", 4, 6), setting(WORK, 4))
+    step = predicted(RankStep(), Pipe("1f1b", 4, 6), problem(WORK, 4))
     assert (step.share, step.blocks, step.traffic, step.num_pieces, step.passes) == (0.25, 0.25, 0.25, 6, 1)
 
 
 def test_a_schedule_that_there_is_not_lists_the_choices() -> None:
     with pytest.raises(ConfigurationError, match=r"2f2b.*1f1b"):
-        predicted(RankStep(), Pipe("2f2b", 4, 6), setting(WORK, 4))
+        predicted(RankStep(), Pipe("2f2b", 4, 6), problem(WORK, 4))
 
 
 def test_proposals_divide_ranks_blocks_and_batch() -> None:
-    found = proposed(Room(setting(WORK, 16), 16))
+    found = proposed(RemainingRanks(problem(WORK, 16), 16))
     assert "pipeline=4:schedule=1f1b:microbatches=12" in found
     sizes = {item.partition(":")[0] for item in found}
     assert sizes == {"pipeline=2", "pipeline=4", "pipeline=8"}  # 16 does not divide 24 blocks
@@ -106,5 +106,5 @@ def test_proposals_divide_ranks_blocks_and_batch() -> None:
 
 def test_with_few_samples_there_is_still_a_proposal() -> None:
     work = TransformerWork(Transformer(24, 512, 1000, 128, heads=8), batch=2)
-    found = proposed(Room(setting(work, 4), 4))
+    found = proposed(RemainingRanks(problem(work, 4), 4))
     assert "pipeline=4:schedule=1f1b:microbatches=2" in found

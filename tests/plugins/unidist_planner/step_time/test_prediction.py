@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_plugins import predicted, setting
+from planning_plugins import predicted, problem
 
 from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.collectives import Link, fastest
-from unidist.cost_model.step_interface import Setting
+from unidist.cost_model.step_interface import SearchProblem
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.transformer import Transformer
 from unidist_planner.step_time.prediction import Prediction
@@ -25,8 +25,8 @@ FORWARD = 2 * (12 * 512**2 * 8 + 512 * 1000) * 128 + 4 * 128**2 * 512 * 8
 """Floating-point operations of one sample: two for each element of a matrix and word, and attention's."""
 
 
-def given(ranks: int, **changed: float) -> Setting:
-    return setting(WORK, ranks, cluster=replace(CLUSTER, **changed))  # type: ignore[arg-type]  # names of fields
+def given(ranks: int, **changed: float) -> SearchProblem:
+    return problem(WORK, ranks, cluster=replace(CLUSTER, **changed))  # type: ignore[arg-type]  # names of fields
 
 
 def seconds(found: Prediction, name: str) -> float:
@@ -93,7 +93,7 @@ def test_recomputation_costs_a_forward_pass_of_the_blocks_and_its_exchanges() ->
 def test_a_pipeline_is_idle_by_its_schedule() -> None:
     """(p-1)/m of the time that its ranks compute, for 1F1B, where messages take no time."""
     free = replace(CLUSTER, inside=Link(0, 1e18))
-    found = predicted("pipeline=4:schedule=1f1b:microbatches=16", setting(WORK, 4, cluster=free))
+    found = predicted("pipeline=4:schedule=1f1b:microbatches=16", problem(WORK, 4, cluster=free))
     computing = seconds(found, "arithmetic") + seconds(found, "uneven stages")
     assert seconds(found, "idle") == pytest.approx(3 / 16 * computing, rel=1e-6)
     assert seconds(found, "arithmetic") == pytest.approx(64 * 3 * FORWARD / 4 / 1e12)
@@ -109,7 +109,7 @@ def test_whole_blocks_do_not_divide_evenly() -> None:
     assert seconds(found, "uneven stages") == pytest.approx(seconds(found, "arithmetic") * (most - 1))
     # With a head of three blocks the last of four ranks gets no block but it, and the others 8/3, that is 3.
     large = replace(WORK, transformer=replace(MODEL, vocabulary=int(3 / head * 1000)))
-    found = predicted("pipeline=4:microbatches=16", setting(large, 4, cluster=CLUSTER))
+    found = predicted("pipeline=4:microbatches=16", problem(large, 4, cluster=CLUSTER))
     assert seconds(found, "uneven stages") == pytest.approx(seconds(found, "arithmetic") * (3 / (11 / 4) - 1), rel=0.01)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_plugins import A100, predicted, setting
+from planning_plugins import A100, predicted, problem
 
 from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.collectives import Link
@@ -45,7 +45,7 @@ def megatron(work: TransformerWork, gpus: int, tensor: int, pipeline: int, micro
     pieces = work.batch // (data * micro_batch)
     items = [f"tensor={tensor}" if tensor > 1 else ""]
     items += [f"pipeline={pipeline}:schedule=1f1b:microbatches={pieces}" if pipeline > 1 else f"accumulate={pieces}"]
-    return predicted(",".join(filter(None, [*items, "activations=recompute"])), setting(work, gpus))
+    return predicted(",".join(filter(None, [*items, "activations=recompute"])), problem(work, gpus))
 
 
 def teraflops(work: TransformerWork, gpus: int, found: Prediction) -> float:
@@ -131,7 +131,7 @@ def test_interleaving_gains_ten_percent_and_more() -> None:
             f"tensor=8,pipeline=12:schedule={name}:microbatches={batch},activations=recompute"
             for name in ("1f1b", "interleaved")
         ]
-        plain, interleaved = (predicted(line, setting(work, 96)).seconds for line in lines)
+        plain, interleaved = (predicted(line, problem(work, 96)).seconds for line in lines)
         gains.append(plain / interleaved - 1)
     assert gains[0] > 0.10
     assert 0 < gains[1] < gains[0]
@@ -140,9 +140,9 @@ def test_interleaving_gains_ten_percent_and_more() -> None:
 def bubble_bound(partitions: int, microbatches: int) -> float:
     """Return the speed-up over one accelerator with the schedule of GPipe, which recomputes."""
     work = TransformerWork(Transformer(48, 1024, 1, 128), batch=microbatches)
-    alone = predicted("activations=recompute", setting(work, 1, cluster=FREE)).seconds
+    alone = predicted("activations=recompute", problem(work, 1, cluster=FREE)).seconds
     line = f"pipeline={partitions}:schedule=gpipe:microbatches={microbatches},activations=recompute"
-    return alone / predicted(line, setting(work, partitions, cluster=FREE)).seconds
+    return alone / predicted(line, problem(work, partitions, cluster=FREE)).seconds
 
 
 @pytest.mark.parametrize(("partitions", "microbatches"), [(2, 1), (4, 4), (4, 32), (8, 8), (8, 32), (16, 64)])
@@ -184,9 +184,9 @@ def test_zero_3_pays_for_small_batches_on_each_gpu() -> None:
     for gpus in (384, 1536):
         divided = predicted(
             f"tensor=8,pipeline=12:schedule=1f1b:microbatches={1536 // (gpus // 96)},activations=recompute",
-            setting(work, gpus, cluster=half),
+            problem(work, gpus, cluster=half),
         ).seconds
-        sharded = predicted("zero=3,activations=recompute", setting(work, gpus, cluster=half)).seconds
+        sharded = predicted("zero=3,activations=recompute", problem(work, gpus, cluster=half)).seconds
         times[gpus] = (divided, sharded)
     growth = [times[384][i] / times[1536][i] for i in range(2)]
     assert growth[0] > growth[1]

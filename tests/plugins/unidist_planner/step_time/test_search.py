@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from planning_plugins import A100, predicted, setting
+from planning_plugins import A100, predicted, problem
 
-from unidist.cost_model.step_interface import Room, Setting, divisors
+from unidist.cost_model.step_interface import RemainingRanks, SearchProblem, divisors
 from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_planner.memory.transformer import Transformer
@@ -21,7 +21,7 @@ SMALL = TransformerWork(Transformer(8, 1024, 8000, 512, heads=16), batch=32, pre
 LARGE = TransformerWork(Transformer(96, 12288, 51200, 2048, heads=96), batch=1536, precision="fp16")
 
 
-def everything(given: Setting) -> list[Prediction]:
+def everything(given: SearchProblem) -> list[Prediction]:
     """Return all that fits, by trying every combination without any thought."""
     ranks, batch = given.world_size, given.work.batch
     found = []
@@ -50,7 +50,7 @@ def everything(given: Setting) -> list[Prediction]:
 
 
 def test_the_best_is_the_best_of_everything() -> None:
-    given = setting(SMALL, 8, cluster=replace(A100, ranks_per_host=4, memory_bytes=1.2e9))
+    given = problem(SMALL, 8, cluster=replace(A100, ranks_per_host=4, memory_bytes=1.2e9))
     best = search(given).best
     all_of_them = everything(given)
     assert len(all_of_them) > 200
@@ -65,7 +65,7 @@ def test_the_best_is_the_best_of_everything() -> None:
 
 
 def test_everything_found_fits_and_keeps_tensor_parallelism_inside_of_hosts() -> None:
-    found = search(setting(LARGE, 1024))
+    found = search(problem(LARGE, 1024))
     assert found.best
     for item in found.best:
         assert item.estimate.total() <= 80e9
@@ -79,7 +79,7 @@ def test_everything_found_fits_and_keeps_tensor_parallelism_inside_of_hosts() ->
 
 
 def test_if_nothing_fits_it_tells_what_needs_least() -> None:
-    found = search(setting(SMALL, 8, cluster=replace(A100, memory_bytes=1e8)))
+    found = search(problem(SMALL, 8, cluster=replace(A100, memory_bytes=1e8)))
     assert found.best == ()
     assert found.num_fitting == 0
     needs = [item.estimate.total() for item in found.misses]
@@ -88,13 +88,13 @@ def test_if_nothing_fits_it_tells_what_needs_least() -> None:
 
 
 def test_without_a_limit_everything_fits() -> None:
-    found = search(setting(SMALL, 4, cluster=replace(A100, memory_bytes=None)))
+    found = search(problem(SMALL, 4, cluster=replace(A100, memory_bytes=None)))
     assert found.num_fitting == found.num_tried
     assert found.misses == ()
 
 
 def test_what_is_given_stays_and_takes_no_turns() -> None:
-    found = search(setting(SMALL, 8), "tensor=4,zero=2")
+    found = search(problem(SMALL, 8), "tensor=4,zero=2")
     assert found.best
     for item in found.best:
         assert item.axes["tensor"] == 4
@@ -104,19 +104,19 @@ def test_what_is_given_stays_and_takes_no_turns() -> None:
 
 def test_a_line_that_cannot_be_is_the_error_of_that_line() -> None:
     with pytest.raises(ConfigurationError, match=r"tensor\(3\) = 3 does not divide world_size 8"):
-        search(setting(SMALL, 8), "tensor=3")
+        search(problem(SMALL, 8), "tensor=3")
 
 
 def test_a_batch_that_no_division_fits_is_an_error() -> None:
     work = replace(SMALL, batch=7)
     with pytest.raises(ConfigurationError, match=r"no division of 1000 ranks .* batch of 7 samples"):
-        search(setting(work, 1000), "data=1000")
+        search(problem(work, 1000), "data=1000")
 
 
 def test_ten_thousand_ranks_take_seconds() -> None:
     work = TransformerWork(Transformer(80, 12288, 51200, 2048, heads=96), batch=10000, precision="fp16")
     start = time.process_time()
-    found = search(setting(work, 10000))
+    found = search(problem(work, 10000))
     assert time.process_time() - start < 10
     assert len(found.best) == 5
 
@@ -125,7 +125,7 @@ def test_ten_thousand_ranks_take_seconds() -> None:
 def test_many_divisors_take_seconds_too() -> None:
     """10080 = 2^5 * 3^2 * 5 * 7 has 72 divisors."""
     start = time.process_time()
-    found = search(setting(replace(LARGE, batch=10080), 10080))
+    found = search(problem(replace(LARGE, batch=10080), 10080))
     assert time.process_time() - start < 10
     assert found.num_tried > 2000
 
@@ -136,8 +136,8 @@ def test_divisors(number: int, expected: list[int]) -> None:
 
 
 def test_room_divides_the_batch_over_what_is_left() -> None:
-    given = setting(SMALL, 8)
-    assert Room(given, 8).samples() == 4
-    assert Room(given, 8).samples(axis_size=4) == 16
-    assert Room(given, 8, num_pieces=2).samples() == 2
-    assert Room(given, 8, num_pieces=3).samples() == 0
+    given = problem(SMALL, 8)
+    assert RemainingRanks(given, 8).samples() == 4
+    assert RemainingRanks(given, 8).samples(axis_size=4) == 16
+    assert RemainingRanks(given, 8, num_pieces=2).samples() == 2
+    assert RemainingRanks(given, 8, num_pieces=3).samples() == 0
