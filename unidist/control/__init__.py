@@ -14,7 +14,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.control.client import connect
     from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
-    from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostCame, HostLost, HostSaid
+    from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostJoined, HostLost, HostMessage
     from unidist.control.meeting import refusal
     from unidist.control.rendezvous import ControlRendezvous
     from unidist.control.server import ControlServer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action", "Address", "BEATS_PER_LIMIT", "Connection", "ConnectionClosed", "ConnectionLost", "ControlRendezvous",
-    "ControlServer", "Coordinator", "Drop", "HostCame", "HostLost", "HostSaid", "Message", "Publish", "Send",
+    "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost", "HostMessage", "Message", "Publish", "Send",
     "Service", "WireError", "connect", "format_address", "refusal",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ __getattr__ = lazy_names(
     {
         "client": "connect",
         "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
-        "coordinator": "BEATS_PER_LIMIT Coordinator HostCame HostLost HostSaid",
+        "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage",
         "meeting": "refusal",
         "rendezvous": "ControlRendezvous",
         "server": "ControlServer",

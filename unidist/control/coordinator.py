@@ -21,20 +21,20 @@ from unidist.control.service import Action, Drop, Publish, Send, Service
 from unidist.control.wire import Message
 
 BEATS_PER_LIMIT = 5
-"""How often within the heartbeat limit each end says that it is alive."""
+"""Number of heartbeats that each end sends within the heartbeat limit."""
 
 
 @dataclass(frozen=True)
-class HostCame:
-    """The agent of a host has come; `facts` is what it says of its host."""
+class HostJoined:
+    """The agent of a host has connected; `facts` describe the host."""
 
     host: int
     facts: Message
 
 
 @dataclass(frozen=True)
-class HostSaid:
-    """The agent of a host sent a message that is not the coordinator's own business."""
+class HostMessage:
+    """The agent of a host sent a message that is not for the coordinator itself."""
 
     host: int
     message: Message
@@ -42,7 +42,7 @@ class HostSaid:
 
 @dataclass(frozen=True)
 class HostLost:
-    """The agent of a host is gone, and did not say goodbye."""
+    """The connection to a host's agent was lost, without a goodbye."""
 
     host: int
     reason: str
@@ -64,7 +64,7 @@ class _Rank:
 
 
 class Coordinator(Service):
-    """Decides for one job; publishes `HostCame`, `HostSaid` and `HostLost`.
+    """Decides for one job; publishes `HostJoined`, `HostMessage` and `HostLost`.
 
     Args:
         num_hosts: number of agents that may come.
@@ -125,7 +125,7 @@ class Coordinator(Service):
             if kind == "goodbye":
                 self._gone.add(self._agents.pop(peer).host)
             elif kind != "beat":
-                yield Publish(HostSaid(self._agents[peer].host, message))
+                yield Publish(HostMessage(self._agents[peer].host, message))
         elif kind == "agent":
             yield from self._welcome_agent(peer, message, now)
         elif kind == "rank":
@@ -162,7 +162,7 @@ class Coordinator(Service):
             yield Drop(peer, f"agent of host {host}, which is not awaited")
             return
         self._agents[peer] = _Agent(host, heard=now, beat=now)
-        yield Publish(HostCame(host, message))
+        yield Publish(HostJoined(host, message))
 
     def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
         host = self._agents.pop(peer).host

@@ -1,4 +1,4 @@
-"""Training through the generations of an elastic job: what `elastic.run` does when ranks are lost, come and go."""
+"""Runs training through the generations of an elastic job, as ranks fail, join and leave: the core of `elastic.run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unidist.control.elastic.worker_link import DismissedError
-from unidist.elastic.durable.commit_agreement import Wishes, agree_at_commit
+from unidist.elastic.durable.commit_agreement import CommitRequests, agree_at_commit
 from unidist.elastic.rebinding import rebind_all
 from unidist.elastic.state import HostsUpdatedInterrupt, State
 from unidist.errors import PeerLostError, StateLostError
@@ -35,14 +35,14 @@ def run_through_generations(
     Args:
         membership: of this process.
         func: the script's training function.
-        state: what it needs to go on.
+        state: of the training.
         args: further positional arguments of the function.
         kwargs: further keyword arguments.
 
     Raises:
-        SystemExit: this process was let go: with 0, after the state was committed on every rank.
-        StalledError: there were too few processes for a world for too long.
-        StateLostError: ranks were lost together that held a share of the state and its only copy; the job ends.
+        SystemExit: with code 0: this process was dismissed, after the state was committed on every rank.
+        StalledError: too few processes for a world, for too long.
+        StateLostError: the ranks with a share of the state and its only copy were lost together; the job ends.
     """
     with leaving_on_sigterm(membership):
         generations = Generations(membership, state, is_function=True)
@@ -57,16 +57,17 @@ def run_through_generations(
                 raise
             except (HostsUpdatedInterrupt, PeerLostError) as exc:
                 reason = generations.reason_of(exc)
-            generations.go_on(reason)  # after the exception is forgotten: its frames hold on to the old generation
+            # Outside of the handler: the exception's frames refer to the old generation.
+            generations.enter_next_generation(reason)
 
 
 class Generations:
-    """Leads this process and a state from one generation to the next.
+    """Takes this process and its training state from one generation to the next.
 
     Args:
         membership: of this process.
-        state: what training needs to go on.
-        is_function: training is a function that is called again in each generation; else the script's own loop.
+        state: of the training.
+        is_function: training is a function that is called again in each generation; else it is the script's own loop.
     """
 
     def __init__(self, membership: Member, state: State, *, is_function: bool) -> None:
@@ -78,15 +79,15 @@ class Generations:
         membership.generations = self
 
     def begin(self) -> None:
-        """Come to where training can begin: with the others, the state synchronised. Raises as `go_on`."""
-        if self._membership.assignment is None:  # it came later, and was alone so far
+        """Join the other ranks and synchronise the state, before training. Raises as `enter_next_generation`."""
+        if self._membership.assignment is None:  # it joins a running job, and was alone so far
             if self._state.keeps_shares:
-                self._state.save()  # all of it, while this rank has it alone
+                self._state.save()  # all of it, while this rank is alone
             self._needs_sync, self._assigned = _enter(self._membership, self._state, "")
-        self._settle()
+        self._synchronise()
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
-        """Return what was lost; "" if the members have come to an end by agreement."""
+        """Return what was lost; "" if the generation ended by agreement of its members."""
         if isinstance(exc, HostsUpdatedInterrupt):
             return ""
         reason = self._membership.link.ended or str(exc) or "a peer was lost"
@@ -95,21 +96,21 @@ class Generations:
             self._state.durable.abandon(reason)
         return reason
 
-    def go_on(self, reason: str) -> None:
-        """Come into another generation, from the last commit where a peer was lost, and synchronise the state.
+    def enter_next_generation(self, reason: str) -> None:
+        """Enter the next generation and synchronise the state, that of the last commit if a peer was lost.
 
         Args:
-            reason: why the present one has ended, see `reason_of`.
+            reason: why the present generation has ended, see `reason_of`.
 
         Raises:
-            SystemExit: this process was let go: with 0, after the state was committed on every rank.
-            StalledError: there were too few processes for a world for too long.
-            StateLostError: ranks were lost together that held a share of the state and its only copy.
+            SystemExit: with code 0: this process was dismissed, after the state was committed on every rank.
+            StalledError: too few processes for a world, for too long.
+            StateLostError: the ranks with a share of the state and its only copy were lost together.
         """
         self._needs_sync, self._assigned = _enter(self._membership, self._state, reason)
-        self._settle()
+        self._synchronise()
 
-    def _settle(self) -> None:
+    def _synchronise(self) -> None:
         """Synchronise the state, in this generation or a later one."""
         membership, state = self._membership, self._state
         while True:
@@ -128,7 +129,7 @@ class Generations:
 
 
 def _begin(membership: Member, state: State, assigned: float | None) -> None:
-    """Note that training begins, after all that was to be restored since the place was assigned."""
+    """Report that training begins; `assigned` is when this process got its place in the generation."""
     runtime, assignment = context.current(), membership.assignment
     assert assignment is not None
     seconds = None if assigned is None else time.monotonic() - assigned
@@ -150,14 +151,14 @@ def _record_phase(runtime: Context, phase: str, seconds: float, *, ago: float = 
 
 
 def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
-    """Come into the next generation that lives long enough.
+    """Enter the next generation in which all ranks connect.
 
-    Returns whether the state has to be synchronised, and when the place there was assigned.
+    Returns whether the state has to be synchronised, and when this process got its place in the generation.
 
     Args:
         membership: of this process.
-        state: is restored if something was lost.
-        reason: what was lost; "" if the members have come to an end by agreement.
+        state: restored if something was lost.
+        reason: what was lost; "" if the generation ended by agreement of its members.
     """
     is_lost = bool(reason)
     while True:
@@ -173,7 +174,7 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
             runtime = context.init()
             rebind_all(runtime)
             if is_lost:
-                state.restore()  # not before: what was half exchanged in the old world is forgotten now
+                state.restore()  # only now: the unfinished exchanges of the old world are discarded
             state.on_reset()
         except PeerLostError as exc:
             reason = membership.link.ended or str(exc) or "a peer was lost"
@@ -191,8 +192,8 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
         return assignment.needs_sync, formed
 
 
-def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = False) -> Wishes:
-    """Return what the ranks agree on: the world changes now, above all. Collective; a step has been taken.
+def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = False) -> CommitRequests:
+    """Return what the ranks agree on, above all whether the world changes now. Collective; called after each step.
 
     Args:
         runtime: the present context.
@@ -210,7 +211,7 @@ def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = F
 
 @contextmanager
 def leaving_on_sigterm(membership: Member) -> Iterator[None]:
-    """Let a first SIGTERM ask for leave, at the next commit; a second one ends the process as it always does.
+    """Make the first SIGTERM request to leave the job at the next commit; a second one ends the process as usual.
 
     A script that handles SIGTERM itself keeps its handler.
     """

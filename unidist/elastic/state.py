@@ -274,7 +274,7 @@ class ObjectState(State):
         self.save()
         self.num_commits += 1
         if self._shares is not None:
-            self._shares.forget_older()
+            self._shares.drop_older()
         self.check_host_updates_at_commit()
 
     @override

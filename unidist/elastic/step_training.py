@@ -177,7 +177,7 @@ class StepTraining:
 
         Raises:
             UsageError: the latest batch was trained on before.
-            SystemExit, StalledError, StateLostError: see `Generations.go_on`.
+            SystemExit, StalledError, StateLostError: see `Generations.enter_next_generation`.
             PeerLostError: in a job whose ranks do not change.
         """
         share = self._data.take_share()
@@ -197,7 +197,7 @@ class StepTraining:
         except (HostsUpdatedInterrupt, PeerLostError) as exc:
             reason = self.reason_of(exc)
         if reason is not None:  # outside of the handler: the exception's frames refer to the old generation
-            self.go_on(reason)
+            self.enter_next_generation(reason)
         return self.progress.loss
 
     def _is_next(self, share: BatchShare) -> bool:
@@ -212,19 +212,19 @@ class StepTraining:
         return is_whole and (share.position, share.rank, share.size) == (now.position, place.rank, place.world_size)
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
-        """Return what was lost, for `go_on`; raise the error again in a job whose ranks do not change."""
+        """Return what was lost, for `enter_next_generation`; re-raise the error in a job whose ranks do not change."""
         if self._generations is None:
             raise exc
         return self._generations.reason_of(exc)
 
-    def go_on(self, reason: str) -> None:
+    def enter_next_generation(self, reason: str) -> None:
         """Enter the next generation with the state of the last commit, after a loss outside of `step`.
 
         Args:
-            reason: see `Generations.go_on`, which also lists the errors.
+            reason: see `Generations.enter_next_generation`, which also lists the errors.
         """
         assert self._generations is not None, "reason_of has raised"
-        self._generations.go_on(reason)
+        self._generations.enter_next_generation(reason)
         self._adapt(self._generations)
 
     def skip_to(self, epoch: int) -> None:
@@ -260,7 +260,7 @@ class StepTraining:
                 reason = generations.reason_of(exc)
             if reason is None:
                 return
-            generations.go_on(reason)
+            generations.enter_next_generation(reason)
 
     def _resize(self) -> None:
         old, new = self.progress.num_ranks, context.current().topology.world_size

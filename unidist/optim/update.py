@@ -72,7 +72,7 @@ class Update:
 
     Attributes:
         options: an inner step may replace them before the first exchange is made.
-        window: the passes of the present update, to be asked; this class changes it.
+        window: the passes of the present update; read-only for others.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Update:
 
     @property
     def context(self) -> RuntimeAPI:
-        """The runtime: of the present generation."""
+        """The runtime of the present generation."""
         return self._parts.context
 
     @property
     def accumulation(self) -> Accumulation:
-        """How passes become updates."""
+        """The accumulation of backward passes into updates."""
         return self.window.accumulation
 
     @property
@@ -126,7 +126,7 @@ class Update:
 
     @property
     def communicator(self) -> Communicator:
-        """Over the ranks that exchange gradients, for the binding's own use. Collective when first asked for."""
+        """A communicator over the ranks that exchange gradients, for the binding. Collective at the first access."""
         if self.options.process_set is None:
             return self.context.axis("data")
         if self._communicator is None:
@@ -135,11 +135,11 @@ class Update:
 
     @property
     def exchanges(self) -> Sequence[GradientExchange]:
-        """One for each call of `add_parameters`; parameters are numbered on from one to the next."""
+        """One for each call of `add_parameters`; parameters are numbered consecutively."""
         return self._series.exchanges
 
     def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
-        """Exchange the gradients of these parameters too, numbered on from the earlier ones. Collective."""
+        """Exchange the gradients of these parameters too, numbered after the earlier ones. Collective."""
         if not parameters and self.exchanges:
             return
         if self.copies is not None:
@@ -158,9 +158,9 @@ class Update:
         self._own_exchange = make_exchange
 
     def set_bucket_bytes(self, bucket_bytes: int) -> None:
-        """Exchange in buckets of another size, after `finish` and before the next round. Collective.
+        """Change the size of the buckets, after `finish` and before the next round. Collective.
 
-        Every `buffer` is another one afterwards; what the old ones hold is not copied.
+        Afterwards every `buffer` is a new one; the contents of the old ones are not copied.
         """
         assert not self.window.in_round, "buckets are changed between two rounds"
         self.options = replace(self.options, bucket_bytes=bucket_bytes)
@@ -174,12 +174,12 @@ class Update:
 
     @property
     def rules(self) -> GradientRules | None:
-        """What is done to reduced gradients before every inner step; None: nothing."""
+        """The post-processing of reduced gradients before every inner step; None: there is none."""
         return self._factors.rules
 
     @property
     def overflowed(self) -> bool:
-        """A reduced gradient was not finite, and the rules say that no rank steps: the binding leaves the step out."""
+        """Whether a reduced gradient was not finite: no rank steps, and the binding skips the inner step."""
         return self._factors.overflowed
 
     @property
@@ -192,21 +192,21 @@ class Update:
         return (self.scale if scale is None else scale) / self._factors.loss_scale
 
     def buffer(self, index: int) -> Buffer:
-        """Return the place for the gradient of parameter `index`."""
+        """Return the buffer for the gradient of parameter `index`."""
         exchange, local = self._series.place(index)
         return exchange.buffer(local)
 
     def buffer_moves(self, index: int) -> bool:
-        """Say whether the place of parameter `index` is another one in every pass: ask `buffer` just before writing."""
+        """Return whether the buffer of parameter `index` is a new one in every pass: get it just before writing."""
         return self._series.place(index)[0].buffers_move
 
     @property
     def scale(self) -> float:
-        """The factor that turns a full window's sum into what the update uses."""
+        """The factor that turns a full window's sum into the gradient of the update."""
         return self._factors.of_window(self.accumulation)
 
     def has_gradient(self, index: int) -> bool:
-        """Say whether the buffer of parameter `index` holds a gradient of the current window, to be added to."""
+        """Return whether the buffer of parameter `index` has a gradient of the current window, to which to add."""
         return self.window.has_passes(index) and not self._series.place(index)[0].reduces_each_pass
 
     def accepts_in_place(self, index: int) -> bool:
@@ -234,7 +234,7 @@ class Update:
             exchange.accumulate(local)
 
     def accumulate(self, index: int) -> None:
-        """Note a gradient in the buffer of parameter `index` that came from elsewhere than a backward pass."""
+        """Report a gradient in the buffer of parameter `index` that does not come from a backward pass."""
         exchange, local = self._series.place(index)
         self._begin_round()
         exchange.accumulate(local)
@@ -246,7 +246,7 @@ class Update:
         self._begin_round()
 
     def _begin_round(self) -> None:
-        """Let the exchanges unscale by the scale of now: an update or a checkpoint may have changed it."""
+        """Give the exchanges the present loss scale, which an update or a checkpoint may have changed."""
         if self.window.in_round:
             return
         self.window.in_round = True
@@ -263,7 +263,7 @@ class Update:
         return self.window.completes
 
     def begin_step(self) -> bool:
-        """Count a call of `step`; returns whether it shall update the parameters.
+        """Count a call of `step` and return whether it updates the parameters.
 
         Collective where `reduces_each_pass`.
         """
@@ -274,11 +274,11 @@ class Update:
 
     @property
     def reduces_each_pass(self) -> bool:
-        """True: passes of a window that are not its last are exchanged too."""
+        """Whether all passes of a window are exchanged, not only the last."""
         return self._series.reduces_each_pass
 
     def end_pass(self) -> None:
-        """Complete the exchange of a pass that is not the last of its window, where that is done. Collective."""
+        """Complete the exchange of a pass that is not the last of its window, if `reduces_each_pass`. Collective."""
         with self._reporting_failure():
             self._series.end_pass()
 
@@ -290,7 +290,7 @@ class Update:
         Args:
             notice: 0 to 255; every rank learns the largest of all ranks.
             scale: factor for the sums; default: `self.scale`.
-            first_parameter: leave out the exchanges of the parameters before this one (complete already).
+            first_parameter: skip the exchanges of the parameters before this one, which are complete already.
 
         Returns:
             Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
@@ -307,7 +307,7 @@ class Update:
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
-        """Tell plugins of a lost peer."""
+        """Report a lost peer to plugins."""
         try:
             yield
         except PeerLostError as exc:
@@ -315,13 +315,13 @@ class Update:
             raise
 
     def conclude(self, others: Sequence[ReducedGradients] = ()) -> None:
-        """Apply the rules, unscale, look for overflows, clip, to what all exchanges of the window have reduced.
+        """Post-process the reduced gradients of the window: unscale, check for overflows, clip.
 
-        The binding calls it once in a window, after the last `finish`. Collective over all ranks of the model.
+        The binding calls it once per window, after the last `finish`. Collective over all ranks of the model.
 
         Args:
             others: gradients that the binding has reduced itself, with the factor `whole_scale`: sparse ones, each row
-                once. Equal on all ranks unless they say otherwise; not deferred.
+                once. Equal on all ranks unless `divided_over` is set; not deferred.
         """
         self._factors.conclude(self._series, others)
 
@@ -334,12 +334,12 @@ class Update:
             others: see `conclude`.
 
         Returns:
-            The norm over all elements before; infinite where a gradient has overflowed, which then stays as it is.
+            The norm over all elements before clipping; infinite if a gradient has overflowed, which is not changed.
         """
         return self._factors.clip_norm(self._series, limit, order, others)
 
     def applied(self) -> None:
-        """Start the next window: the inner step is done."""
+        """Start the next window, after the inner step."""
         self.reset_window()
         self.step += 1
         for strategy in self.strategies:
@@ -347,7 +347,7 @@ class Update:
         self.context.step_applied(self.step)
 
     def reset_window(self) -> None:
-        """Start the next window, without an update: forget the passes of the current one."""
+        """Start the next window without an update: the passes of the current one are dropped."""
         self.window.reset()
 
     def set_passes(self, passes: int) -> None:
@@ -373,7 +373,7 @@ class Update:
             )
         self.window.change(Accumulation(passes, average=False, stepwise=False))
 
-    def take_steps(self, steps: int) -> None:
+    def accumulate_steps(self, steps: int) -> None:
         """Add up this many passes in each of the next updates, with a call of `step` after each pass.
 
         Every rank calls it between the same two updates. From then on no strategy counts the passes.
@@ -386,7 +386,7 @@ class Update:
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
 
-        With `average` the mean is over the passes that there were, on all ranks together.
+        With `average` the mean is over the passes of all ranks together.
         """
         counts = Buffer.allocate(1, DType.INT64)
         passes = counts.bytes().cast("q")
@@ -406,7 +406,7 @@ class Update:
         self._begin(context, accumulation, scaler=scaler)
 
     def close(self) -> None:
-        """Give back buffers and communicators."""
+        """Release buffers and communicators."""
         self._series.close()
         self._factors.close()
         if self._communicator is not None:

@@ -128,10 +128,10 @@ class FusedExchange:
             self._announcements[0].announce()
         return self._complete(None)
 
-    def take_steps(self, steps: int) -> None:
+    def accumulate_steps(self, steps: int) -> None:
         """Let the next update take this many steps; collective in an elastic job whose world has changed."""
         self._follow()
-        self.update.take_steps(steps)
+        self.update.accumulate_steps(steps)
 
     def flush(self) -> ExchangeResult | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""

@@ -187,12 +187,12 @@ class Binding:
         """Let the number of passes of an update change from one to the next; before anything is traced."""
         self._passes_vary = True
 
-    def take_steps(self, steps: int) -> None:
-        """Let the next update take this many steps, see `Update.take_steps`."""
+    def accumulate_steps(self, steps: int) -> None:
+        """Let the next update take this many steps, see `Update.accumulate_steps`."""
         if self._exchange is None:
-            self._update.take_steps(steps)
+            self._update.accumulate_steps(steps)
         else:
-            self._exchange.take_steps(steps)
+            self._exchange.accumulate_steps(steps)
 
     @contextmanager
     def weighting_loss(self, weight: tf.Tensor) -> Iterator[None]:

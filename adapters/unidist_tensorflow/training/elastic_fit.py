@@ -68,7 +68,7 @@ class ElasticFit:
 
         Raises:
             UsageError: the data cannot be redistributed, or is not that of the calls before.
-            SystemExit, StalledError, StateLostError: see `unidist.elastic.generations.Generations.go_on`.
+            SystemExit, StalledError, StateLostError: see `Generations.enter_next_generation`.
         """
         given = inspect.signature(self._plain_fit).bind(*args, **options)
         given.apply_defaults()
@@ -204,7 +204,7 @@ class ElasticFit:
                 reason = training.reason_of(exc)
             _note(seen, model.history)
             if reason:
-                training.go_on(reason)
+                training.enter_next_generation(reason)
         return _history(model, seen)
 
 

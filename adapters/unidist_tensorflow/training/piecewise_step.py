@@ -50,7 +50,7 @@ class PiecewiseTrainStep:
         share = self._data.next_share()
         assert self._data.batch_size is not None, "given"
         pieces = share.pieces(self._data.batch_size)
-        self._optimizer._unidist.take_steps(len(pieces))
+        self._optimizer._unidist.accumulate_steps(len(pieces))
         weights = [share.weight(stop - start) for start, stop in pieces]
         bounds = [(start, stop) if stop > start else (0, 1) for start, stop in pieces]
         return [np.array(bounds, np.int64), np.array(weights, np.float64)]

@@ -99,7 +99,7 @@ class PiecewiseStep:
                     f"most {batch_size}, but {exc}. Give inputs and targets the samples along their first dim, or use "
                     "ud.elastic.Policy(global_batch='rescale')"
                 ) from exc
-        self._optimizer._unidist.take_steps(len(pieces))
+        self._optimizer._unidist.accumulate_steps(len(pieces))
         total = 0.0
         for start, stop in pieces:
             if stop > start or self._together:

@@ -183,9 +183,9 @@ class Binding:
         """Change the number of backward passes per update."""
         self._update.set_passes(passes)
 
-    def take_steps(self, steps: int) -> None:
-        """Let the next update take this many steps, see `Update.take_steps`."""
-        self._update.take_steps(steps)
+    def accumulate_steps(self, steps: int) -> None:
+        """Let the next update take this many steps, see `Update.accumulate_steps`."""
+        self._update.accumulate_steps(steps)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that the inner step gathers, or None if the optimizer has all of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from unidist.control.elastic.resumable_coordinator import Kept
+from unidist.control.elastic.resumable_coordinator import Snapshot
 from unidist.control.wire import Message
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.hosts import ElasticHost
@@ -82,7 +82,7 @@ class Resumption:
     def _note_change(self) -> None:
         self._is_changed = True
 
-    def _take_over(self, kept: Kept | None) -> None:
+    def _take_over(self, kept: Snapshot | None) -> None:
         parts, membership = self._parts, self._parts.coordinator.membership
         parts.num_agents = parts.coordinator.num_expected
         parts.generation = parts.coordinator.generation if membership.has_begun else -1
@@ -116,7 +116,7 @@ class Resumption:
                 parts.label(worker.seat, host.name)
 
 
-def kept_parts(parts: ElasticParts) -> Kept:
+def kept_parts(parts: ElasticParts) -> Snapshot:
     """Return the launcher's part of the state; plain data."""
     return {
         "count": parts.workers.count,

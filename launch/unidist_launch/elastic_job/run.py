@@ -14,8 +14,8 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from unidist.control.coordinator import HostCame, HostLost, HostSaid
-from unidist.control.elastic.coordinator import Beat, Happened
+from unidist.control.coordinator import HostJoined, HostLost, HostMessage
+from unidist.control.elastic.coordinator import Beat, JobEvent
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
@@ -117,13 +117,13 @@ class ElasticRun:
             key.data()
         self._ends.next_round()
         for event in parts.server.take_events():
-            if isinstance(event, Happened):
+            if isinstance(event, JobEvent):
                 self._note(event.kind, event.fields)
             elif isinstance(event, Beat):
                 self._observation.beat(event.worker, event.step_times)
-            elif isinstance(event, HostCame):
+            elif isinstance(event, HostJoined):
                 self._welcome(event.host, event.facts)
-            elif isinstance(event, HostSaid):
+            elif isinstance(event, HostMessage):
                 self._hear_host(event.host, event.message)
             elif isinstance(event, HostLost):
                 self._lose_host(event.host, event.reason)

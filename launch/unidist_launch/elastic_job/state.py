@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unidist._version import __version__
-from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
+from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
 from unidist.control.server import ControlServer
 from unidist.control.service import Action
 from unidist.errors import ConfigurationError
@@ -122,7 +122,7 @@ class KeptState:
             raise ConfigurationError(f"--state-dir {str(self._folder.path)!r} cannot be written: {exc}") from exc
         return server
 
-    def keep_launcher(self, kept: Kept) -> Iterable[Action]:
+    def keep_launcher(self, kept: Snapshot) -> Iterable[Action]:
         """Keep the launcher's own part. In the server's thread."""
         self._state["launcher"] = kept
         self._write()

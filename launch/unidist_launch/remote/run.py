@@ -14,7 +14,7 @@ from dataclasses import astuple
 from functools import partial
 
 from unidist._version import __version__
-from unidist.control.coordinator import Coordinator, HostCame, HostLost, HostSaid
+from unidist.control.coordinator import Coordinator, HostJoined, HostLost, HostMessage
 from unidist.control.server import ControlServer
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
@@ -217,7 +217,7 @@ class RemoteRun:
             key.data()
         self._round += 1
         for event in self._server.take_events():
-            if isinstance(event, HostCame):
+            if isinstance(event, HostJoined):
                 self._facts[event.host] = event.facts
                 if self._job.verbose:
                     facts = event.facts
@@ -225,7 +225,7 @@ class RemoteRun:
                     self._output.message(
                         f"unidist: host {name} ({facts['name']}) is {facts['address']}, {facts['cores']} cores"
                     )
-            elif isinstance(event, HostSaid):
+            elif isinstance(event, HostMessage):
                 self._hear_host(event.host, event.message)
             elif isinstance(event, HostLost):
                 self._lose_host(event.host, event.reason)

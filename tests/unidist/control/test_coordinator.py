@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unidist.control.coordinator import Coordinator, HostCame, HostLost, HostSaid
+from unidist.control.coordinator import Coordinator, HostJoined, HostLost, HostMessage
 from unidist.control.service import Action, Drop, Publish, Send
 
 
@@ -162,9 +162,9 @@ def test_agents_come_speak_and_leave() -> None:
     desk.say(7, "goodbye")
     desk.lose(7)
     came, said = desk.events
-    assert isinstance(came, HostCame)
+    assert isinstance(came, HostJoined)
     assert (came.host, came.facts["cores"]) == (1, 4)
-    assert said == HostSaid(1, {"type": "exits", "ranks": [0]})
+    assert said == HostMessage(1, {"type": "exits", "ranks": [0]})
 
 
 def test_an_agent_that_is_not_awaited_is_dropped() -> None:

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, Happened
+    from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, JobEvent
     from unidist.control.elastic.member import Member, join, present
     from unidist.control.elastic.membership import NO_STATE, Membership, Phase
-    from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
+    from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
     from unidist.control.elastic.step_times import StepTimeReport
     from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
 
 __all__ = [
-    "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "Happened", "Kept", "Member", "Membership",
-    "NO_STATE", "Phase", "ResumableCoordinator", "StepTimeReport", "WorkerLink", "join", "present",
+    "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "JobEvent", "Member", "Membership", "NO_STATE",
+    "Phase", "ResumableCoordinator", "Snapshot", "StepTimeReport", "WorkerLink", "join", "present",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "coordinator": "Beat ElasticCoordinator Happened",
+        "coordinator": "Beat ElasticCoordinator JobEvent",
         "member": "Member join present",
         "membership": "Membership NO_STATE Phase",
-        "resumable_coordinator": "Kept ResumableCoordinator",
+        "resumable_coordinator": "Snapshot ResumableCoordinator",
         "step_times": "StepTimeReport",
         "worker_link": "Assignment DismissedError WorkerLink",
     },

@@ -32,16 +32,16 @@ from unidist.control.service import Action, Drop, Publish, Send
 from unidist.control.wire import Message
 
 WORKER_EVENTS = frozenset({"checkpoint", "checkpoint_loaded"})
-"""What workers put into the job's log."""
+"""Kinds of events that workers may add to the job's log."""
 
 
 @dataclass(frozen=True)
-class Happened:
-    """Something that the job's log tells.
+class JobEvent:
+    """An event for the job's log.
 
     Args:
         kind: "joined", "lost", "generation", "ended", "left", "hung", "finished", "change", "short".
-        fields: what belongs to it; plain data.
+        fields: of the event; plain data.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class _Link:
 
 
 class ElasticCoordinator(Coordinator):
-    """Decides for one elastic job; publishes `Happened` and `Beat` beside what `Coordinator` publishes.
+    """Decides for one elastic job; publishes `JobEvent` and `Beat` beside what `Coordinator` publishes.
 
     Args:
         membership: the rules of the world's size.
@@ -108,7 +108,7 @@ class ElasticCoordinator(Coordinator):
     def expect_worker(self, number: int, host: int) -> Iterator[Action]:
         """Await a worker that is about to be started."""
         self.membership.expect(number, host)
-        yield Publish(Happened("started", {"worker": number, "host": host}))
+        yield Publish(JobEvent("started", {"worker": number, "host": host}))
 
     def end_worker(self, number: int, reason: str, *, now: float, succeeded: bool) -> Iterator[Action]:
         """A worker's process has ended."""
@@ -116,7 +116,7 @@ class ElasticCoordinator(Coordinator):
         self._forget(number)
         if succeeded:
             self.membership.is_finishing = True
-            yield Publish(Happened("finished", {"worker": number}))
+            yield Publish(JobEvent("finished", {"worker": number}))
         if worker is None:
             return
         has_failed = worker.phase is Phase.DETACHED and not succeeded
@@ -214,14 +214,14 @@ class ElasticCoordinator(Coordinator):
             yield Publish(Beat(worker.number, dict(message.get("step_times", {}))))
         elif kind == "leaving":
             self.membership.leave(worker.number)
-            yield Publish(Happened("leaving", {"worker": worker.number, "rank": worker.rank}))
+            yield Publish(JobEvent("leaving", {"worker": worker.number, "rank": worker.rank}))
             yield from self._advance(now)
         elif kind == "detached":
             self.membership.detach(worker.number)
         elif kind == "give_up":
-            yield Publish(Happened("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
+            yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
         elif kind == "happened" and message["event"] in WORKER_EVENTS:
-            yield Publish(Happened(str(message["event"]), {"worker": worker.number, **message["fields"]}))
+            yield Publish(JobEvent(str(message["event"]), {"worker": worker.number, **message["fields"]}))
         else:
             raise ValueError(f"unknown message {kind!r}")
 
@@ -233,7 +233,7 @@ class ElasticCoordinator(Coordinator):
             yield from self._end_world(f"rank {worker.rank} has not heard of generation {self.generation}", ())
         self.membership.ready(worker.number, int(message["progress"]), now)
         if is_new:
-            yield Publish(Happened("joined", {"worker": worker.number, "host": worker.host}))
+            yield Publish(JobEvent("joined", {"worker": worker.number, "host": worker.host}))
         if was_member and message["reason"]:
             # It could not go on, and nobody told it so: whatever it was, the others cannot go on either.
             yield from self._end_world(f"rank {worker.rank} could not go on: {message['reason']}", ())
@@ -265,7 +265,7 @@ class ElasticCoordinator(Coordinator):
         if is_short != self._is_short:
             self._is_short = is_short
             fields = {"waiting": len(membership.waiting), "needed": membership.min_num}
-            yield Publish(Happened("short" if is_short else "enough", fields))
+            yield Publish(JobEvent("short" if is_short else "enough", fields))
 
     def _tell_change(self) -> Iterator[Action]:
         """Ask the members to come back, once; and again when others are to leave, who then give away what they keep."""
@@ -273,7 +273,7 @@ class ElasticCoordinator(Coordinator):
         if self._change_told and leaving == self._leaving_told:
             return
         if not self._change_told:
-            yield Publish(Happened("change", {"generation": self.generation}))
+            yield Publish(JobEvent("change", {"generation": self.generation}))
         self._change_told, self._leaving_told = True, leaving
         message: Message = {"type": "change", "generation": self.generation, "leaving": leaving}
         for worker in self.membership.members:
@@ -295,7 +295,7 @@ class ElasticCoordinator(Coordinator):
             "progress": world.progress,
             "workers": [members[rank] for rank in sorted(members)],
         }
-        yield Publish(Happened("generation", fields))
+        yield Publish(JobEvent("generation", fields))
         for number, place in world.places.items():
             message: Message = {
                 "type": "assign",
@@ -311,7 +311,7 @@ class ElasticCoordinator(Coordinator):
     def _dismiss(self, number: int) -> Iterator[Action]:
         worker = self.membership.remove(number)
         assert worker is not None
-        yield Publish(Happened("left", {"worker": number, "rank": worker.rank, "progress": worker.progress}))
+        yield Publish(JobEvent("left", {"worker": number, "rank": worker.rank, "progress": worker.progress}))
         yield from self._send(number, {"type": "dismissed"})
         peer = self._forget(number)
         if peer is not None:
@@ -320,7 +320,7 @@ class ElasticCoordinator(Coordinator):
     def _lose(self, worker: Worker, reason: str) -> Iterator[Action]:
         """A member is gone, and is known here no more."""
         fields = {"worker": worker.number, "rank": worker.rank, "generation": worker.generation, "reason": reason}
-        yield Publish(Happened("lost", fields))
+        yield Publish(JobEvent("lost", fields))
         assert worker.rank is not None
         yield from self._end_world(f"rank {worker.rank} was lost: {reason}", (worker.rank,))
 
@@ -331,7 +331,7 @@ class ElasticCoordinator(Coordinator):
         self._has_world = False
         self._was_lost = True
         yield from self.begin_generation(0)
-        yield Publish(Happened("ended", {"generation": ended, "text": text}))
+        yield Publish(JobEvent("ended", {"generation": ended, "text": text}))
         for worker in self.membership.workers.values():
             if worker.phase in (Phase.MEMBER, Phase.WAITING) and worker.rank is not None:
                 message: Message = {"type": "ended", "generation": ended, "text": text, "ranks": list(ranks)}
@@ -341,7 +341,7 @@ class ElasticCoordinator(Coordinator):
         """A worker is there, but does nothing: it is taken for lost, and the launcher ends it."""
         self.membership.remove(worker.number)
         self._forget(worker.number)
-        yield Publish(Happened("hung", {"worker": worker.number, "rank": worker.rank, "reason": reason}))
+        yield Publish(JobEvent("hung", {"worker": worker.number, "rank": worker.rank, "reason": reason}))
         yield from self._lose(worker, reason)
         yield Drop(peer, reason)
 

@@ -33,13 +33,13 @@ from typing import Any
 from typing_extensions import override
 
 from unidist.control.coordinator import HostLost
-from unidist.control.elastic.coordinator import ElasticCoordinator, Happened
+from unidist.control.elastic.coordinator import ElasticCoordinator, JobEvent
 from unidist.control.elastic.membership import Membership, Phase, Worker
 from unidist.control.service import Action, Publish, Send
 from unidist.control.wire import Message
 
-Kept = dict[str, Any]
-"""What is kept; plain data."""
+Snapshot = dict[str, Any]
+"""The state of a coordinator or of the launcher, as plain data."""
 
 
 class ResumableCoordinator(ElasticCoordinator):
@@ -72,7 +72,7 @@ class ResumableCoordinator(ElasticCoordinator):
 
     # What is kept
 
-    def snapshot(self) -> Kept:
+    def snapshot(self) -> Snapshot:
         """Return what another process needs to take over."""
         return {
             "generation": self.generation,
@@ -84,7 +84,7 @@ class ResumableCoordinator(ElasticCoordinator):
             "membership": self.membership.snapshot(),
         }
 
-    def news(self) -> Kept | None:
+    def news(self) -> Snapshot | None:
         """Return the snapshot if it is not that of the last call; None if it is."""
         membership = self.membership
         seen = (
@@ -96,7 +96,7 @@ class ResumableCoordinator(ElasticCoordinator):
         self._seen = seen
         return self.snapshot()
 
-    def restore(self, kept: Kept, *, now: float) -> None:
+    def restore(self, kept: Snapshot, *, now: float) -> None:
         """Take over from what `snapshot` returned, and await those who were there. Before anything else is called.
 
         Raises:
@@ -137,7 +137,7 @@ class ResumableCoordinator(ElasticCoordinator):
         if message.get("leaving"):
             self.membership.leave(worker.number)
         if message.get("gives_up"):
-            yield Publish(Happened("state_lost", {"worker": worker.number, "reason": str(message["gives_up"])}))
+            yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": str(message["gives_up"])}))
         if message.get("detached"):
             self.membership.detach(worker.number)
         elif message.get("waits") is not None:
@@ -174,7 +174,7 @@ class ResumableCoordinator(ElasticCoordinator):
         for number in sorted(self._awaited):
             worker = self.membership.remove(number)
             if worker is not None:
-                yield Publish(Happened("hung", {"worker": number, "rank": worker.rank, "reason": reason}))
+                yield Publish(JobEvent("hung", {"worker": number, "rank": worker.rank, "reason": reason}))
                 if worker.phase is Phase.MEMBER:
                     yield from self._lose(worker, reason)
         self._awaited.clear()
@@ -186,4 +186,4 @@ class ResumableCoordinator(ElasticCoordinator):
             yield from super()._advance(now)
 
 
-__all__ = ["Kept", "ResumableCoordinator"]
+__all__ = ["Snapshot", "ResumableCoordinator"]

@@ -25,7 +25,7 @@ from unidist.checkpoint.loading import LoadOptions, load
 from unidist.checkpoint.save_request import SaveHandle, SaveOptions
 from unidist.checkpoint.saving import Saver
 from unidist.checkpoint.update_state import UpdateState
-from unidist.elastic.durable.commit_agreement import Wishes, agree_at_commit
+from unidist.elastic.durable.commit_agreement import CommitRequests, agree_at_commit
 from unidist.elastic.durable.parts import DurableParts
 from unidist.elastic.durable.schedule import CheckpointSchedule
 from unidist.errors import CheckpointError, PeerLostError, StateLostError, UnidistError
@@ -177,17 +177,17 @@ class Durable:
         is_first = context.current().topology.rank == 0
         self._is_wanted = is_first and self._writing is None and self._schedule.is_due(now)
 
-    def agreed(self, state: Checkpointed, wishes: Wishes) -> None:
+    def agreed(self, state: Checkpointed, requests: CommitRequests) -> None:
         """Note what the ranks have agreed on; before they leave all together, keep what they have reached."""
-        self._is_wanted, self._is_agreed = False, wishes.checkpoint
-        if not (wishes.change and wishes.leaving):
+        self._is_wanted, self._is_agreed = False, requests.checkpoint
+        if not (requests.change and requests.leaving):
             return
         for _ in range(_NUM_LOOKS):  # the signal that one rank has got may be on its way to the others
-            if not wishes.staying:
+            if not requests.staying:
                 break
             time.sleep(_LOOK_SEC)
-            wishes = agree_at_commit(context.current())
-        if not wishes.staying:
+            requests = agree_at_commit(context.current())
+        if not requests.staying:
             self._is_agreed = False
             self._save(state, asynchronous=False)
 

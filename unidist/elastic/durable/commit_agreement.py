@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class CommitRequests:
     """The requests of one rank at a commit or, after the agreement, those of any rank.
 
     Args:
-        change: the world is to change now.
-        checkpoint: a durable checkpoint is to be made of this commit.
+        change: change the world now.
+        checkpoint: make a durable checkpoint of this commit.
         leaving: this rank will not be in the next world.
-        staying: it will be.
+        staying: this rank will be in the next world.
     """
 
     change: bool = False
@@ -30,29 +30,29 @@ class Wishes:
 
 
 class CommitAgreement:
-    """Tells whether any rank wants something: all of them act at the same step. Made once for each context."""
+    """Combines the requests of all ranks, so that all of them act at the same step. Made once for each context."""
 
     def __init__(self, runtime: Context) -> None:
         self._communicator = runtime.duplicate_world()
         self._recorder = runtime.recorder
-        self._flags = Buffer.allocate(len(astuple(Wishes())), DType.UINT8)
+        self._flags = Buffer.allocate(len(astuple(CommitRequests())), DType.UINT8)
 
-    def on(self, own: Wishes) -> Wishes:
-        """Return what any rank wants. Collective."""
+    def on(self, own: CommitRequests) -> CommitRequests:
+        """Return the requests of any rank. Collective."""
         view = self._flags.bytes()
         view[:] = bytes(astuple(own))
         self._recorder.wait(self._communicator.allreduce(self._flags, self._flags, op=ReduceOp.MAX))
-        return Wishes(*map(bool, view))
+        return CommitRequests(*map(bool, view))
 
     def close(self) -> None:
-        """Give back the communicator."""
+        """Release the communicator."""
         self._communicator.close()
 
 
-def agree_at_commit(runtime: Context, *, checkpoint: bool = False) -> Wishes:
-    """Return what the ranks agree on now. Collective in an elastic job; a step has been taken.
+def agree_at_commit(runtime: Context, *, checkpoint: bool = False) -> CommitRequests:
+    """Return the requests of any rank. Collective; called after each step.
 
-    In any other job nothing but checkpoints can be wanted.
+    In a job that is not elastic only checkpoints can be requested.
 
     Args:
         runtime: the present context.
@@ -60,11 +60,11 @@ def agree_at_commit(runtime: Context, *, checkpoint: bool = False) -> Wishes:
     """
     link = None if runtime.membership is None else runtime.membership.link
     is_alone = runtime.topology.world_size == 1
-    own = Wishes(checkpoint=checkpoint)
+    own = CommitRequests(checkpoint=checkpoint)
     if link is not None:
         link.step()
         if is_alone:
             link.check()
         is_leaving = link.worker in link.leaving_workers
-        own = Wishes(link.change_is_wanted, checkpoint, is_leaving, not is_leaving)
+        own = CommitRequests(link.change_is_wanted, checkpoint, is_leaving, not is_leaving)
     return own if is_alone else runtime.owned(CommitAgreement).on(own)

@@ -105,7 +105,7 @@ class PeerMemory:
         if self._communicator is not peers.communicator:
             self._number = 0
         self._number += 1
-        self.forget_older()
+        self.drop_older()
         communicator = peers.communicator
         key = (peers.generation, -1 if peers.generation >= 0 else peers.worker, self._number)
         made = _Commit(key, [None] * communicator.size)
@@ -126,7 +126,7 @@ class PeerMemory:
             communicator.barrier().wait()  # all ranks have what they are to keep
         self._committed, self._communicator = key, communicator
 
-    def forget_older(self) -> None:
+    def drop_older(self) -> None:
         """Keep the last commit only."""
         for old in [commit for commit in self._commits if commit.key != self._committed]:
             self._commits.remove(old)
@@ -154,16 +154,18 @@ class PeerMemory:
         communicator = peers.communicator
         keys: list[Key | None] = gather_objects(communicator, self._committed)
         commit = self._find(keys[0])
-        offers: list[_Offer | None] = gather_objects(communicator, None if commit is None else _Offer.of(commit))
-        first = offers[0]
+        gathered: list[_CommitContents | None] = gather_objects(
+            communicator, None if commit is None else _CommitContents.of(commit)
+        )
+        first = gathered[0]
         assert first is not None, "rank 0 has its own commit"
-        offered = [_Offer(first.keepers, {}) if offer is None else offer for offer in offers]
-        lost = lost_origins(len(first.keepers), [offer.holdings for offer in offered])
+        contents = [_CommitContents(first.keepers, {}) if each is None else each for each in gathered]
+        lost = lost_origins(len(first.keepers), [each.holdings for each in contents])
         if lost:
             raise StateLostError(_lost_text(lost, first.keepers))
-        holdings = {origin: held for offer in reversed(offered) for origin, held in offer.holdings.items()}
+        holdings = {origin: held for each in reversed(contents) for origin, held in each.holdings.items()}
         holders = {
-            origin: [rank for rank, offer in enumerate(offered) if origin in offer.holdings] for origin in holdings
+            origin: [rank for rank, each in enumerate(contents) if origin in each.holdings] for origin in holdings
         }
         own = {} if commit is None else commit.holdings
         take_over(communicator, holdings, holders, own, states, convert=self._convert)
@@ -248,7 +250,7 @@ class PeerMemory:
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _CommitContents:
     """A rank's part of the commit from which all ranks continue.
 
     Args:
@@ -260,7 +262,7 @@ class _Offer:
     holdings: dict[int, HoldingIndex]
 
     @classmethod
-    def of(cls, commit: _Commit) -> _Offer:
+    def of(cls, commit: _Commit) -> _CommitContents:
         held = {origin: HoldingIndex(each.pieces, each.values) for origin, each in commit.holdings.items()}
         return cls(commit.keepers, held)
 

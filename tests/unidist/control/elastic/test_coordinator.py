@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, Happened
+from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, JobEvent
 from unidist.control.elastic.membership import NO_STATE, Membership
 from unidist.control.service import Action, Drop, Publish, Send
 
@@ -27,7 +27,7 @@ class Desk:
             stall=None if stall is None else timedelta(seconds=stall),
         )
         self.sent: dict[int, list[dict[str, Any]]] = {}
-        self.happened: list[Happened] = []
+        self.happened: list[JobEvent] = []
         self.beats: list[Beat] = []
         self.dropped: list[int] = []
         self.now = 0.0
@@ -65,7 +65,7 @@ class Desk:
             if isinstance(action, Send):
                 self.sent.setdefault(action.peer, []).append(action.message)
             elif isinstance(action, Publish):
-                if isinstance(action.event, Happened):
+                if isinstance(action.event, JobEvent):
                     self.happened.append(action.event)
                 elif isinstance(action.event, Beat):
                     self.beats.append(action.event)
@@ -231,14 +231,14 @@ def test_a_lost_state_is_told_to_the_launcher() -> None:
     desk = Desk()
     desk.come(0, 1)
     desk.say(1, "give_up", reason="it was held by rank 0 alone")
-    assert desk.happened[-1] == Happened("state_lost", {"worker": 1, "reason": "it was held by rank 0 alone"})
+    assert desk.happened[-1] == JobEvent("state_lost", {"worker": 1, "reason": "it was held by rank 0 alone"})
 
 
 def test_a_checkpoint_is_told_to_the_log_and_nothing_else_is() -> None:
     desk = Desk()
     desk.come(0, 1)
     desk.say(0, "happened", event="checkpoint", fields={"commit": 7})
-    assert desk.happened[-1] == Happened("checkpoint", {"worker": 0, "commit": 7})
+    assert desk.happened[-1] == JobEvent("checkpoint", {"worker": 0, "commit": 7})
     with pytest.raises(ValueError, match="happened"):
         desk.say(0, "happened", event="lost", fields={"rank": 1})
 

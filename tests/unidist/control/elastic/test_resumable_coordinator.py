@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unidist.control.elastic.test_coordinator import AGENT, Desk
 from unidist.control.coordinator import HostLost
 from unidist.control.elastic.membership import Membership, Phase
-from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
+from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
 from unidist.control.service import Action, Publish
 
 PATIENCE_SEC = 60.0
@@ -82,7 +82,7 @@ class ResumableDesk(Desk):
 
     def _replace(self, made: ResumableCoordinator) -> None:
         self.coordinator, self.membership = made, made.membership
-        self.kept: Kept = json.loads(json.dumps(made.snapshot()))
+        self.kept: Snapshot = json.loads(json.dumps(made.snapshot()))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.membership import NO_STATE, Membership
-from unidist.control.elastic.resumable_coordinator import Kept, ResumableCoordinator
+from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
 from unidist.control.elastic.worker_link import WorkerLink
 from unidist.control.server import ControlServer
 from unidist.errors import ConfigurationError, PeerLostError
@@ -31,13 +31,13 @@ class Launcher:
         self.server = ControlServer(self.coordinator, SECRET, host="127.0.0.1")
         self.server.start()
 
-    def die(self) -> Kept:
+    def die(self) -> Snapshot:
         """End without a word; returns what was kept."""
         kept = self.coordinator.snapshot()
         self.server.close()
         return kept
 
-    def come_back(self, kept: Kept) -> None:
+    def come_back(self, kept: Snapshot) -> None:
         """Take the same port again."""
         self.coordinator = self._coordinator()
         self.coordinator.restore(kept, now=0.0)

@@ -138,7 +138,7 @@ def test_a_commit_that_not_all_have_made_is_not_taken(first: int) -> None:
         worker.divide(rank, communicator.size)
         worker.fill(1)
         worker.memory.commit(peers(rank), worker.states(1))
-        worker.memory.forget_older()
+        worker.memory.drop_older()
         all_have_committed.wait()
         if rank == 1:
             world.abort("rank 1 is gone")
