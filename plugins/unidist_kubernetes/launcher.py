@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from unidist._version import __version__
 from unidist.control.client import connect
 from unidist.control.connection import Connection, ConnectionLost
@@ -100,8 +102,8 @@ class KubernetesLauncher(Launcher, KnowsHosts):
             return Availability(False, f"needs Linux, this is {platform.system()}")
         return Availability(True, "in the pods of `unidist kubernetes manifest`")
 
+    @override
     def hosts(self) -> tuple[Host, ...]:
-        """See `KnowsHosts.hosts`."""
         pod = Pod.read(os.environ)
         return tuple(Host(pod.name_of(index), pod.slots) for index in range(pod.num_pods))
 

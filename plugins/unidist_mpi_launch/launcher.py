@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from typing_extensions import override
+
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, Job, Launcher
@@ -103,8 +105,8 @@ class MpiAgents(AgentStarter):
         self.addresses = ("127.0.0.1",) if self._here else () if job.network_interfaces else _routed(hosts)
         self._variable = ""
 
+    @override
     def command(self, host: Host) -> Sequence[str]:
-        """See `AgentStarter.command`."""
         listed = ",".join(f"{'localhost' if self._here else each.name}:{each.slots}" for each in self._hosts)
         words = [self._program, "--host", listed, "-n", str(self._job.num_proc), "--stdin", "none"]
         words += ["--bind-to", "none", "--continuous"]
@@ -115,8 +117,9 @@ class MpiAgents(AgentStarter):
             words += ["--mca", "mpi_yield_when_idle", "1"]  # ranks without a core of their own must not spin
         return [*words, *agent_command()]
 
+    @override
     def order_channel(self, order: bytes) -> bytes:
-        """See `AgentStarter.order_channel`.
+        """Return nothing to write: the order travels in a file here, else in a variable of mpirun's.
 
         Raises:
             ConfigurationError: the order is too long to travel.
@@ -135,12 +138,12 @@ class MpiAgents(AgentStarter):
             self._variable = order.decode().strip()
         return b""
 
+    @override
     def environment(self) -> dict[str, str]:
-        """See `AgentStarter.environment`."""
         return {**os.environ, ORDER_VARIABLE: self._variable}
 
+    @override
     def explain(self, host: Host, returncode: int, text: str) -> str:
-        """See `AgentStarter.explain`."""
         return meaning_of(host, self._program, returncode, text, _REASONS)
 
     def _on_this_host(self) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 
@@ -33,8 +34,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
         self.name = name
         self._units = units
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """See `click.ParamType.convert`."""
         if isinstance(value, float):
             return value
         found = read_number(str(value), self._units)

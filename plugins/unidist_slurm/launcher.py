@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from typing_extensions import override
+
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.launcher import ElasticLimits, Host, Job, KnowsHosts, Launcher, RunsElasticJobs
@@ -54,8 +56,8 @@ class SlurmLauncher(Launcher, KnowsHosts, RunsElasticJobs):
         inside = slurm_allocation.MARKER in os.environ
         return Availability(True, program if inside else f"{program}; inside of an allocation, which this is not")
 
+    @override
     def hosts(self) -> tuple[Host, ...]:
-        """See `KnowsHosts.hosts`."""
         return slurm_allocation.read(os.environ, slurm_allocation.expand_by_scontrol)
 
     def run(self, job: Job) -> int:
@@ -113,20 +115,20 @@ class _Srun(AgentStarter):
     address_variable = "SLURM_LAUNCH_NODE_IPADDR"
     exports = False  # srun exports the launcher's environment; Slurm adds what belongs to a node, such as its GPUs
 
+    @override
     def environment(self) -> dict[str, str]:
-        """See `AgentStarter.environment`."""
         return {name: value for name, value in os.environ.items() if not _PER_TASK.fullmatch(name)}
 
+    @override
     def explain(self, host: Host, returncode: int, text: str) -> str:
-        """See `AgentStarter.explain`."""
         return meaning_of(host, "srun", returncode, text, _REASONS)
 
 
 class SlurmNodeAgent(_Srun):
     """Starts the agent of one node by an srun of its own, so that one that is lost can be started again."""
 
+    @override
     def command(self, host: Host) -> Sequence[str]:
-        """See `AgentStarter.command`."""
         return ["srun", "--nodes", "1", "--ntasks", "1", "--nodelist", host.name, *_OPTIONS, *agent_command()]
 
 
@@ -144,8 +146,8 @@ class SlurmAgents(_Srun):
         # By name: Slurm may number the tasks in another order than that of the list.
         self.indices: Mapping[str, int] = {name: index for index, name in enumerate(self._names)}
 
+    @override
     def command(self, host: Host) -> Sequence[str]:
-        """See `AgentStarter.command`."""
         num_nodes = str(len(self._names))
         return [
             "srun",

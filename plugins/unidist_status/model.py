@@ -14,7 +14,7 @@ from typing import Any
 from unidist.launcher import ObservedWorker
 from unidist_launch.elastic_job.report import event_line
 from unidist_status.recovery import RecoveryWatch
-from unidist_status.step_times import PaceWindow, read_report
+from unidist_status.step_times import StepTimeWindow, read_report
 from unidist_status.stragglers import StragglerWatch
 
 NUM_EVENTS = 100
@@ -40,7 +40,7 @@ class _Worker:
     has_trained: bool = False
     heard: float | None = None
     reason: str = ""
-    window: PaceWindow = field(default_factory=PaceWindow)
+    window: StepTimeWindow = field(default_factory=StepTimeWindow)
     lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
 
 
@@ -307,7 +307,7 @@ class JobStatus:
         for rank, number in enumerate(self._members):
             worker = self._workers.get(number)
             if worker is not None:
-                worker.rank, worker.state, worker.window = rank, "training", PaceWindow()
+                worker.rank, worker.state, worker.window = rank, "training", StepTimeWindow()
 
     def _on_change(self, fields: Fields, now: float) -> None:
         self._recovery.changes("ranks come or go", now)

@@ -6,6 +6,8 @@ import time
 from http import HTTPStatus
 from typing import Any
 
+from typing_extensions import override
+
 from unidist_status.board import SharedStatus
 from unidist_status.server import Refused, StatusSource
 
@@ -22,21 +24,22 @@ class BoardSource(StatusSource):
     def __init__(self, shared: SharedStatus) -> None:
         self._shared = shared
 
+    @override
     def status(self) -> dict[str, Any]:
-        """See `StatusSource.status`."""
         with self._shared.lock:
             return self._shared.model.as_fields(now=time.monotonic())
 
+    @override
     def log_of(self, name: str) -> list[str]:
-        """See `StatusSource.log_of`."""
         with self._shared.lock:
             lines = self._shared.model.lines_of(name)
         if lines is None:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is no rank {name!r} now")
         return lines
 
+    @override
     def ask(self, action: str, name: str, client: str) -> dict[str, Any]:
-        """See `StatusSource.ask`. The launcher does it in the next turn of its loop."""
+        """The launcher does it in the next turn of its loop."""
         with self._shared.lock:
             model = self._shared.model
             number = model.find(name)

@@ -39,7 +39,7 @@ class StepTimes:
     waited_sec: float
 
 
-class PaceWindow:
+class StepTimeWindow:
     """The last reports of one worker in its present generation, one for each beat in which it had got on."""
 
     def __init__(self) -> None:

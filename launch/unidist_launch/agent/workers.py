@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from typing_extensions import override
+
 from unidist.control.client import connect
 from unidist.control.connection import ConnectionClosed, ConnectionLost
 from unidist.control.wire import Message, WireError
@@ -56,8 +58,8 @@ class AgentWorkers(AgentRanks):
     _orphan_since: float | None
     _retry_at: float
 
+    @override
     def introduce(self) -> None:
-        """See `AgentRanks.introduce`."""
         self._workers, self._backlog, self._orphan_since = {}, Backlog(), None
         super().introduce()
 

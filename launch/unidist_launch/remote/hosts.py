@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from typing_extensions import override
+
 from unidist.jobs.processes import parent_death_signal
 from unidist.launcher import Host
 from unidist_launch.agent.agent import ERROR_MARK
@@ -80,12 +82,12 @@ class LocalAgents(AgentStarter):
 
     addresses = ("127.0.0.1",)
 
+    @override
     def command(self, host: Host) -> Sequence[str]:
-        """See `AgentStarter.command`."""
         return agent_command()
 
+    @override
     def explain(self, host: Host, returncode: int, text: str) -> str:
-        """See `AgentStarter.explain`."""
         return agent_error(text) or f"its agent ended with exit code {returncode}: {last_line(text)}"
 
 

@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from unidist.errors import ConfigurationError
 from unidist.launcher import Host, RemoteShell
 from unidist_launch.remote.hosts import AgentStarter, Reasons, agent_command, agent_error, meaning_of
@@ -57,8 +59,9 @@ class SshAgents(AgentStarter):
             raise ConfigurationError(f"--ssh-identity-file {str(shell.identity_file)!r} does not exist.")
         self._words = words
 
+    @override
     def command(self, host: Host) -> Sequence[str]:
-        """See `AgentStarter.command`. Options of the user's own ssh configuration hold where ours are silent."""
+        """Options of the user's own ssh configuration hold where ours are silent."""
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SEC}", "-T"]
         if self._shell.port is not None:
             options += ["-p", str(self._shell.port)]
@@ -66,8 +69,8 @@ class SshAgents(AgentStarter):
             options += ["-i", str(self._shell.identity_file.absolute())]
         return [*self._words, *options, host.name, f"exec {shlex.join(agent_command())}"]
 
+    @override
     def explain(self, host: Host, returncode: int, text: str) -> str:
-        """See `AgentStarter.explain`."""
         if not agent_error(text) and returncode in (_NOT_FOUND, _NOT_EXECUTABLE):
             return (
                 f"{sys.executable} does not exist there, or cannot be run; every host needs the same environment at "

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import override
+
 from unidist.cost_model.figures import ActivationBytes, ActivationModel, ModelFigures
 from unidist.errors import ConfigurationError, unknown_choice
 
@@ -69,8 +71,8 @@ class Transformer(ActivationModel):
             self.layers * block + embedding + 2 * h, largest_unit=max(block, embedding), outside=embedding
         )
 
+    @override
     def bytes(self, itemsize: int) -> ActivationBytes:
-        """See `ActivationModel.bytes`."""
         sbh = self.sequence * self.batch * self.hidden
         mask = {"masks": 1, "floats": itemsize, "none": 0}[self.dropout]
         # e = itemsize. Attention: input, Q, K, V and the projection's input 5e, a mask; the MLP's two inputs and

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from typing_extensions import override
+
 from unidist.cost_model.figures import (
     ActivationBytes,
     ActivationModel,
@@ -82,18 +84,19 @@ class CountedWork(Work):
         below = (f"{path}.", f"{path}/")
         return sum(item.count for name, item in self.parameters.items() if name.startswith(below))
 
+    @override
     def layers(self) -> Sequence[Layer]:
-        """See `Work.layers`."""
         samples = self.counted.samples
         return [Layer(each.path, self.parameters_of(each.path), each.flops / samples) for each in self.counted.blocks]
 
+    @override
     def workload(self, samples: int) -> Workload:
-        """See `Work.workload`."""
         kept = None if self.activations is None else _ForSamples(self.activations, samples / self.counted.samples)
         return Workload(self._figures, self.optimizer, self.precision, kept)
 
+    @override
     def forward(self, samples: int, itemsize: int) -> PieceWork:
-        """See `Work.forward`. The traffic is twice what the blocks keep, as for a transformer."""
+        """The traffic is twice what the blocks keep, as for a transformer."""
         factor, blocks = samples / self.counted.samples, self.counted.blocks
         kept = 0.0 if self.activations is None else self.activations.bytes(itemsize).blocks
         return PieceWork(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from unidist.cost_model.figures import Precision, Workload
 from unidist.cost_model.work import PieceWork, Work
 from unidist.errors import ConfigurationError
@@ -39,13 +41,13 @@ class TransformerWork(Work):
         object.__setattr__(self, "num_blocks", model.layers)
         object.__setattr__(self, "divides", {"heads": model.num_heads, "hidden": model.hidden})
 
+    @override
     def workload(self, samples: int) -> Workload:
-        """See `Work.workload`."""
         transformer = replace(self.transformer, batch=samples)
         return Workload(transformer.figures(), self.optimizer, self.precision, transformer)
 
+    @override
     def forward(self, samples: int, itemsize: int) -> PieceWork:
-        """See `Work.forward`."""
         model = replace(self.transformer, batch=samples)
         tokens, width = samples * model.sequence, model.hidden
         block = tokens * (24 * width**2 + 4 * model.sequence * width)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unidist.control.elastic.step_times import StepTimeReport
-from unidist_status.step_times import PaceWindow, read_report
+from unidist_status.step_times import StepTimeWindow, read_report
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
 
 
 def test_rates_and_times_are_those_of_the_last_beats() -> None:
-    window = PaceWindow()
+    window = StepTimeWindow()
     assert window.rates(0.0) == (0.0, 0.0)
     assert window.times() is None
     for second in range(100):
@@ -35,7 +35,7 @@ def test_rates_and_times_are_those_of_the_last_beats() -> None:
 
 
 def test_steps_that_are_slower_than_beats_are_measured_too() -> None:
-    window = PaceWindow()
+    window = StepTimeWindow()
     for second in range(300):  # a step in half a minute, a beat every second
         steps = second // 30
         window.add(report(steps, own=30.0 * steps), float(second))
@@ -46,7 +46,7 @@ def test_steps_that_are_slower_than_beats_are_measured_too() -> None:
 
 
 def test_the_rate_of_one_that_stands_still_falls() -> None:
-    window = PaceWindow()
+    window = StepTimeWindow()
     for second in range(5):
         window.add(report(second), float(second))
     assert window.rates(5.0)[0] == pytest.approx(1.0)
@@ -54,7 +54,7 @@ def test_the_rate_of_one_that_stands_still_falls() -> None:
 
 
 def test_a_new_generation_begins_a_new_window() -> None:
-    window = PaceWindow()
+    window = StepTimeWindow()
     window.add(report(10), 0.0)
     window.add(report(20), 1.0)
     window.add(report(21, generation=1), 50.0)
