@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 
 class Kind(StrEnum):
-    """What to write."""
+    """Kinds of objects that a manifest can describe."""
 
     JOB = "job"
     JOBSET = "jobset"

@@ -1,1 +1,1 @@
-"""How long a step takes, how much memory it needs, and which strategies divide it best."""
+"""Time and memory of a training step, and the strategies that divide it best."""

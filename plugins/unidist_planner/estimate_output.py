@@ -1,4 +1,4 @@
-"""How `unidist estimate` shows what it found: a table by category, bars by strategy, or JSON."""
+"""Output of `unidist estimate`: a table by category, bars by strategy, or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands that reckon with a model have in common: numbers with units, and the sizes of a transformer."""
+"""Options shared by commands that compute with a model: numbers with units, and the sizes of a transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `unidist plan` shows what it found: a table, a sentence of reasons for each row, or JSON."""
+"""Output of `unidist plan`: a table, a sentence of reasons for each row, or JSON."""
 
 from __future__ import annotations
 

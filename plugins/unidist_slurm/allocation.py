@@ -1,4 +1,4 @@
-"""What Slurm has allocated: nodes and slots, from its variables. Pure, but for asking `scontrol` to spell out names."""
+"""The allocation of Slurm: nodes and slots, from its variables. Pure, but for asking `scontrol` to spell out names."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ _OPTIONS = (
 
 
 class _Srun(AgentStarter):
-    """What is alike however srun starts agents."""
+    """Common base of the ways in which srun starts agents."""
 
     address_variable = "SLURM_LAUNCH_NODE_IPADDR"
     exports = False  # srun exports the launcher's environment; Slurm adds what belongs to a node, such as its GPUs
@@ -125,7 +125,7 @@ class _Srun(AgentStarter):
 
 
 class SlurmNodeAgent(_Srun):
-    """Starts the agent of one node by an srun of its own, so that one that is lost can be started again."""
+    """Starts the agent of one node by a separate srun, so that a lost agent can be started again."""
 
     @override
     def command(self, host: Host) -> Sequence[str]:

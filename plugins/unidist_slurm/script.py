@@ -16,7 +16,7 @@ _OPTION = re.compile(r"--?[a-zA-Z][\w-]*(=.+| .+)?")
 
 @dataclass(frozen=True)
 class BatchScript:
-    """What to write.
+    """Contents of a batch script.
 
     Args:
         interpreter: Python of the nodes; the one that runs unidist there.

@@ -1,4 +1,4 @@
-"""Where a running job keeps its status: the launcher's loop writes it, the status page's threads read it."""
+"""The status of a running job: the launcher's loop writes it, the threads of the status page read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stacks": signal.SIGUSR2}
 
 
 class SharedStatus:
-    """What the two sides share; whoever uses it holds the lock.
+    """State shared by the launcher and the page. Hold the lock to use it.
 
     Args:
         model: the status.

@@ -1,7 +1,7 @@
-"""How `unidist top` finds a job: a small file that only its user can read, with the address of the status page.
+"""The file by which `unidist top` finds a job: the address of its status page, for the job's user alone.
 
-It lies in the user's runtime folder (XDG_RUNTIME_DIR, else a folder of the user's own in the temporary one), or where
---status-file says.
+It is in the user's runtime folder (XDG_RUNTIME_DIR, else a private folder in the temporary one), or at the path that
+--status-file gives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKEN_LETTERS = frozenset(string.ascii_letters + string.digits + "-_.")
 
 @dataclass(frozen=True)
 class StatusAddress:
-    """Where a job shows its status.
+    """Address of a job's status page.
 
     Args:
         url: of the page, without the token.

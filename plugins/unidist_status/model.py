@@ -1,4 +1,4 @@
-"""What is to be seen of an elastic job: built from its events and from what the workers' beats tell. Pure.
+"""The status of an elastic job, built from its events and its workers' heartbeats. Pure.
 
 `JobStatus.as_fields` is the answer to `/status.json`, which the page, `unidist top` and `/metrics` show.
 """

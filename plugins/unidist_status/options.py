@@ -1,4 +1,4 @@
-"""The options of the status page: what `unidist launch` understands while this plugin is there."""
+"""The options of the status page, which `unidist launch` takes while this plugin is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatusPage:
-    """Where a job shows its status.
+    """Settings of a status page.
 
     Args:
         port: to listen on; 0: any that is free.

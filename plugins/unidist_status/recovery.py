@@ -1,4 +1,4 @@
-"""How long the phases of a change of the world took: detect, re-form, restore, first step. Pure."""
+"""Durations of the phases of a change of the world: detect, re-form, restore, first step. Pure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 The cookie opens the page alone, which says nothing of the job by itself: a cookie of 127.0.0.1 goes to whatever server
 listens on another port there. The page keeps the token for its tab and sends it in the header.
 
-The server has threads of its own, a bounded number; whoever is slow is cut off. The job never waits for a client.
+The server has a bounded number of threads; slow clients are cut off. The job never waits for a client.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("unidist.status")
 
 
 class Refused(Exception):
-    """What was asked for cannot be done.
+    """Raised when a request cannot be served.
 
     Args:
         status: the answer's code.
@@ -60,7 +60,7 @@ class Refused(Exception):
 
 
 class StatusSource(ABC):
-    """What the server shows. Its methods are called by several threads at once."""
+    """Source of the data that the server shows. Its methods are called by several threads at once."""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class StatusSource(ABC):
 
 
 class StatusServer:
-    """Serves from threads of its own until it is closed.
+    """Serves from separate threads until it is closed.
 
     Args:
         source: what to show.
@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
 
     @property
     def cookie_name(self) -> str:
-        """Ports of a host share cookies: each job has a name of its own."""
+        """Ports of a host share cookies, so the name differs from job to job."""
         return f"unidist_page_{self.server_address[1]}"
 
     def server_bind(self) -> None:
@@ -145,7 +145,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, unless there are too many."""
+        """Serve a connection in a new thread, unless there are too many."""
         with self._lock:
             thread = None
             if len(self._connections) < MAX_CONNECTIONS:

@@ -1,4 +1,4 @@
-"""What the status page shows of a job, and how its buttons reach the launcher; used by the page's threads."""
+"""Data for the status page, and requests of its buttons to the launcher. Used by the page's threads."""
 
 from __future__ import annotations
 

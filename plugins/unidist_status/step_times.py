@@ -1,4 +1,4 @@
-"""How fast a worker of an elastic job gets on, from the last beats of its generation. Pure."""
+"""Step times of a worker of an elastic job, from the last heartbeats of its generation. Pure."""
 
 from __future__ import annotations
 

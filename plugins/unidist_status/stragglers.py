@@ -49,7 +49,7 @@ class StragglerWatch:
         self._suspect: int | None = None
 
     def reset(self) -> None:
-        """Begin anew, with another set of ranks."""
+        """Start over with another set of ranks."""
         self.current = self._suspect = None
 
     def update(self, times: Mapping[int, StepTimes | None]) -> Straggler | None:

@@ -1,4 +1,4 @@
-"""How `unidist top` shows the status of a job."""
+"""The view of `unidist top` in a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def view(fields: dict[str, Any], *, height: int | None = None) -> RenderableType
 
     Args:
         fields: of `JobStatus.as_fields`.
-        height: lines that there are; with fewer than it takes, ranks are left out. None: as many as it takes.
+        height: available lines; with fewer than it takes, ranks are left out. None: as many as it takes.
     """
     parts: list[RenderableType] = [_head(fields)]
     if fields["straggler"] is not None:

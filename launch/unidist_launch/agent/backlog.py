@@ -1,4 +1,4 @@
-"""What a launcher that comes back has to hear from an agent: nothing that happened meanwhile is lost. Pure."""
+"""Messages that an agent keeps for a launcher that comes back, so that nothing is lost meanwhile. Pure."""
 
 from __future__ import annotations
 

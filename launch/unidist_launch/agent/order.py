@@ -1,4 +1,4 @@
-"""What the launcher tells the agent of a host before anything else: one line of JSON on its standard input."""
+"""The first message from the launcher to the agent of a host: one line of JSON on its standard input."""
 
 from __future__ import annotations
 

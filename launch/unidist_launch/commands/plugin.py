@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the files that all kinds have in common say of one.
+    """A kind of plugin, as the files that are common to all kinds describe it.
 
     Args:
         summary: what the plugin is, in a sentence.

@@ -1,4 +1,4 @@
-"""How the workers of an elastic job end, what follows from it, and when the job is given up."""
+"""Ends of workers of an elastic job: their consequences, and the decision to give the job up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of an elastic job: the one place where they are published, for the log file and for whoever watches.
+"""The events of an elastic job: the one place where they are published, for the log file and for observers.
 
 A line of the file is a JSON object: `time` (seconds since the epoch), `event`, and what belongs to it. docs/elastic.md
 lists the events.

@@ -1,4 +1,4 @@
-"""How the agents of an elastic job are started, and what they are told first."""
+"""Orders for the agents of an elastic job, and the ways to start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an elastic job consists of in the launcher: made once, and shared by those who each know a part of the rest."""
+"""The parts of an elastic job in its launcher: made once, and shared by the classes that work with some of them."""
 
 from __future__ import annotations
 

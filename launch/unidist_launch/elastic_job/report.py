@@ -1,4 +1,4 @@
-"""What the user sees of an elastic job's events: a line where something changes, else nothing."""
+"""Messages to the user about an elastic job's events: a line if something changes, else nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a launcher takes the place of one that has died: what it takes over, and what agents tell when they come back."""
+"""Takes the place of a launcher that has died: the state that it left, and reports of agents that come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workers may run, and when a place is used again after its worker has failed. Pure.
+"""Slots in which workers may run, and when one is used again after its worker has failed. Pure.
 
 A *slot* is a place for one worker on one host. What happens in one slot does not cost the others of its host: each
 has a back-off and a budget of its own.

@@ -1,4 +1,4 @@
-"""What a launcher of an elastic job keeps, so that another one can take its place when it has died.
+"""State that a launcher of an elastic job keeps, so that another one can take its place if it dies.
 
 There are three parts, in one file, which only the control server's thread writes once that runs:
 

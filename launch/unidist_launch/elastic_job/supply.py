@@ -1,4 +1,4 @@
-"""What an elastic job should have, and what is started for it: agents on hosts, workers in free slots."""
+"""Starts what an elastic job is short of: agents on hosts, workers in free slots."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ hvd.shutdown()
 
 @dataclass(frozen=True)
 class Wanted:
-    """What Horovod is to be built for.
+    """The target of a build of Horovod.
 
     Args:
         torch: version of the installed PyTorch, or "".
@@ -180,7 +180,7 @@ def _check_programs(wanted: Wanted) -> None:
 
 
 def _get_tools(folder: Path, steps: Steps) -> tuple[str, str]:
-    """Install the build tools into folders of their own, never into the user's environment.
+    """Install the build tools into separate folders, never into the user's environment.
 
     Returns:
         what PYTHONPATH must be for them, and the path of cmake.

@@ -1,4 +1,4 @@
-"""What to start on every rank: a script, a module or any command, checked before anything is started."""
+"""The command of every rank: a script, a module or any program, checked before anything is started."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from unidist_launch.options import horovod_config, horovodrun
 
 
 class Kind(StrEnum):
-    """What an option takes, and so what its value in a file must be."""
+    """Kind of value that an option takes, and that a file must have for it."""
 
     TEXT = "a text or a number"
     FLAG = "true or false"

@@ -1,4 +1,4 @@
-"""What `unidist launch` does with flags and variables of `horovodrun` that it has no option for.
+"""Flags and variables of `horovodrun` for which `unidist launch` has no option.
 
 A flag of horovodrun 0.28.1 is one of three things: an option of `unidist launch` under the same name
 (`launch_options.py`), refused by name (`REFUSED`), or the wish for something that is so anyway (`ALREADY_SO`).

@@ -18,7 +18,7 @@ _SPECS = "unidist.observers"
 
 
 class ObservedCommand(GroupedCommand):
-    """A command with the options of its own, and those of all observers that plugins register."""
+    """A command that also has the options of all observers that plugins register."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; plugins that `-p no:NAME` switches off are not even imported for it."""

@@ -1,1 +1,1 @@
-"""What ranks print: cut into lines, folded, shown and kept. Imports no other folder."""
+"""Output of ranks: cut into lines, folded, shown and kept. Imports no other folder."""

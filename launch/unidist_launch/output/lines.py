@@ -1,4 +1,4 @@
-"""Cuts what ranks print into lines, and folds lines that several ranks print alike. Pure; bytes throughout."""
+"""Cuts the output of ranks into lines, and folds equal lines of several ranks. Pure; bytes throughout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher writes: prefixed lines of the ranks, its own messages, and one live line on a terminal."""
+"""The launcher's screen: prefixed lines of the ranks, its own messages, and one live line on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks print: into files byte for byte, and onto the screen line by line, folded."""
+"""Writes the output of ranks: into files byte for byte, and onto the screen line by line, folded."""
 
 from __future__ import annotations
 

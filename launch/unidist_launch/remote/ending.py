@@ -1,4 +1,4 @@
-"""How a job ends: whom to blame, when the others are told, when they are killed, and the exit code."""
+"""The end of a job: the rank to blame, signals to the others, when they are killed, and the exit code."""
 
 from __future__ import annotations
 

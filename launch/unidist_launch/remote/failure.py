@@ -28,7 +28,7 @@ _MAX_LINES = 24
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended.
+    """The end of one rank.
 
     Args:
         rank: the rank.

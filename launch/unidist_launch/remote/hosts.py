@@ -25,7 +25,7 @@ _MAX_TEXT_BYTES = 64 << 10
 
 
 class AgentStarter(ABC):
-    """How the agent of a host is started, or, by one command, those of all hosts that have this same starter."""
+    """Starts the agent of a host or, by one command, those of all hosts that share this starter."""
 
     index_variable: str = ""
     """The agents' variable that holds their number, if one command starts all of them; "": a command for each host."""

@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one rank holds at the moment when it holds most. `unknown` names what the figures do not tell."""
+    """Peak memory of one rank. `unknown` names what the figures do not tell."""
 
     lines: tuple[Line, ...]
     unknown: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What one rank does for `unidist doctor --measure`: it times arithmetic, memory and messages, with all the others.
+"""The part of one rank in `unidist doctor --measure`: it times arithmetic, memory and messages, with all the others.
 
 Every time is the median of several, after one that does not count; of a collective, what the slowest rank took.
 """
@@ -28,7 +28,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class RankFigures:
-    """What one rank has found.
+    """Figures that one rank has measured.
 
     Args:
         engine: that moved the bytes, in words.
@@ -115,7 +115,7 @@ def _repeated(world: Communicator, work: Callable[[], object], least_sec: float)
 
 
 def _allreduce_seconds(world: Communicator, size: int) -> float:
-    """Return the median over repetitions of what the slowest rank took, alike on every rank."""
+    """Return the median over repetitions of the slowest rank's time; the same on every rank."""
     buffer = world.allocate(size).cast(DType.FLOAT32)
     times = []
     for _ in range(_WARM_UP + _times(size)):

@@ -1,4 +1,4 @@
-"""What one update of a script's own model computes, as it was counted in one forward pass."""
+"""Work of one update of a script's model, as counted in one forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unidist_planner.memory.source import ScriptModel
 
 @dataclass(frozen=True)
 class _ForSamples(ActivationModel):
-    """What another number of samples keeps: in proportion."""
+    """Activations for another number of samples, in proportion."""
 
     counted: ActivationModel
     factor: float

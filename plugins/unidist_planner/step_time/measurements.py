@@ -1,4 +1,4 @@
-"""What was measured of a machine, as a file: `unidist doctor --measure` writes it, `unidist plan --measured` reads."""
+"""Measurements of a machine, as a file: `unidist doctor --measure` writes it, `unidist plan --measured` reads."""
 
 from __future__ import annotations
 

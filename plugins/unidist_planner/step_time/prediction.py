@@ -22,7 +22,7 @@ BACKWARD_FORWARDS = 2
 
 @dataclass(frozen=True)
 class Part:
-    """What takes a part of a step's time.
+    """A part of a step's time.
 
     Args:
         name: for tables.

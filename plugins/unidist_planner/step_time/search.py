@@ -31,7 +31,7 @@ _log = logging.getLogger("unidist")
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found.
+    """Result of a search.
 
     Args:
         best: that fit, the fastest first; of each division of the ranks (sizes of the mesh) the best line only.
