@@ -83,7 +83,7 @@ class Work(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether `wait` would return at once (or raise); never blocks, may move the operation forward."""
+        """Return whether `wait` would return at once (or raise). Never blocks; may advance the operation."""
 
 
 class CompletedWork(Work):
@@ -207,7 +207,7 @@ class Communicator(ABC):
     def allocate(self, nbytes: int) -> Buffer:
         """Return `(nbytes,)` uint8 of zeroed host memory that this engine moves without a copy, where it has such.
 
-        Not collective. The memory is given back when the last reference to the buffer's owner is gone.
+        Not collective. The memory is released with the last reference to the buffer's owner.
 
         Raises:
             ConfigurationError: there is too little memory; the message says how much is needed.
@@ -224,7 +224,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back threads, files and memory. Not collective; pending work is undefined. Idempotent."""
+        """Release threads, files and memory. Not collective; pending work is undefined. Idempotent."""
 
     # What follows is common to all engines.
 

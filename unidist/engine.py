@@ -42,14 +42,14 @@ class Engine(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Say whether this engine can be used on this machine. Called by `unidist doctor` and `--engine auto`.
+        """Return whether this engine can be used on this machine. Called by `unidist doctor` and `--engine auto`.
 
         Must not start threads or open connections, nor import a framework that is not installed.
         """
 
     @abstractmethod
     def supports(self, topology: Topology) -> Availability:
-        """Say whether it can connect these processes (for example: one host only). Pure."""
+        """Return whether it can connect these processes (for example: one host only). Pure."""
 
     @abstractmethod
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:

@@ -31,11 +31,11 @@ class Framework(ABC):
 
     @abstractmethod
     def is_tensor(self, value: object) -> bool:
-        """Say whether `value` is this framework's tensor. Must not import anything."""
+        """Return whether `value` is this framework's tensor. Must not import anything."""
 
     @abstractmethod
     def is_model(self, value: object) -> bool:
-        """Say whether `value` is this framework's model (torch.nn.Module, keras.Model)."""
+        """Return whether `value` is this framework's model (torch.nn.Module, keras.Model)."""
 
     @abstractmethod
     def buffer(self, tensor: Tensor) -> Buffer:

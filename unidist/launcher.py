@@ -309,7 +309,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Say whether this launcher can be used on this machine."""
+        """Return whether this launcher can be used on this machine."""
 
     @abstractmethod
     def run(self, job: Job) -> int:

@@ -67,7 +67,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back sockets. Idempotent."""
+        """Release sockets. Idempotent."""
 
 
 class SingleRendezvous(Rendezvous):

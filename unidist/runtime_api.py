@@ -23,7 +23,7 @@ class Owned(Protocol):
     """An object that a runtime owns, see `RuntimeAPI.owned`."""
 
     def close(self) -> None:
-        """Give back what it holds, and wait for its threads. Must not raise."""
+        """Release its resources and wait for its threads. Must not raise."""
 
 
 S = TypeVar("S", bound=Spec)

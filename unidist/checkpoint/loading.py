@@ -1,4 +1,4 @@
-"""Loading: every rank reads what it needs, after all have found that it fits."""
+"""Loads checkpoints: every rank reads its part, after all ranks have checked that the checkpoint fits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(
         options: equal on every rank.
         states: what to load into, by section; it may raise.
         convert: see `Checkpoint`.
-        report: warns of what was not loaded.
+        report: warns about names that were not loaded.
 
     Returns:
         The checkpoint, closed; its index can be looked at.
@@ -122,7 +122,7 @@ def check_parts(
     strict: bool,
     what: str,
 ) -> None:
-    """Make sure that what was saved fits on all ranks, before anything is changed. Collective.
+    """Check that the checkpoint fits on all ranks, before anything is changed. Collective.
 
     Args:
         communicator: over all ranks.

@@ -68,7 +68,7 @@ class SaveHandle:
         self._ended = threading.Event()
 
     def done(self) -> bool:
-        """Say whether it has ended, well or not. Never blocks."""
+        """Return whether it has ended, well or not. Never blocks."""
         return self._ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> None:

@@ -65,7 +65,7 @@ class Saver:
             facts: what else the index shall say.
 
         Raises:
-            CheckpointError: it cannot be saved; or the earlier asynchronous save could not, and nobody has heard of it.
+            CheckpointError: it cannot be saved; or the earlier asynchronous save failed and that was not reported yet.
             UsageError: the options or the state are at fault, or ranks ask for different things.
         """
         handle = SaveHandle(options.target)
@@ -197,7 +197,7 @@ class _Finish:
         self._error = error
 
     def run(self) -> None:
-        """Raise what any rank has met, on every rank; then nothing is left of what was written."""
+        """Raise an error of any rank on every rank, after all written files were removed."""
         communicator = self._communicator
         path = self._options.target
         try:

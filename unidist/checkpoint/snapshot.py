@@ -1,4 +1,4 @@
-"""Copies of the pieces that this rank writes, so that training may go on while they are written."""
+"""Copies of the pieces that this rank writes, so that training can continue while they are written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SnapshotMemory:
         return taken
 
     def close(self) -> None:
-        """Give the memory back when nobody uses it any more. Idempotent."""
+        """Release the memory as soon as it is no longer in use. Idempotent."""
         self._memory = None
 
     def _of_size(self, nbytes: int) -> Buffer:

@@ -1,7 +1,7 @@
 """The control plane of a job on several hosts: small authenticated messages, and which hosts and ranks are present.
 
-`wire` says what the bytes mean, `connection` moves them, `server` and `client` are the two ends. `meeting` and
-`coordinator` decide, without touching a socket; `rendezvous` is what a rank sees of it.
+`wire` defines the protocol, `connection` transfers its bytes, `server` and `client` are the two ends. `meeting` and
+`coordinator` decide, without touching a socket; `rendezvous` is a rank's interface to them.
 Imports `settings` and the root.
 """
 

@@ -23,7 +23,7 @@ class ConnectionLost(UnidistError):
 
 
 class ConnectionClosed(ConnectionLost):
-    """The other end's machine is there, and says that nobody holds the connection there any more."""
+    """The other end's machine is up, and reports that no process has the connection any more."""
 
 
 class Connection:
@@ -49,7 +49,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Say whether both ends have proved that they know the secret."""
+        """Return whether both ends have proved that they know the secret."""
         return self._wire.is_open
 
     @property

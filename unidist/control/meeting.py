@@ -31,11 +31,11 @@ class Meeting:
 
     @property
     def is_over(self) -> bool:
-        """Say whether every rank has come and left."""
+        """Return whether every rank has entered and left."""
         return len(self._left) == self.world_size
 
     def has(self, rank: int) -> bool:
-        """Say whether a rank has come."""
+        """Return whether a rank has entered."""
         return rank in self._peers
 
     def join(self, rank: int, peer: int) -> Iterator[Action]:
@@ -84,7 +84,7 @@ class Meeting:
         self._left.add(rank)
 
     def lose(self, rank: int, reason: str) -> Iterator[Action]:
-        """A rank is gone without having left."""
+        """Note that a rank died without having left."""
         if rank not in self._left:
             self._left.add(rank)
             yield from self.fail("PeerLostError", f"rank {rank} died or left during init: {reason}", (rank,))

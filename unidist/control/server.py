@@ -91,7 +91,7 @@ class ControlServer:
         self._thread.start()
 
     def call(self, function: Callable[[], Iterable[Action]]) -> None:
-        """Have the server's thread call `function` and do what it returns. From any thread, and from a signal handler.
+        """Make the server's thread call `function` and execute the returned actions. From any thread or signal handler.
 
         `function` may touch the service, for nothing else does at that moment.
         """
@@ -99,7 +99,7 @@ class ControlServer:
         self._wake()
 
     def take_events(self) -> list[object]:
-        """Return what the service has published since the last call, in order. From one thread."""
+        """Return the events that the service has published since the last call, in order. From one thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.events_fd, 4096)
         events = []
@@ -252,7 +252,7 @@ class ControlServer:
             self._forget(action.peer)
 
     def _end(self, number: int, reason: str) -> None:
-        """A peer is gone or has to go: tell the service if that knows it."""
+        """Close the connection to a peer, and tell the service if it knows the peer."""
         peer = self._peers[number]
         self._forget(number)
         if peer.is_known:

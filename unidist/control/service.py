@@ -15,7 +15,7 @@ from unidist.control.wire import Message
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message to a peer; nothing happens if it is gone."""
+    """Send a message to a peer; ignored if the peer is gone."""
 
     peer: int
     message: Message
@@ -23,7 +23,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Drop:
-    """Close the connection to a peer, after what was sent to it; `Service.lost` is not called for it."""
+    """Close the connection to a peer, after all messages to it were sent; `Service.lost` is not called for it."""
 
     peer: int
     reason: str

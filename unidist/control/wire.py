@@ -71,11 +71,11 @@ class Wire:
 
     @property
     def is_open(self) -> bool:
-        """Say whether both ends have proved that they know the secret."""
+        """Return whether both ends have proved that they know the secret."""
         return self._stage is _Stage.OPEN
 
     def take_output(self) -> bytes:
-        """Return what is to be sent now, and forget it."""
+        """Return the bytes to send now; each byte is returned once."""
         data = bytes(self._output)
         self._output.clear()
         return data

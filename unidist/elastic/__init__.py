@@ -1,4 +1,4 @@
-"""Jobs whose ranks come and go: states that are committed and restored, and training that goes on through generations.
+"""Jobs whose ranks fail, join and leave: states that are committed and restored, and training through generations.
 
 `state` has Horovod's names; `step_training` makes each step of a script's own loop a transaction; `batches` assigns
 each sample of an epoch to exactly one rank.

@@ -42,7 +42,7 @@ def default_capacity(num_ranks: int) -> int:
 
 
 class Allocation:
-    """A piece of an arena; gives itself back when the last reference is gone."""
+    """A piece of an arena, released with the last reference to it."""
 
     __slots__ = ("_abandoned", "_arena", "nbytes", "offset")
 
@@ -62,7 +62,7 @@ class Allocation:
         return Buffer(self.address, self.nbytes if nbytes is None else nbytes, DType.UINT8, self)
 
     def abandon(self) -> None:
-        """Leave the memory as it is until the arena ends: peers may still read it after this rank is gone."""
+        """Keep the memory until the arena ends: peers may still read it after this rank has ended."""
         self._abandoned = True
 
     def __del__(self) -> None:

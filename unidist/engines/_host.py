@@ -95,7 +95,7 @@ class HostMemory:
             self.unreadable = other
 
     def close(self) -> None:
-        """Unmap the other ranks' memory and let them see that this rank is gone. Own allocations stay valid."""
+        """Unmap the other ranks' memory and show them that this rank has left. Own allocations stay valid."""
         _open_hosts.discard(self)
         for other, (base, capacity) in enumerate(zip(self.bases, self.capacities, strict=False)):
             if other != self.rank:

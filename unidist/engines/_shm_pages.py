@@ -58,7 +58,7 @@ def mapping_bytes(nbytes: int) -> int:
 
 
 def all_unmapped(allocation: Allocation, num_ranks: int) -> bool:
-    """Say whether no rank of the group uses the memory any more."""
+    """Return whether all ranks of the group have unmapped the memory."""
     return ctypes.string_at(allocation.address, num_ranks) == b"\1" * num_ranks
 
 

@@ -110,6 +110,6 @@ class Mark:
 
 
 def can_read(pid: int, told: bytes) -> bool:
-    """Say whether this process can read that one's memory, by its `Mark`."""
+    """Return whether this process can read that one's memory, by its `Mark`."""
     address, number = _MARK.unpack(told)
     return _shm.peek(pid, address) == int(number)

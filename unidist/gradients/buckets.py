@@ -1,4 +1,4 @@
-"""Which gradient lies where: parameters packed into buckets. Pure arithmetic, the same on every rank."""
+"""The layout of gradients in buckets. Pure arithmetic, the same on every rank."""
 
 from __future__ import annotations
 

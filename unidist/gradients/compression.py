@@ -28,7 +28,7 @@ class Bucket:
     """One bucket of gradients, as a compressor sees it. Equal on every rank, except for what is in the memory.
 
     Args:
-        layout: which gradient lies where; places between gradients are unused.
+        layout: the positions of the gradients; memory between them is unused.
         parameters: of the layout's slots, in their order: names and shapes.
         memory: the gradients, `(layout.count,)` elements; the same memory in every round.
         communicator: over the ranks that exchange this bucket; other buckets use it too.
@@ -64,7 +64,7 @@ class BucketCompressor(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - nothing to give back is valid
-        """Give back what `attach` took. Idempotent."""
+        """Release what `attach` acquired. Idempotent."""
 
 
 class GradientCompressor(ABC):

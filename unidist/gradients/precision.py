@@ -82,5 +82,5 @@ class Precision:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Say whether this is a floating-point type of 16 bits."""
+    """Return whether this is a floating-point type of 16 bits."""
     return dtype in (DType.FLOAT16, DType.BFLOAT16)

@@ -90,7 +90,7 @@ class ExchangeSeries:
             exchange.pending_factor = factor
 
     def close(self) -> None:
-        """Give back buffers and communicators."""
+        """Release buffers and communicators."""
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges.clear()

@@ -1,4 +1,4 @@
-"""Which ranks of a group share a host, and who of them speaks to which other host. Pure."""
+"""The layout of a group over hosts, and which rank communicates with which other host. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def is_even(self) -> bool:
-        """Say whether all hosts have equally many ranks, so that every rank is in a row."""
+        """Return whether all hosts have equally many ranks, so that every rank is in a row."""
         return all(len(ranks) == self.num_rows for ranks in self.hosts)
 
     def row(self, index: int) -> tuple[int, ...]:

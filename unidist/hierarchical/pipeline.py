@@ -147,7 +147,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Say whether there is anything to drive."""
+        """Return whether there is anything to drive."""
         return not (all(work.finished for work in self._works) and all(work.finished for work in self._direct))
 
     def adopt(self, inner: Work) -> Work:
@@ -225,7 +225,7 @@ class Pipeline:
 
 
 class _Driver:
-    """The thread that drives what nobody waits for. It lives while a pipeline does, and sleeps while none is busy."""
+    """The thread that drives operations that no thread waits for. It ends with the last pipeline and sleeps if idle."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

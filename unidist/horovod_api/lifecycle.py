@@ -53,7 +53,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Say whether `init()` was called, and `shutdown()` not since."""
+    """Return whether `init()` was called, and `shutdown()` not since."""
     return context.is_initialized()
 
 
@@ -88,7 +88,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Say whether every host has as many ranks as this one."""
+    """Return whether every host has as many ranks as this one."""
     topology = context.current().topology
     return topology.world_size == topology.local_size * topology.num_nodes
 
@@ -146,17 +146,17 @@ def stop_timeline() -> None:
 
 
 def mpi_built() -> bool:
-    """Say whether the engine `mpi` can be used."""
+    """Return whether the engine `mpi` can be used."""
     return context.engine_usable("mpi")
 
 
 def mpi_enabled() -> bool:
-    """Say whether this job runs over MPI."""
+    """Return whether this job runs over MPI."""
     return context.current().engine.spec.name == "mpi"
 
 
 def mpi_threads_supported() -> bool:
-    """Say whether MPI was started for several threads.
+    """Return whether MPI was started for several threads.
 
     Raises:
         ValueError: this job does not run over MPI.
@@ -167,12 +167,12 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Say whether the engine `gloo` can be used."""
+    """Return whether the engine `gloo` can be used."""
     return context.engine_usable("gloo")
 
 
 def gloo_enabled() -> bool:
-    """Say whether this job runs over the engine `gloo`."""
+    """Return whether this job runs over the engine `gloo`."""
     return context.current().engine.spec.name == "gloo"
 
 

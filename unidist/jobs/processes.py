@@ -229,7 +229,7 @@ def _whole_job(num_proc: int) -> HostShare:
 
 
 def _defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a rank gets unless the user says otherwise."""
+    """Return a rank's default environment variables."""
     defaults = {"MASTER_ADDR": "127.0.0.1", **given}
     if "MASTER_PORT" not in {**defaults, **user}:  # for the script's own torch.distributed; unidist uses no port
         defaults["MASTER_PORT"] = str(free_port())
@@ -243,7 +243,7 @@ def _defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, str]) 
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port of an own address that nobody uses at this moment."""
+    """Return a port of one of this host's addresses that is free at the moment."""
     import socket
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -254,7 +254,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def _sealed(secret: bytes) -> int:
-    """Return a descriptor that holds a secret, which nobody can change: on no command line, in no file, no variable."""
+    """Return a read-only descriptor of a secret, which so is in no command line, file or environment variable."""
     descriptor = os.memfd_create("unidist-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(descriptor, secret)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

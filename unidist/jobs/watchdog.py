@@ -53,7 +53,7 @@ class ProcessWatchdog:
         self._leaders.pop(process.pid, None)
 
     def kill(self) -> bool:
-        """Kill what there is just now; False if something is still there after ten seconds. Watching goes on."""
+        """Kill the present processes and keep watching; return False if some still run after ten seconds."""
         return process_sweep.kill_processes(self._job_id, self._leaders)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Named operations: ranks submit the same operations by name, in any order; they agree on one and run it.
 
-`Negotiator.submit(Request(...))` gives a `Handle`. How the ranks agree is in `_agreement.py`, what they send
-each other in `_wire.py`, who drives it in `negotiator.py`. `process_sets` are named operations over some of the ranks,
+`Negotiator.submit(Request(...))` gives a `Handle`. `_agreement.py` has the agreement of the ranks, `_wire.py` their
+messages, `negotiator.py` the thread that drives it. `process_sets` are named operations over some of the ranks,
 `objects` move pickled objects by name, `join` lets ranks that have finished take part in what the others do.
 Imports `algorithms`, `engines` and the root.
 """

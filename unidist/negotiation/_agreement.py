@@ -82,7 +82,7 @@ class Agreement:
         self._next_id = 0
 
     def knows(self, request: Request) -> bool:
-        """Say whether this very request was agreed on before, so that it need not be checked. From any thread."""
+        """Return whether this very request was agreed on before, so that it need not be checked. From any thread."""
         known = self._known.get(request.name)
         return known is not None and known.own == request.signature
 

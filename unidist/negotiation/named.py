@@ -22,7 +22,7 @@ class NamedHandle(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether the operation has ended, well or not. Never blocks."""
+        """Return whether the operation has ended, well or not. Never blocks."""
 
     @abstractmethod
     def wait(self, timeout: timedelta | None = None) -> None:
@@ -80,7 +80,7 @@ class NamedOperations(ABC):
         """Take part in the other ranks' all-reduces with zeros until every rank has joined; returns the last to join.
 
         Sums, and maxima of unsigned integers, are possible while a rank has joined; whatever else the others submit
-        ends with MismatchError on every rank, this one excepted, which goes on.
+        ends with MismatchError on every other rank; this one continues.
 
         Args:
             serve: called on this thread with the name of each all-reduce that was run with this rank's zeros, right

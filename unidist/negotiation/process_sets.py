@@ -53,7 +53,7 @@ class ProcessSet:
         return self.ranks.index(rank) if rank in self.ranks else None
 
     def included(self) -> bool:
-        """Say whether this process is in the set.
+        """Return whether this process is in the set.
 
         Raises:
             UsageError: the set is not registered.

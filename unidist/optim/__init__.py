@@ -1,6 +1,6 @@
 """One optimizer's updates, free of any framework: passes, scaling, and post-processing of reduced gradients.
 
-`update` is what adapters talk to; `interface` is what they implement. Imports `gradients` and the root.
+Adapters use `update` and implement `interface`. Imports `gradients` and the root.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which backward passes make one update: pure counting, without gradients.
+"""The count of backward passes per update, without gradients.
 
-Two ways to accumulate, told apart by who counts. *Stepwise* (`--strategy accumulate=N`): the script calls `step`
-after every pass and all but every N-th call do nothing. *Horovod's* (`backward_passes_per_step=N`): the script calls
-`step` after N passes itself.
+There are two kinds of accumulation, which differ in who counts the passes. *Stepwise* (`--strategy accumulate=N`): the
+script calls `step` after every pass, and all but every N-th call do nothing. *Horovod's*
+(`backward_passes_per_step=N`): the script calls `step` after N passes itself.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Window:
         return max(self._num_steps, max(self._passes, default=0))
 
     def has_passes(self, index: int) -> bool:
-        """Say whether parameter `index` had a gradient in this window."""
+        """Return whether parameter `index` had a gradient in this window."""
         return self._passes[index] > 0
 
     def is_last_pass(self, index: int) -> bool:
-        """Say whether the pass that is computing the gradient of parameter `index` is the last of its window."""
+        """Return whether the pass that is computing the gradient of parameter `index` is the last of its window."""
         if self.accumulation.stepwise:
             return self._num_steps == self.accumulation.passes - 1
         return self._passes[index] >= self.accumulation.passes - 1

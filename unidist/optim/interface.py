@@ -24,7 +24,7 @@ class FollowsUpdates(Protocol):
         """Called on every rank after update number `step` (from 1) was applied."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must keep; plain values only."""
+        """Return the state for a checkpoint; plain values only."""
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned, possibly at another world size."""

@@ -62,7 +62,7 @@ class LossScaler:
             self._good_updates = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must keep; plain values only."""
+        """Return the state for a checkpoint; plain values only."""
         return {"scale": self.scale, "good_updates": self._good_updates, "num_skipped": self.num_skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ _EPSILON = 1e-6
 """Added to a norm before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
 
 _NEVER_SCALED, _SCALED, _OVERFLOWED = range(3)
-"""What a rank knows of an update whose loss is scaled; the largest of all ranks holds."""
+"""The findings of a rank in an update with a scaled loss; the largest of all ranks counts."""
 
 
 class GradientRule(ABC):

@@ -116,6 +116,6 @@ class GradientFactors:
         return rule.norm
 
     def close(self) -> None:
-        """Give back the communicators of the rules."""
+        """Release the communicators of the rules."""
         if self._arithmetic is not None:
             self._arithmetic.close()

@@ -5,7 +5,7 @@ Framework-free; a binding (`BindsOptimizers`) calls it in this order:
     gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
     finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
-    conclude()          unscale, overflow check, clip: what the strategies ask for
+    conclude()          unscale, check for overflow, clip, as the strategies require
     ...                 the inner step, unless `overflowed`: the binding
     applied()           the inner step is done; or reset_window(), where it was left out
 
@@ -63,7 +63,7 @@ class Update:
         accumulation: how passes become updates.
         average: the gradients of the ranks are averaged, else added up.
         strategies: told of every update.
-        options: what the script asks of the exchange; which ranks take part, above all.
+        options: the script's options of the exchange, among them its process set.
         sharding: the strategy by which each rank updates a shard of the parameters; None: all update all.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.

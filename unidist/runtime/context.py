@@ -283,7 +283,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Say whether the runtime is up."""
+    """Return whether the runtime is up."""
     return _current is not None
 
 
@@ -299,7 +299,7 @@ def current() -> Context:
 
 
 def engine_usable(name: str) -> bool:
-    """Say whether an engine of this name is registered, and usable on this machine. Before `init()` too."""
+    """Return whether an engine of this name is registered, and usable on this machine. Before `init()` too."""
     disabled = _current.settings.disabled_plugins if _current is not None else Settings.read().disabled_plugins
     engines = _manager(disabled).engines
     return any(spec.name == name and spec.load().availability().usable for spec in engines)

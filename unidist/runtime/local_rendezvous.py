@@ -57,7 +57,7 @@ class Interrupt:
         return self._read
 
     def close(self) -> None:
-        """Give back the descriptors. Idempotent."""
+        """Release the descriptors. Idempotent."""
         if self._write >= 0:
             os.close(self._read)
             os.close(self._write)

@@ -188,7 +188,7 @@ class PluginManager:
         self._call_each(hook, lambda _: arguments)
 
     def listens(self, hook: str) -> bool:
-        """Say whether any plugin implements `hook`, so that a frequent event costs nothing when none does."""
+        """Return whether any plugin implements `hook`, so that a frequent event costs nothing when none does."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def hooks_of(self, name: str) -> list[str]:

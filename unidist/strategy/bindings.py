@@ -1,4 +1,4 @@
-"""Bindings: what a strategy does for one framework, registered by (strategy, framework).
+"""Bindings: the implementation of a strategy for one framework, registered by (strategy, framework).
 
 A strategy is free of any framework. Where it has to touch models or optimizers, it asks the runtime for its binding to
 the model's framework: `runtime.plugins.binding("zero", framework)`. Anybody can register one: a plugin that brings a

@@ -1,4 +1,4 @@
-"""Which strategies there are, what they take, and which go together: asked of the strategies themselves.
+"""The registered strategies, their values and options, and valid combinations, derived from the strategies themselves.
 
 Nothing is written down here. A strategy's values and options are the fields of its dataclass, what they mean is in its
 docstring, and what goes together is what `make_plan` accepts in some small world.
@@ -51,7 +51,7 @@ class Described:
 
     Args:
         name: the word in `--strategy`.
-        plugin: who registers it.
+        plugin: that registers it.
         summary: one line.
         axis: the mesh axis that it claims.
         options: its value first, then its options.

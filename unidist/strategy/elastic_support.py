@@ -27,7 +27,7 @@ def check_plan(plan: Plan) -> None:
     """Make sure that an elastic job can have this plan.
 
     Raises:
-        ConfigurationError: a strategy cannot go on when a rank is lost; says why, and what to do.
+        ConfigurationError: a strategy cannot continue when a rank is lost; says why, and what to do.
     """
     for strategy in plan.strategies:
         reason = obstacle(strategy, plan)

@@ -1,4 +1,4 @@
-"""Models that were built without memory (on PyTorch's `meta` device, or by Keras): who gives them their values."""
+"""Initialization of models that were built without memory (on PyTorch's `meta` device, or by Keras)."""
 
 from __future__ import annotations
 

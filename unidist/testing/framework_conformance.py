@@ -31,7 +31,7 @@ _COUNT = 1001  # more than any vector register, and odd
 
 
 class FrameworkSamples(Protocol):
-    """What the conformance module of an adapter gives this suite, beside its `unidist.testing.FrameworkTraining`.
+    """The interface of an adapter's conformance module for this suite, besides `unidist.testing.FrameworkTraining`.
 
     Attributes:
         dtypes: the element types of the framework's tensors.

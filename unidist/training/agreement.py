@@ -80,7 +80,7 @@ def check_equal(everyone: Sequence[Description], members: Sequence[int], rank: i
 
 
 def trained_anywhere(everyone: Sequence[Description], position: int) -> bool:
-    """Say whether the parameter at `position` requires a gradient on any rank."""
+    """Return whether the parameter at `position` requires a gradient on any rank."""
     return any(description.parameters[position].trained for description in everyone)
 
 

@@ -1,4 +1,4 @@
-"""An optimizer's `Update` as the plan says: who exchanges its gradients, and who counts its backward passes."""
+"""Makes an optimizer's `Update` from the plan, with its gradient owner, accumulation and rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def planned_update(
         framework: does arithmetic on gradients.
         accumulation: how passes become updates; default: as the plan says.
         average: the gradients of the ranks are averaged, else added up.
-        options: what the script asks of the exchange.
+        options: the script's options of the exchange.
         in_backward: complete it in the backward pass where the plan's owner can.
         places: of the parameters, where strategies have divided the model.
 

@@ -1,4 +1,4 @@
-"""The folders of checkpoints: written beside their place and renamed into it, so that what is there is complete.
+"""The folders of checkpoints: written under another name and then renamed, so that visible checkpoints are complete.
 
 A checkpoint at `PATH` is written to `.NAME.writing` beside it; when all is on the disk, index last, one rename puts it
 in its place. One that is there already is first renamed to `.NAME.replaced`: if the process is killed between the two
@@ -39,7 +39,7 @@ def _beside(path: Path, purpose: str) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Say whether there is a whole checkpoint in this very folder."""
+    """Return whether this folder itself contains a complete checkpoint."""
     return (path / index.NAME).is_file()
 
 
@@ -67,7 +67,7 @@ def begin(path: Path) -> Path:
 
 
 def commit(path: Path) -> None:
-    """Put what was written, index included, to its place. Until it returns, the earlier checkpoint can be found."""
+    """Rename a complete checkpoint, including its index, into place. Until then the earlier one can be found."""
     folder, earlier = writing(path), replaced(path)
     sync(folder)
     if path.exists():
@@ -81,7 +81,7 @@ def commit(path: Path) -> None:
 
 
 def abandon(path: Path) -> None:
-    """Remove what was written for `path` and did not become a checkpoint."""
+    """Remove files that were written for `path` and are not part of a complete checkpoint."""
     shutil.rmtree(writing(path), ignore_errors=True)
 
 
@@ -113,7 +113,7 @@ def prune(series: Path, keep: int, last: int) -> None:
 
 
 def sweep(series: Path) -> None:
-    """Remove what processes that were killed have left of a series, while nobody writes to it."""
+    """Remove what killed processes have left in the folder of a series, while it is not being written to."""
     for folder in series.glob(".step-*.writing"):
         shutil.rmtree(folder)
 

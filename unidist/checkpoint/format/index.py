@@ -1,4 +1,4 @@
-"""The index of a checkpoint: `index.json`, written last. What is in which shard, and everything that is no tensor."""
+"""The index of a checkpoint, `index.json`, written last: the contents of each shard, and everything but tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAME = "index.json"
 FORMAT = "unidist-checkpoint"
 VERSION = 1
 CHUNK_BYTES = 4 << 20
-"""Checksums are of this much of a piece: what has to be read at least, to be sure of a range of it."""
+"""Bytes of a piece per checksum: the least that has to be read to verify a range of it."""
 
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A piece as it lies in a shard.
+    """The position of a piece in a shard.
 
     Args:
         shard: number of the file.
@@ -67,8 +67,8 @@ class Index:
     Args:
         sections: by name ("model", "optimizer").
         shards: names of the files, and their sizes in bytes.
-        facts: who wrote it, when, from how many ranks, with which strategy, at which step.
-        chunk_bytes: what a checksum is of.
+        facts: the version that wrote it, the time, the number of ranks, the strategies and the step.
+        chunk_bytes: number of bytes per checksum.
     """
 
     sections: dict[str, StoredSection]

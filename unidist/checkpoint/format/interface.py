@@ -34,7 +34,7 @@ class SavedSection(ABC):
 
     Attributes:
         values: the plain values that `KeepsState.values` of all ranks returned when it was saved, merged.
-        elsewhere: what other ranks load, see `KeepsState.names`; this rank does not miss it in its own state.
+        elsewhere: names that other ranks load, see `KeepsState.names`; this rank's state need not have them.
     """
 
     values: dict[str, Any]
@@ -65,18 +65,18 @@ class SavedSection(ABC):
         """Compare the section's tensors with those that the caller has; return those that both have.
 
         Args:
-            wanted: what the caller has.
+            wanted: the caller's tensors.
             strict: tensors that only one side has are an error; else a warning on rank 0.
 
         Raises:
-            CheckpointError: lists what is missing, unexpected or of another shape.
+            CheckpointError: lists tensors that are missing, unexpected or of another shape.
         """
 
 
 class KeepsState(ABC):
     """The state of a model or an optimizer in checkpoints. Its methods are called again for each save and load.
 
-    No method communicates: the core exchanges what it needs, so that an error on one rank becomes one on all.
+    No method communicates: the core does all communication, so that an error on one rank is raised on all.
     """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class KeepsState(ABC):
 
     @abstractmethod
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        """Take the state from the section, where `check` passed on every rank. Reads what this rank needs.
+        """Load the state from the section, after `check` has passed on every rank. Reads only this rank's part.
 
         State that the section does not have is set back to what it is before the first step.
         """

@@ -75,7 +75,7 @@ class Source:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether it changes the name alone."""
+        """Return whether it changes the name alone."""
         return self.box is None and self.permute is None and self.shape is None
 
     def shape_of(self, info: TensorInfo) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The plain values of an optimizer in a checkpoint: kind, options of groups, and what it counts per parameter."""
+"""The plain values of an optimizer in a checkpoint: its kind, the options of groups, and counters per parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OptimizerRecord:
         naming: its dialect and class.
         groups: options of each parameter group, by number ("0"), in the dialect's own names; plain values.
         group_of: number of its group, by path of the parameter.
-        scalars: what is kept per parameter and is a number, by path: `STEP`, above all.
+        scalars: state that is a number per parameter, by path: mainly `STEP`.
     """
 
     naming: OptimizerNaming
@@ -58,7 +58,7 @@ class OptimizerRecord:
     def check(
         cls, section: SavedSection, naming: OptimizerNaming, placements: Mapping[str, Placement], *, strict: bool
     ) -> OptimizerRecord:
-        """Return the record of a saved optimizer, if one of this kind and these parameters can go on with it.
+        """Return the record of a saved optimizer, if one of this kind and with these parameters can load it.
 
         Args:
             section: the optimizer's.

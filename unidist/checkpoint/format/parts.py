@@ -74,11 +74,11 @@ class Part:
         return (self.box, *self.more)
 
     def is_whole(self, shape: Sequence[int]) -> bool:
-        """Say whether this is all of a tensor of this shape."""
+        """Return whether this is all of a tensor of this shape."""
         return self == Part.whole(shape)
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Say whether the box lies within a tensor of this shape."""
+        """Return whether the box lies within a tensor of this shape."""
         return len(self.box) == len(shape) and all(
             stop <= size for box in self.boxes for (_, stop), size in zip(box, shape, strict=True)
         )

@@ -65,7 +65,7 @@ class Piece:
 
     @property
     def is_copied(self) -> bool:
-        """Say whether `memory` makes a copy, to which nobody else writes."""
+        """Return whether `memory` makes a copy, to which nobody else writes."""
         return not isinstance(self.source, Buffer)
 
     @property

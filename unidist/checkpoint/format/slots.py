@@ -24,7 +24,7 @@ class Slot:
 
     Args:
         neutral: its name in a checkpoint.
-        names: what each dialect calls it.
+        names: its name in each dialect.
         per_learning_rate: dialects that keep this much times the learning rate times what the others keep.
     """
 
@@ -55,7 +55,7 @@ class Family:
 
     Args:
         members: class names, by dialect; subclasses belong to it too.
-        slots: what they keep.
+        slots: of these optimizers.
         options: their options by neutral names, each as the dialects call it ("betas.0": the first of a tuple).
         counts_steps: an update depends on how many there were before.
     """
@@ -166,12 +166,12 @@ class OptimizerNaming:
         return slot if found is None else found.neutral
 
     def native(self, neutral: str) -> str:
-        """Return what this optimizer calls a slot of a neutral name."""
+        """Return this optimizer's name for a slot with a neutral name."""
         found = self._find(neutral=neutral)
         return neutral if found is None else found.names[self.dialect]
 
     def factor(self, neutral: str, saved: OptimizerNaming, learning_rate: float) -> float:
-        """Return what the data of a slot that `saved` has written are to be multiplied by for this optimizer.
+        """Return the factor for the data of a slot that `saved` has written, for use by this optimizer.
 
         Raises:
             CheckpointError: the learning rate was 0, and the slot is in its units.
@@ -190,7 +190,7 @@ class OptimizerNaming:
             )
 
     def has_slot(self, neutral: str) -> bool:
-        """Say whether the table knows the slot; it then has its parameter's shape."""
+        """Return whether the table knows the slot; it then has its parameter's shape."""
         return self._find(neutral=neutral) is not None
 
     def option(self, options: Mapping[str, object], neutral: str) -> object:

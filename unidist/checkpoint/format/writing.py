@@ -15,7 +15,7 @@ from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.errors import CheckpointError
 
 Identity = tuple[str, TensorInfo, Part]
-"""What a piece is: section, tensor and part. Pieces of equal identity hold the same elements."""
+"""The identity of a piece: section, tensor and part. Pieces of equal identity hold the same elements."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class WrittenShard:
 
 
 def assign(inventories: Sequence[RankInventory]) -> list[list[int]]:
-    """Choose who writes which piece: each distinct one once, so that all ranks write about as much.
+    """Choose the pieces that each rank writes: each distinct piece once, with about the same number of bytes per rank.
 
     Args:
         inventories: of all ranks.
 
     Returns:
-        For each rank, the positions in its inventory of what it writes. Equal wherever it is computed.
+        For each rank, the positions in its inventory of the pieces that it writes. The same on every rank.
     """
     holders: dict[Identity, list[tuple[int, int]]] = {}
     for rank, inventory in enumerate(inventories):

@@ -1,4 +1,4 @@
-"""The control plane of elastic jobs: who is in which generation, and a worker's side of it.
+"""The control plane of elastic jobs: membership and generations on the launcher's side, and a worker's side of it.
 
 `membership`, `coordinator` and `resumable_coordinator` are pure; `worker_link` and `member` belong to the workers.
 Imports `control`, `settings` and the root.

@@ -1,6 +1,6 @@
-"""The coordinator of an elastic job: the same as for any job, and who is a member of the world. Pure.
+"""The coordinator of an elastic job, which also decides who is a member of the world. Pure.
 
-What a worker says, and what it is told:
+Messages of a worker, and messages to it:
 
     worker -> coordinator   worker     its number: here I am                     -> welcome
                             ready      I wait for the next world                 -> assign, or dismissed
@@ -248,7 +248,7 @@ class ElasticCoordinator(Coordinator):
     # The world
 
     def _advance(self, now: float) -> Iterator[Action]:
-        """Do what the state of the membership asks for."""
+        """Take the actions that the state of the membership requires."""
         membership = self.membership
         for worker in membership.waiting:
             came_too_late = membership.is_finishing and worker.progress == NO_STATE and membership.has_begun
@@ -268,7 +268,7 @@ class ElasticCoordinator(Coordinator):
             yield Publish(JobEvent("short" if is_short else "enough", fields))
 
     def _tell_change(self) -> Iterator[Action]:
-        """Ask the members to come back, once; and again when others are to leave, who then give away what they keep."""
+        """Ask the members to return, once; and again when others must leave, who then hand over their shares."""
         leaving = [worker.number for worker in self.membership.members if worker.is_leaving]
         if self._change_told and leaving == self._leaving_told:
             return
@@ -318,7 +318,7 @@ class ElasticCoordinator(Coordinator):
             self._dismissed.add(peer)
 
     def _lose(self, worker: Worker, reason: str) -> Iterator[Action]:
-        """A member is gone, and is known here no more."""
+        """Handle the loss of a member, which was removed from the membership."""
         fields = {"worker": worker.number, "rank": worker.rank, "generation": worker.generation, "reason": reason}
         yield Publish(JobEvent("lost", fields))
         assert worker.rank is not None
@@ -346,7 +346,7 @@ class ElasticCoordinator(Coordinator):
         yield Drop(peer, reason)
 
     def _give_up_stalled(self, now: float) -> Iterator[Action]:
-        """Nobody has taken a step for long: those that are furthest behind are to blame."""
+        """No rank has done a step for too long: the workers that are furthest behind count as hung."""
         by_worker = {link.worker: (peer, link) for peer, link in self._links.items()}
         members = [worker for worker in self.membership.members if worker.number in by_worker]
         fewest = min((by_worker[worker.number][1].steps for worker in members), default=0)

@@ -17,7 +17,7 @@ from typing import Any
 from unidist.topology import Topology
 
 NO_STATE = -1
-"""Progress of a worker that has never been in a world: it has nothing that others could go on from."""
+"""Progress of a worker that has never been in a world: it has no state from which others could continue."""
 
 GATHER_SEC = 1.0
 """How long a worker that is ready waits for others that are starting, so that the world stops once for all of them."""
@@ -39,7 +39,7 @@ class Worker:
     Args:
         number: of the worker.
         host: index of its host.
-        phase: where it stands.
+        phase: of the worker's life.
         rank: in the last world that it was in.
         generation: of that world.
         progress: how many commits the state has seen that it holds; NO_STATE if it holds none.
@@ -86,7 +86,7 @@ class Membership:
     def __init__(self, *, num_first: int, min_num: int, max_num: int) -> None:
         self.workers: dict[int, Worker] = {}
         self.is_finishing = False
-        """A worker has come to the end of the script: nobody is taken in any more, and few are enough."""
+        """Whether a worker has finished the script: no more workers are admitted, and the minimum no longer applies."""
         self.accepts_fewer = False
         """The first world need not wait for all of `num_first` any longer."""
         self._num_first = num_first
@@ -135,12 +135,12 @@ class Membership:
             self.version += 1
 
     def remove(self, number: int) -> Worker | None:
-        """A worker is gone; returns what it was, None if it is not known any more."""
+        """Remove a worker that is gone and return it; None if it was removed before."""
         self.version += 1
         return self.workers.pop(number, None)
 
     def wants_change(self, now: float) -> bool:
-        """Say whether the members should come back at their next commit: some are to leave, or others wait to come."""
+        """Return whether the members should return at their next commit: some must leave, or others wait to join."""
         members = self.members
         if any(worker.is_leaving for worker in members):
             return True
@@ -170,7 +170,7 @@ class Membership:
         return all(worker.progress == NO_STATE for worker in [*staying, *self.members])
 
     def can_form(self, *, after_loss: bool = False) -> bool:
-        """Say whether the next world can begin: every member of the last one has come back, and there are enough.
+        """Return whether the next world can begin: all members of the last one have returned, and there are enough.
 
         Args:
             after_loss: see `form`.
@@ -207,7 +207,7 @@ class Membership:
         return World(places, max(progress, 0), needs_sync, tuple(dismissed))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what another process needs to go on from here; plain data. Times are left out."""
+        """Return the state from which another process can continue, without times; plain data."""
         workers = [{**asdict(worker), "phase": worker.phase.name} for worker in self.workers.values()]
         for fields in workers:
             del fields["since"]
@@ -219,7 +219,7 @@ class Membership:
         }
 
     def restore(self, kept: dict[str, Any], now: float) -> None:
-        """Take over what `snapshot` returned; who waited then has waited since `now`.
+        """Restore what `snapshot` returned; workers that were waiting count as waiting since `now`.
 
         Raises:
             KeyError: something is missing; so do TypeError and ValueError: it is something else.
@@ -232,7 +232,7 @@ class Membership:
         self.version += 1
 
     def _chosen(self, after_loss: bool) -> list[Worker]:
-        """Return who would be in the next world: those that were in the last one go first."""
+        """Return the workers of the next world: members of the last one come first."""
         if self.hands_over:
             givers = [worker for worker in self.waiting if worker.is_leaving and worker.progress > NO_STATE]
             staying = sorted((worker for worker in self.waiting if not worker.is_leaving), key=_by_seniority)

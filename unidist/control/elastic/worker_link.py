@@ -65,7 +65,7 @@ class WorkerLink:
         worker: this worker's number.
         timeout: longest time for connecting.
         on_ended: called by the link's own thread when the present generation ends, with the reason.
-        orphan_timeout: how long a coordinator that is gone is looked for before the job is given up.
+        orphan_timeout: time for which to try to reach a lost coordinator before the job is given up.
 
     Attributes:
         is_first: this worker is to be in the first world of the job.
@@ -145,7 +145,7 @@ class WorkerLink:
 
         Args:
             progress: commits that the state of this worker has seen; -1: it has none.
-            reason: why it cannot go on in the present generation; "" if the coordinator wanted a change.
+            reason: why it cannot continue in the present generation; "" if the coordinator requested a change.
             timeout: longest wait.
 
         Raises:
@@ -179,7 +179,7 @@ class WorkerLink:
         self._wake()
 
     def give_up(self, reason: str) -> None:
-        """Ask the launcher to end the job: no rank can go on, and no other process could."""
+        """Ask the launcher to end the job: neither a rank nor a new process could continue."""
         with self._arrived:
             self._gives_up = reason
             self._outbox.append({"type": "give_up", "reason": reason})

@@ -165,7 +165,7 @@ class Durable:
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether this rank wants a checkpoint of the commit that is being made."""
+        """Return whether this rank wants a checkpoint of the commit that is being made."""
         return self._is_wanted
 
     def step(self) -> None:
@@ -178,7 +178,7 @@ class Durable:
         self._is_wanted = is_first and self._writing is None and self._schedule.is_due(now)
 
     def agreed(self, state: Checkpointed, requests: CommitRequests) -> None:
-        """Note what the ranks have agreed on; before they leave all together, keep what they have reached."""
+        """Note the agreement of the ranks; if all of them leave, make a checkpoint of the present state."""
         self._is_wanted, self._is_agreed = False, requests.checkpoint
         if not (requests.change and requests.leaving):
             return
@@ -200,7 +200,7 @@ class Durable:
     # The end
 
     def finish(self, state: Checkpointed) -> None:
-        """Training has come to its end: keep what it came to, unless it is in the last checkpoint. Collective."""
+        """Make a checkpoint at the end of training, unless the last one has the same state. Collective."""
         if self._writing is not None:
             self._conclude(self._writing)
         communicator = context.current().owned(_saver).communicator
@@ -209,7 +209,7 @@ class Durable:
             self._save(state, asynchronous=False)
 
     def abandon(self, reason: str) -> None:
-        """A rank was lost: what is being written cannot be completed. Nobody waits for that rank any more."""
+        """Abandon a checkpoint that is being written, which cannot be completed because a rank was lost."""
         self._is_wanted = self._is_agreed = False
         if self._writing is not None:
             self._writing.saver.communicator.abort(reason)

@@ -28,10 +28,10 @@ class DurableParts:
 
 
 class HasStateDict(Protocol):
-    """A sampler, say: what it keeps is a dict."""
+    """An object whose state is a dict, such as a sampler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it keeps."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
         """Take what `state_dict` returned."""

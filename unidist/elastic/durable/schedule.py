@@ -57,7 +57,7 @@ class CheckpointSchedule:
         return max(SHORTEST_SEC, max(self._costs[-1], statistics.fmean(self._costs)) / AIM)
 
     def begin(self, now: float) -> None:
-        """Training begins, or goes on after ranks have changed: the time until now belongs to no step."""
+        """Note that training begins, or continues with other ranks: the time until now belongs to no step."""
         self._step_began, self._was_writing = now, False
         if self._since is None:
             self._since = self._not_before = now
@@ -73,7 +73,7 @@ class CheckpointSchedule:
         self._step_began = now
 
     def is_due(self, now: float) -> bool:
-        """Say whether a checkpoint is to be made at the commit that was just made."""
+        """Return whether a checkpoint is to be made at the commit that was just made."""
         return self._since is not None and now >= max(self._since + self.interval_sec, self._not_before)
 
     def saved(self, began: float, now: float) -> None:
@@ -83,7 +83,7 @@ class CheckpointSchedule:
         self._since = began
 
     def written(self) -> tuple[float, float]:
-        """The checkpoint is complete. Returns what it cost: seconds of standing still, and of slower steps."""
+        """Note that the checkpoint is complete; return its cost: seconds of waiting, and of slower steps."""
         cost = self._held_up, self._slower
         self._costs.append(sum(cost))
         self._was_writing = False

@@ -1,6 +1,6 @@
 """Copies of sharded state in the memory of peers: a share survives the loss of the rank that holds it.
 
-`memory` commits in two steps, `transfers` (pure) says who gives what to whom, `loading` carries it out.
+`memory` commits in two steps, `transfers` (pure) plans the transfers between ranks, `loading` executes them.
 Imports `checkpoint`, `runtime` and the folders below.
 """
 

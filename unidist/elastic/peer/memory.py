@@ -59,7 +59,7 @@ class Peers:
     Args:
         communicator: over all ranks, a separate one for each context.
         generation: of the elastic job; -1 for a rank that is alone yet, and in jobs that are not elastic: then each
-            rank keeps its own share, and nobody has copies.
+            rank keeps its own share, without copies.
         worker: number of this process in the job.
         host: number of its host.
         leaving: workers that will not be in the next generation.
@@ -149,7 +149,7 @@ class PeerMemory:
             states: of the values, which are divided for the present number of ranks.
 
         Raises:
-            StateLostError: somebody held something alone that is gone.
+            StateLostError: a lost rank held the only copy of something.
         """
         communicator = peers.communicator
         keys: list[Key | None] = gather_objects(communicator, self._committed)

@@ -75,7 +75,7 @@ def _guard(rank: int, hosts: Sequence[int], staying: Sequence[int]) -> int | Non
 
 
 def lost_origins(size: int, held: Iterable[Collection[int]]) -> list[int]:
-    """Return the ranks of a generation of this size whose holdings nobody has any more.
+    """Return the ranks of a generation of this size whose holdings no rank has any more.
 
     Args:
         size: number of ranks when the state was committed.
@@ -85,7 +85,7 @@ def lost_origins(size: int, held: Iterable[Collection[int]]) -> list[int]:
 
 
 def places(pieces: Sequence[Identity]) -> tuple[list[int], int]:
-    """Return where the pieces of a holding lie in its memory, in bytes, and how many they are together."""
+    """Return the byte offsets of the pieces of a holding in its memory, and its size."""
     offsets, end = [], 0
     for _, info, part in pieces:
         offsets.append(end)
@@ -96,7 +96,7 @@ def places(pieces: Sequence[Identity]) -> tuple[list[int], int]:
 def transfers(
     holdings: Mapping[int, Sequence[Identity]], holders: Mapping[int, Sequence[int]], wants: Sequence[Sequence[Wanted]]
 ) -> list[Transfer]:
-    """Choose who gives what: each rank takes from itself what it has, and all give about as much.
+    """Choose the source of each transfer: a rank uses its own data first, and all ranks send about as much.
 
     Args:
         holdings: the pieces of each origin.
@@ -104,7 +104,7 @@ def transfers(
         wants: what each rank wants, by rank.
 
     Returns:
-        In the order of takers and of what they want. What nobody has is left out: see `missing`.
+        In the order of the receivers and their requests. Parts that no rank has are left out: see `missing`.
     """
     there: dict[tuple[str, str], list[tuple[int, int, Identity]]] = {}
     for origin in sorted(holdings):

@@ -68,7 +68,7 @@ class Call:
 
     @property
     def lost_ranks(self) -> list[int]:
-        """Ranks that died or did not answer: with any, the pool cannot go on."""
+        """Ranks that died or did not answer; if there are any, the pool cannot be used any more."""
         return sorted(self.pending | {failure.rank for failure in self._failures if failure.died})
 
     def run(self, messages: Sequence[bytes], timeout_sec: float | None) -> None:

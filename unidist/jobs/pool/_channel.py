@@ -31,7 +31,7 @@ class Channel:
 
     @property
     def has_to_write(self) -> bool:
-        """Say whether part of the message is still to be sent."""
+        """Return whether part of the message is still to be sent."""
         return bool(self._outgoing)
 
     def write(self) -> None:

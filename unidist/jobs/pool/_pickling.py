@@ -69,7 +69,7 @@ def _package_mates(module: ModuleType) -> list[ModuleType]:
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Say whether a fresh process with our `sys.path` would find this very file under this name."""
+    """Return whether a fresh process with our `sys.path` would find this very file under this name."""
     return _finds(module.__name__, getattr(module, "__file__", None), tuple(sys.path), len(sys.meta_path))
 
 

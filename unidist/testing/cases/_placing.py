@@ -24,11 +24,11 @@ class Mode(StrEnum):
     MIXED = "engine memory in place on even ranks, ordinary memory on odd ones"
 
     def engine_on(self, rank: int) -> bool:
-        """Say whether the operands of `rank` lie in engine memory."""
+        """Return whether the operands of `rank` lie in engine memory."""
         return self in (Mode.ENGINE, Mode.ENGINE_IN_PLACE) or (self is Mode.MIXED and rank % 2 == 0)
 
     def in_place_on(self, rank: int) -> bool:
-        """Say whether source and target of `rank` are the same memory."""
+        """Return whether source and target of `rank` are the same memory."""
         return self in (Mode.IN_PLACE, Mode.ENGINE_IN_PLACE) or (self is Mode.MIXED and rank % 2 == 0)
 
 

@@ -146,7 +146,7 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
 
 
 def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:
-    """What is written to `shared` all see; what is written to `view` is the writer's until it publishes, then its part.
+    """All ranks see writes to `shared`; writes to `view` are private until `publish`, and then only its part is seen.
 
     Asked of communicators with the capability `SharesMemory`.
     """
