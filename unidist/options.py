@@ -6,6 +6,7 @@ Text -> `parse` -> names with values and options -> `construct` -> an object who
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from unidist.errors import ConfigurationError, unknown_choice
 
-__all__ = ["Request", "construct", "parse"]
+__all__ = ["Request", "construct", "option_types", "parse"]
 
 T = TypeVar("T")
 
@@ -64,9 +65,9 @@ def construct(request: Request, cls: type[T], *, kind: str = "strategy", has_val
     Raises:
         ConfigurationError: an unknown option, a missing one, or a value of the wrong type.
     """
+    hints = option_types(cls)
     options_type: Any = cls
-    fields = [item for item in dataclasses.fields(options_type) if item.init]
-    hints = typing.get_type_hints(cls)
+    fields = [item for item in dataclasses.fields(options_type) if item.name in hints]
     arguments: dict[str, Any] = {}
     if request.value is not None:
         if not fields:
@@ -87,6 +88,21 @@ def construct(request: Request, cls: type[T], *, kind: str = "strategy", has_val
     if missing:
         raise ConfigurationError(f"{kind} {request.name!r} needs a value: {request.name}=VALUE ({', '.join(missing)})")
     return cls(**arguments)
+
+
+def option_types(cls: type[Any]) -> dict[str, Any]:
+    """Return the type of each option of a dataclass, in the order of its fields.
+
+    Only what `__init__` takes is an option. The types of other fields, such as the state of a strategy, are not looked
+    at: they may be imported for type checkers alone.
+    """
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):
+        if item.init:
+            owner = next(base for base in cls.__mro__ if item.name in vars(base).get("__annotations__", {}))
+            annotated = types.SimpleNamespace(__annotations__={item.name: item.type})
+            found |= typing.get_type_hints(annotated, vars(sys.modules[owner.__module__]), dict(vars(owner)))
+    return found
 
 
 def _convert(text: str, annotation: Any, where: str) -> Any:

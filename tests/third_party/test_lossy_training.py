@@ -59,6 +59,25 @@ class TestTrainingOfNumpyWithPowerSGD(_Lossy):
     sizes = (2,)
 
 
+@pytest.mark.parallel
+class TestLocalSGD(_Lossy):
+    strategy = "local-sgd=4,accumulate=2"
+    passes = 2
+    equal_every = 4
+    sizes = (1, 2, 4)  # powers of two: the mean of equal numbers is that number
+    common_optimum = True  # else it finds a point between, which depends on the learning rate
+
+
+@pytest.mark.parallel
+class TestLocalSGDOnNumpy(_Lossy):
+    framework = "numpy"
+    strategy = "local-sgd=5,clip_norm=100"
+    equal_every = 5
+    sizes = (2,)
+    optimizers = ("sgd",)
+    common_optimum = True
+
+
 class Suite(_Lossy):
     """The suite of a strategy that came to these outcomes."""
 

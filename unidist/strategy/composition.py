@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unidist.errors import ConfigurationError, PluginError
+from unidist.options import option_types
 from unidist.registry import Registry
 from unidist.runtime_api import Plugins
 from unidist.strategy import StrategySpec
@@ -127,7 +128,7 @@ def _tried(first: str, second: str, plugins: Plugins) -> Pair:
 
 
 def _options(cls: type[Strategy]) -> tuple[Option, ...]:
-    hints = typing.get_type_hints(cls)
+    hints: dict[str, Any] = option_types(cls) if dataclasses.is_dataclass(cls) else {}
     texts = _argument_texts(inspect.getdoc(cls) or "")
     found = []
     fields: Any = cls if dataclasses.is_dataclass(cls) else None
@@ -146,7 +147,7 @@ def _examples(spec: StrategySpec, cls: type[Strategy]) -> tuple[str, ...]:
     first = next((item for item in (dataclasses.fields(fields) if fields else ()) if item.init), None)
     if first is None:
         return (spec.name,)
-    hint = typing.get_type_hints(cls)[first.name]
+    hint = option_types(cls)[first.name]
     if typing.get_origin(hint) is Literal:
         return tuple(f"{spec.name}={choice}" for choice in typing.get_args(hint))
     if first.default is not dataclasses.MISSING:

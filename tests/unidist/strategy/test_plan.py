@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -115,6 +115,24 @@ def test_what_cannot_be_read_shows_the_item_and_the_syntax(line: str) -> None:
     with pytest.raises(ConfigurationError, match="Syntax: NAME=VALUE:OPTION=VALUE") as caught:
         parse(f"identity,{line}")
     assert "identity" not in str(caught.value)
+
+
+@dataclass
+class Counting(Strategy):
+    """Has state, of a type that is imported for type checkers alone."""
+
+    name: ClassVar[str] = "counting"
+
+    every: int
+    seen: NotImported = field(default=(), init=False)  # type: ignore[name-defined, assignment]  # noqa: F821
+
+
+def test_the_state_of_a_strategy_is_no_option() -> None:
+    registry = Registry[StrategySpec]("strategy")
+    registry.add(StrategySpec("counting", f"{__name__}:Counting", "counts"))
+    assert build("counting=3", registry) == (Counting(3),)
+    with pytest.raises(ConfigurationError, match="unknown option"):
+        build("counting=3:seen=4", registry)
 
 
 def test_lines_objects_and_lists_build_the_same(registry: Registry[StrategySpec]) -> None:

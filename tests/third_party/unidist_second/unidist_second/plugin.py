@@ -24,12 +24,19 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
 
 @hookimpl
 def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
-    """Register `small-zero`."""
+    """Register `small-zero` and `local-sgd`."""
     registry.add(
         StrategySpec(
             "small-zero",
             "unidist_second.small_zero:SmallZero",
             "a sample: each rank updates some of the parameters, and keeps their optimizer state",
+        )
+    )
+    registry.add(
+        StrategySpec(
+            "local-sgd",
+            "unidist_second.local_sgd:LocalSGD",
+            "a sample: every rank trains by itself, and parameters are averaged every N updates",
         )
     )
 
