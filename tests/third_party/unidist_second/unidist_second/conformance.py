@@ -12,9 +12,9 @@ from unidist.buffer import DType
 from unidist.runtime import init as start
 from unidist.runtime import shutdown
 from unidist.testing import Quadratic, Training
-from unidist_second.distribute import distribute
 from unidist_second.framework import NumpyFramework
 from unidist_second.models import SGD, Model
+from unidist_second.training import distribute
 
 __all__ = ["descend", "dtypes", "init", "model", "modes", "numbers", "shutdown", "tensor", "train"]
 
