@@ -65,20 +65,20 @@ class Capabilities:
 
 
 class Work(ABC):
-    """An operation under way. Its buffers belong to the engine until `wait` returned or `done()` is True."""
+    """A pending operation. Its buffers belong to the engine until `wait` has returned or `done()` is True."""
 
     @abstractmethod
     def wait(self, timeout: timedelta | None = None) -> None:
         """Return when the operation is complete on this rank: targets hold the result, sources may be reused.
 
         Args:
-            timeout: longest wait; default is the communicator's own timeout. After it ran out the
-                communicator is aborted on this rank.
+            timeout: longest wait; default: the communicator's timeout. If it runs out, the communicator is
+                aborted on this rank.
 
         Raises:
             MismatchError: the ranks did not call the same operation (engines with `detects_mismatch`).
             PeerLostError: a peer died or the communicator was aborted.
-            StalledError: the timeout ran out; the message names operation and, where known, the ranks.
+            StalledError: the timeout ran out; the message names the operation and, if known, the ranks.
         """
 
     @abstractmethod
@@ -109,8 +109,8 @@ class Communicator(ABC):
         rank: this process's index in the group.
         size: number of ranks in the group.
         members: world rank of each member, by group rank.
-        timeout: how long an operation waits for its peers unless told otherwise.
-        capabilities: what the engine can do.
+        timeout: default time for which an operation waits for its peers.
+        capabilities: of the engine.
         description: the engine's name and the group, for messages ("shm, ranks 0-3").
     """
 
@@ -196,16 +196,16 @@ class Communicator(ABC):
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         """Divide the group: ranks that pass the same list form a new, independent communicator.
 
-        Collective over the whole group: every rank calls it and passes the group that it shall belong to,
-        itself included, or `()` to belong to none (it gets None). Lists of different groups do not overlap.
-        `split(range(size))` gives an independent communicator over the same ranks.
+        Collective over the whole group: every rank passes the group that it will belong to, including itself,
+        or `()` for none (it gets None). Lists of different groups do not overlap. `split(range(size))` gives an
+        independent communicator over the same ranks.
 
         Args:
-            ranks: members by their rank in this group, in the order that they shall have in the new one.
+            ranks: members by their rank in this group, in their order in the new one.
         """
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Return `(nbytes,)` uint8 of zeroed host memory that this engine moves without a copy, where it has such.
+        """Return `(nbytes,)` uint8 of zeroed host memory, which this engine moves without a copy if it can.
 
         Not collective. The memory is released with the last reference to the buffer's owner.
 
@@ -218,15 +218,15 @@ class Communicator(ABC):
     def abort(self, reason: str) -> None:
         """End all pending and later operations of this communicator with PeerLostError, here and on its peers.
 
-        Callable from any thread, any number of times. `reason` becomes part of the peers' message where
-        the engine can carry it.
+        Callable from any thread, any number of times. `reason` becomes part of the peers' error message if
+        the engine can send it.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Release threads, files and memory. Not collective; pending work is undefined. Idempotent."""
 
-    # What follows is common to all engines.
+    # The following methods are common to all engines.
 
     def check_rank(self, rank: int, role: str) -> None:
         """Raise UsageError unless `rank` is one of this group; `role` names the argument."""

@@ -1,4 +1,4 @@
-"""The engine: what moves bytes, and builds communicators over it."""
+"""The interface of engines, which move bytes between ranks and build the communicators."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether something can be used on this machine, and why not.
+    """Whether something can be used on this machine, and if not, why.
 
     Args:
-        usable: it can.
-        reason: one sentence: its version or substance where usable, else what is missing and how to get it.
+        usable: whether it can be used.
+        reason: one sentence: its version or details if it is usable, else what is missing and how to get it.
     """
 
     usable: bool
@@ -36,8 +36,8 @@ class Availability:
 class Engine(ABC):
     """Builds the world communicator of one job.
 
-    Made without arguments, after its plugin was asked for; creating one costs nothing. A trivial
-    implementation is `unidist.engines.single.SingleEngine`.
+    Created without arguments when it is first needed; creating one is cheap. A trivial implementation is
+    `unidist.engines.single.SingleEngine`.
     """
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Engine(ABC):
 
         Raises:
             ConfigurationError: the machine lacks something; says what.
-            StalledError: a rank did not come.
+            StalledError: a rank did not connect in time.
         """
 
 
@@ -73,12 +73,12 @@ class EngineSpec:
     """An engine, not yet imported.
 
     Args:
-        name: the word in `--engine`.
+        name: in `--engine`.
         path: "module:Class" of an `unidist.engine.Engine`.
         summary: one line for lists.
         memory_kinds: kinds of memory that it moves ("host", "cuda"), known without importing it.
-        priority: `--engine auto` takes the usable engine with the highest; below 0 it is never taken unasked.
-        re_forms: after the loss of a rank the others can close it, and connect again in the same process: what elastic
+        priority: `--engine auto` chooses the usable engine with the highest; below 0 only if it is named.
+        re_forms: after the loss of a rank the others can close it, and connect again in the same process, as elastic
             jobs need.
     """
 

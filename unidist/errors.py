@@ -64,7 +64,7 @@ class ConfigurationError(UnidistError):
 class CheckpointError(UnidistError, RuntimeError):
     """A checkpoint cannot be written or read: it is damaged, incomplete, of another model, or the disk refuses.
 
-    Raised on every rank when it happens on one. What was there before a failed save is as it was.
+    Raised on every rank when it happens on one. A failed save does not change earlier checkpoints.
     """
 
 
@@ -85,9 +85,9 @@ class PeerLostError(UnidistError, RuntimeError):
 
 
 class StalledError(PeerLostError):
-    """Peers are alive but did not come to an operation within its timeout.
+    """Peers are alive but did not enter an operation within its timeout.
 
-    A PeerLostError too: for the ranks that waited, the communicator is unusable afterwards.
+    Also a PeerLostError: for the ranks that waited, the communicator is unusable afterwards.
     """
 
 
@@ -117,7 +117,7 @@ def unknown_choice(kind: str, asked: str, choices: Iterable[str], *, hint: str =
     """Return the error for a name that is not among the choices; it lists them and suggests the nearest.
 
     Args:
-        kind: what was asked for, in words ("strategy", "engine").
+        kind: of the requested thing, in words ("strategy", "engine").
         asked: the name that was given.
         choices: every valid name.
         hint: one more sentence that says what to do.

@@ -1,7 +1,7 @@
 """The framework adapter: gives the core access to the tensors and models of PyTorch, TensorFlow or another library.
 
-The core and the strategies reach tensors and parameters through this interface alone. How an adapter binds optimizers
-is a separate contract, `unidist.optim.BindsOptimizers`.
+The core and the strategies access tensors and parameters only through this interface. The binding of optimizers is a
+separate contract, `unidist.optim.BindsOptimizers`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Tensor = Any
-"""A tensor of the framework. The core passes tensors through and never looks into one."""
+"""A tensor of the framework, opaque to the core."""
 
 
 class Framework(ABC):
@@ -49,15 +49,15 @@ class Framework(ABC):
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> Tensor:
         """Return a tensor of `shape` over the buffer's memory, which it keeps alive.
 
-        Without a copy where the framework can use the memory as it is: that of `allocate` it always can.
+        Without a copy if the framework can use the memory directly, as it always can for memory of `allocate`.
         """
 
     @abstractmethod
     def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        """Return `count` zeroed elements of the framework's memory: "host", or a kind that it alone has ("cuda:0").
+        """Return `count` zeroed elements in memory of the framework: "host", or a kind of its own devices ("cuda:0").
 
         Raises:
-            UsageError: it has no such memory; lists the choices.
+            UsageError: the framework has no such memory; lists the choices.
         """
 
     @abstractmethod
@@ -83,8 +83,8 @@ class Framework(ABC):
     def norm(self, buffer: Buffer, order: float) -> float:
         """Return the norm of a floating-point or complex buffer: the `order`-th root of the sum of powers of |x|.
 
-        Accurate to 1e-12 for types of 64 bits for each real number, to 1e-5 for others, also where powers of the
-        elements are beyond the type. Infinite if an element is, NaN if one is NaN.
+        Accurate to 1e-12 for types of 64 bits for each real number, to 1e-5 for others, even if powers of the
+        elements exceed the type's range. Infinite if an element is, NaN if one is NaN.
 
         Args:
             buffer: at least one element.
@@ -104,7 +104,7 @@ class Framework(ABC):
         """Return every trainable parameter of the model by its stable path, in registration order.
 
         A parameter that is used in several places appears once, under its first path. Frozen ones may be listed too, as
-        in PyTorch, which tells them by their flag; where they are not, they are in `model_state`.
+        in PyTorch, where a flag distinguishes them; if they are not, they are in `model_state`.
         """
 
     @abstractmethod
@@ -121,9 +121,9 @@ class FrameworkSpec:
         path: "module:Class" of an `unidist.framework.Framework`.
         requires: the package that must be installed, by import name.
         summary: one line for lists.
-        conformance: module with the adapter's half of `unidist.testing.StrategyConformance`; "" if it has none.
-        exports: what checkpoints can be turned into: `(suffix, "module:function")`, see `unidist.checkpoint.convert`.
-        imports: what can be turned into one: `(file in the folder, "module:function")`, see there.
+        conformance: module with the adapter's part of `unidist.testing.StrategyConformance`; "" if it has none.
+        exports: conversions of checkpoints: `(suffix, "module:function")`, see `unidist.checkpoint.convert`.
+        imports: conversions to checkpoints: `(file in the folder, "module:function")`, see there.
     """
 
     kind: ClassVar[str] = "framework"

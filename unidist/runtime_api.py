@@ -46,10 +46,10 @@ class Plugins(Protocol):
     def binding(self, strategy: str, framework: Framework) -> Any:
         """Return a new instance of a strategy's binding to a framework, see `unidist.strategy.BindingSpec`.
 
-        What it must be able to do is the strategy's to say: each documents a Protocol for its bindings.
+        Each strategy documents a Protocol that its bindings must implement.
 
         Raises:
-            ConfigurationError: no plugin has registered one; lists the frameworks for which there is one.
+            ConfigurationError: no plugin has registered one; lists the frameworks that have one.
         """
 
 
@@ -65,19 +65,19 @@ class RuntimeAPI(Protocol):
 
     @property
     def mesh(self) -> Mesh:
-        """How the ranks are arranged along axes."""
+        """The arrangement of the ranks along axes."""
 
     @property
     def plugins(self) -> Plugins:
-        """What plugins have registered."""
+        """The registries with everything that plugins have registered."""
 
     @property
     def recorder(self) -> Recorder:
-        """Writes the timeline, where one is recorded."""
+        """Writes the timeline, if one is recorded."""
 
     @property
     def is_elastic(self) -> bool:
-        """True: ranks can fail, join or leave while the job is running. The runtime then lives for one generation."""
+        """Whether ranks can fail, join or leave while the job is running. The runtime then lives for one generation."""
 
     def axis_size(self, name: str) -> int:
         """Return the number of ranks along a mesh axis."""
@@ -86,7 +86,7 @@ class RuntimeAPI(Protocol):
         """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
 
     def axis(self, name: str, *, memory: str = "host") -> Communicator:
-        """Return the shared communicator along a mesh axis. Collective over all ranks when first asked for."""
+        """Return the common communicator along a mesh axis. The first call is collective over all ranks."""
 
     def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
         """Return another communicator along a mesh axis, independent of all others. Collective over its ranks.
@@ -109,11 +109,11 @@ class RuntimeAPI(Protocol):
     def abort(self, reason: str) -> None:
         """End all pending and later operations of all communicators with PeerLostError, here and on their peers.
 
-        For a rank that cannot go on while the others wait for it. Callable from any thread.
+        For a rank that cannot continue while the others wait for it. Callable from any thread.
         """
 
     def owned(self, kind: Callable[[Any], OwnedT]) -> OwnedT:
-        """Return the one object of a class that belongs to this runtime: `kind(runtime)`, made when first asked for.
+        """Return this runtime's only object of a class: `kind(runtime)`, made at the first call.
 
         Its `close` is called at `shutdown`, before the communicators are closed.
         """

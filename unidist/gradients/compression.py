@@ -1,7 +1,7 @@
-"""The gradient compressor: how a bucket of gradients is added up over the ranks with fewer bytes.
+"""Gradient compressors, which add up a bucket of gradients over the ranks with fewer bytes.
 
 A compressor is a frozen dataclass that describes the method; its fields are the options of `NAME/OPTION=VALUE`.
-`attach` makes the state of one bucket, which lives as long as the exchange: scratch memory, feedback of errors, random
+`attach` makes the state of one bucket, which lives as long as the exchange: scratch memory, error feedback, random
 vectors. A trivial implementation is `unidist.builtin.uncompressed.NoCompression`.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket of gradients, as a compressor sees it. Equal on every rank, except for what is in the memory.
+    """A compressor's view of one bucket of gradients. Equal on every rank, except for the contents of the memory.
 
     Args:
         layout: the positions of the gradients; memory between them is unused.
         parameters: of the layout's slots, in their order: names and shapes.
         memory: the gradients, `(layout.count,)` elements; the same memory in every round.
         communicator: over the ranks that exchange this bucket; other buckets use it too.
-        framework: does arithmetic where the bucket is not in host memory.
+        framework: does arithmetic if the bucket is not in host memory.
     """
 
     layout: BucketLayout
@@ -53,17 +53,17 @@ class BucketCompressor(ABC):
 
     @abstractmethod
     def allreduce(self, scale: float) -> Work:
-        """Start one exchange: after the work's `wait`, the bucket holds about `scale` times the sum of all ranks'.
+        """Start one exchange: after the work's `wait`, the bucket holds about `scale` times the sum over all ranks.
 
-        Called once per round, on every rank for the same buckets in the same order, in the middle of the backward
-        pass where possible: it returns without waiting for other ranks. `wait` is called by every rank in the same
-        order too, after `allreduce` of every bucket, so it may issue further collectives and wait for them.
+        Called once per round, on every rank for the same buckets in the same order, during the backward pass if
+        possible: it must return without waiting for other ranks. Every rank also calls `wait` in the same order,
+        after `allreduce` of every bucket, so `wait` may issue further collectives and wait for them.
 
-        The result must be the same bits on every rank, or the ranks' parameters drift apart. Numbers that are not
-        finite must come out as such: a loss scaler looks for them.
+        The result must have the same bits on every rank, or the ranks' parameters drift apart. Infinity and NaN must
+        be preserved: a loss scaler checks for them.
         """
 
-    def close(self) -> None:  # noqa: B027 - nothing to give back is valid
+    def close(self) -> None:  # noqa: B027 - having nothing to release is valid
         """Release what `attach` acquired. Idempotent."""
 
 
@@ -71,7 +71,7 @@ class GradientCompressor(ABC):
     """A method of compression; a dataclass. Every rank uses the same one.
 
     Attributes:
-        name: the word in `--strategy data:compression=NAME`.
+        name: in `--strategy data:compression=NAME`.
     """
 
     name: ClassVar[str]
@@ -80,12 +80,12 @@ class GradientCompressor(ABC):
         """Check the options. Pure; runs in the launcher before any process starts.
 
         Raises:
-            ConfigurationError: names the option, and what to do.
+            ConfigurationError: names the option, and says what to do.
         """
 
     @abstractmethod
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
-        """Return the state for one bucket, or None where this bucket travels as it is (integers, say).
+        """Return the state for one bucket, or None to exchange this bucket uncompressed (integers, for example).
 
         Called when the exchange is made, on every rank for the same buckets. Not called with a single rank.
 
@@ -119,7 +119,7 @@ def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientC
 class CompressorSpec:
     """A gradient compressor, not yet imported: `path` is "module:Class" of a `GradientCompressor`.
 
-    Its module is loaded by the launcher too, to check options, so it imports neither a framework nor numpy at the top.
+    The launcher loads its module too, to check options, so it imports neither a framework nor numpy at the top.
     """
 
     kind: ClassVar[str] = "compression"

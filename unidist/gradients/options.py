@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """Handed from the binding to `GradientOwner.make_exchange`. The defaults ask for nothing.
+    """Options that a binding passes to `GradientOwner.make_exchange`. The defaults request nothing special.
 
     Args:
-        compressor: how gradients travel; None leaves it to the strategy.
-        predivide_factor: gradients are divided by it before they are added up, and their sum multiplied by it: so
-            sums of 16-bit numbers stay in range.
+        compressor: of gradients; None leaves it to the strategy.
+        predivide_factor: gradients are divided by it before they are added up, and their sum multiplied by it, so
+            that sums of 16-bit numbers stay in range.
         process_set: gradients are exchanged within this set; a rank outside of it is alone. None: the data axis.
         groups: gradients of one group are exchanged together: a number of groups, or the positions of each group's
-            parameters among the optimizer's. What is in no group is packed as suits the engine.
-        sparse_as_dense: sparse gradients are exchanged in a bucket like dense ones, and made sparse again.
+            parameters among the optimizer's. Other gradients are packed as suits the engine.
+        sparse_as_dense: exchange sparse gradients in a bucket like dense ones, then make them sparse again.
         bucket_bytes: size of a bucket; None leaves it to the strategy.
-        precision: the types of the run, see `unidist.gradients.precision`; None: everything in its own.
-        whole_tensors: where gradients are shared out, each parameter's stays in one piece: the optimizer needs that.
+        precision: the types of the run, see `unidist.gradients.precision`; None: each parameter in its own type.
+        whole_tensors: if gradients are sharded, do not split that of a parameter: the optimizer needs all of it.
     """
 
     compressor: GradientCompressor | None = None
@@ -48,7 +48,7 @@ class ExchangeOptions:
             raise UsageError(f"predivide_factor={self.predivide_factor}: give a factor above 0")
 
     def check_supported_by(self, strategy: str) -> None:
-        """Raise unless these are the defaults: for an owner that exchanges gradients in its own way.
+        """Raise unless these are the defaults, for an owner that does not support other options.
 
         Raises:
             ConfigurationError: names the option and the strategy.
@@ -81,7 +81,7 @@ class ExchangeOptions:
         return {position: i * self.groups // len(positions) for i, position in enumerate(positions)}
 
     def num_ranks(self, context: RuntimeAPI) -> int:
-        """Return over how many ranks, this one included, gradients are added up."""
+        """Return the number of ranks over which gradients are added up, including this one."""
         if self.process_set is None:
             return context.axis_size(DATA_AXIS)
         return len(self.process_set.ranks) if self.process_set.included() else 1

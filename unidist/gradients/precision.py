@@ -5,21 +5,21 @@ Plain data, derived from the `Plan` alone, so the launcher, the ranks and the es
     precision = plan.precision
     kept_as = info.dtype if precision is None else precision.master_dtype(info.dtype)
 
-Who does what. The strategy with the capability `ChoosesPrecision` prepares the model before any strategy partitions it
-(`Plan.prepare`); what it decides is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
-`update.options.precision`, for the half of a strategy that shards updates.
+The strategy with the capability `ChoosesPrecision` prepares the model before any strategy partitions it
+(`Plan.prepare`). Its choice is also in `ExchangeOptions.precision`, for the owner of the exchange and, as
+`update.options.precision`, for the binding of a strategy that shards updates.
 
-- Without a strategy that shards updates the parameters stay float32 and forward computes in `compute`
-  (`parameters` is FLOAT32): gradients are float32, and nobody else has to know.
-- With one (`ShardsUpdates`) the model's float32 parameters *become* `parameters`, in place, before the optimizer is
-  bound: parameters and gradients are of 16 bits from then on, and `ParameterInfo.dtype` says so. The half of that
-  strategy keeps, for each parameter of a type for which `master_dtype` differs, a copy of its share in that type (made
-  from the parameter before the first step, after rank 0's were broadcast), steps on the copy, and writes the result to
-  the parameter, rounded. Optimizer state is of the master's type. Gradients are added up in `reduce_dtype`.
+- Without a strategy that shards updates, the parameters stay float32 and forward computes in `compute`
+  (`parameters` is FLOAT32). Gradients are float32, and nothing else depends on the precision.
+- With one (`ShardsUpdates`), the model's float32 parameters are converted to `parameters`, in place, before the
+  optimizer is bound. From then on parameters and gradients have 16 bits, as `ParameterInfo.dtype` shows. The binding of
+  that strategy keeps a master copy of its shard of each parameter whose `master_dtype` differs, in that type (made from
+  the parameter before the first step, after rank 0's were broadcast). It updates the copy, and writes the rounded
+  result to the parameter. Optimizer state has the master's type. Gradients are added up in `reduce_dtype`.
 
-Parameters of other types than float32 (float64 too) are left alone; `master_dtype` holds for 16-bit ones however they
-came about. What a reduced gradient has to be multiplied by when it is brought to the master's type, one over the loss
-scale among it, is `GradientExchange.pending_factor`.
+Parameters of types other than float32 (including float64) are not converted; `master_dtype` applies to 16-bit ones,
+wherever they come from. `GradientExchange.pending_factor` is the factor for a reduced gradient that is converted to the
+master's type; it includes one over the loss scale.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LossScaling:
 
     Args:
         initial: the factor at the start, above 0; a power of two loses nothing.
-        growth_interval: the factor doubles after so many updates without an overflow, at least 1; None: it stays what
-            it is, also after an overflow.
+        growth_interval: number of updates without an overflow after which the factor doubles, at least 1; None: it
+            never changes, not even after an overflow.
     """
 
     initial: float = 2.0**16
@@ -55,11 +55,11 @@ class Precision:
     """The types of one run.
 
     Args:
-        compute: forward and backward compute in it.
-        parameters: what the model's float32 parameters are kept as; FLOAT32: they stay.
-        master: 16-bit parameters are updated in this type, by a copy that the strategy which shards updates keeps.
-        reduce: 16-bit gradients are added up over the ranks in this type; None: in their own.
-        scaling: scale the loss; None where gradients cannot vanish.
+        compute: type of the forward and backward computation.
+        parameters: type in which the model's float32 parameters are stored; FLOAT32: unchanged.
+        master: type in which 16-bit parameters are updated, in a copy kept by the strategy that shards updates.
+        reduce: type in which 16-bit gradients are added up over the ranks; None: their own type.
+        scaling: of the loss; None if gradients cannot vanish.
     """
 
     compute: DType
@@ -69,11 +69,11 @@ class Precision:
     scaling: LossScaling | None = None
 
     def parameter_dtype(self, dtype: DType) -> DType:
-        """Return the type that a parameter which the script made as `dtype` is kept as."""
+        """Return the type in which a parameter that the script made as `dtype` is stored."""
         return self.parameters if dtype is DType.FLOAT32 else dtype
 
     def master_dtype(self, dtype: DType) -> DType:
-        """Return the type in which a parameter kept as `dtype` is updated, its optimizer state included."""
+        """Return the type in which a parameter stored as `dtype`, and its optimizer state, is updated."""
         return self.master if is_narrow(dtype) else dtype
 
     def reduce_dtype(self, dtype: DType) -> DType:

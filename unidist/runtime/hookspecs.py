@@ -54,7 +54,7 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
 
 @hookspec
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
-    """Register what a strategy does for one framework: `registry.add(BindingSpec("zero", "torch", "module:Class"))`."""
+    """Register a strategy's binding to a framework: `registry.add(BindingSpec("zero", "torch", "module:Class"))`."""
 
 
 @hookspec

@@ -47,13 +47,13 @@ class SavedSection(ABC):
 
     @abstractmethod
     def read(self, name: str, part: Part, target: Buffer) -> None:
-        """Fill `target` with the elements of `part` of a tensor, from whatever pieces they were saved in.
+        """Fill `target` with the elements of `part` of a tensor, in whatever pieces they were saved.
 
-        Only the bytes that are needed are read, and checked against their checksums.
+        Reads only the bytes that are needed, and verifies their checksums.
 
         Args:
             name: of the tensor.
-            part: which elements; any part, it need not be one that was saved.
+            part: the elements; it need not be a part that was saved.
             target: host memory of `part.count` elements; floating-point numbers are rounded to its type.
 
         Raises:
@@ -62,11 +62,11 @@ class SavedSection(ABC):
 
     @abstractmethod
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
-        """Compare the section's tensors with those that the caller has; return those that both have.
+        """Compare the section's tensors with the caller's; return those that both have.
 
         Args:
             wanted: the caller's tensors.
-            strict: tensors that only one side has are an error; else a warning on rank 0.
+            strict: tensors that only one side has are an error; otherwise rank 0 warns about them.
 
         Raises:
             CheckpointError: lists tensors that are missing, unexpected or of another shape.
@@ -81,25 +81,25 @@ class KeepsState(ABC):
 
     @abstractmethod
     def pieces(self) -> Sequence[Piece]:
-        """Return every piece that this rank holds, copies of what others hold included.
+        """Return every piece that this rank holds, including copies of other ranks' pieces.
 
-        Each distinct piece is written once, by one of the ranks that hold it; the core chooses, so that all write
-        about as much. Together the pieces of all ranks cover each tensor exactly once: ranks hold equal pieces
-        or disjoint ones. Nothing that does not exist yet is made for it (no optimizer state before the first step).
+        Each distinct piece is written once, by one of the ranks that hold it; the core chooses the rank, so that all
+        write about the same amount. Together the pieces of all ranks cover each tensor exactly once: ranks hold equal
+        pieces or disjoint ones. Missing state is not created for it (no optimizer state before the first step).
         """
 
     @abstractmethod
     def values(self) -> dict[str, Plain]:
         """Return plain values (step counts, options of groups); the checkpoint has those of all ranks, merged.
 
-        Dicts are merged key by key, at any depth, so ranks may have different keys (one per parameter, say).
-        Whatever else two ranks both have must be equal.
+        Dicts are merged key by key, at any depth, so ranks may have different keys (one per parameter, for example).
+        All other values must be equal on the ranks that have them.
         """
 
     def names(self) -> Collection[str]:
-        """Return the names of the tensors that this rank can load; an optimizer, the paths of its parameters.
+        """Return the names of the tensors that this rank can load; for an optimizer, the paths of its parameters.
 
-        Ranks may have different ones (pipeline stages). What any of them has is unexpected to none.
+        Ranks may have different ones (pipeline stages). A name that any rank has counts as unexpected on none.
         """
         return {piece.tensor.name for piece in self.pieces()}
 
@@ -111,7 +111,7 @@ class KeepsState(ABC):
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """Load the state from the section, after `check` has passed on every rank. Reads only this rank's part.
 
-        State that the section does not have is set back to what it is before the first step.
+        State that the section does not have is reset to that before the first step.
         """
 
 
