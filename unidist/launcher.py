@@ -190,14 +190,14 @@ class ObservedJob(ABC):
 
     @abstractmethod
     def signal(self, worker: int, number: int) -> None:
-        """Send signal `number` to a worker; nothing happens if it has ended."""
+        """Send signal `number` to a worker; ignored if the worker has ended."""
 
 
 class JobObserver:
     """Watches a job in its launcher. The default of every method does nothing.
 
     The launcher calls the methods in its own thread, between two turns of its loop: they must be quick, and must not
-    wait. An observer that raises is dropped with a warning; the job goes on.
+    wait. An observer that raises is dropped with a warning; the job continues.
 
     Attributes:
         wants_output: the observer is given the lines that ranks print (`printed`).
@@ -209,11 +209,11 @@ class JobObserver:
         """Begin to watch `job`. Called once, before anything of it is started.
 
         Raises:
-            ConfigurationError: what the observer was asked for cannot be done; the job is not started.
+            ConfigurationError: the observer cannot do what was requested; the job is not started.
         """
 
     def resumed(self, generation: int, workers: Sequence[ObservedWorker]) -> None:
-        """The launcher goes on with the job of one that has died. Called once, after `start`.
+        """The launcher has taken over the job of one that has died. Called once, after `start`.
 
         Args:
             generation: of the last world; -1: there was none.
@@ -224,13 +224,13 @@ class JobObserver:
         """An event was added to the job's log; docs/elastic.md lists the events and their fields."""
 
     def beat(self, worker: int, report: Mapping[str, Any]) -> None:
-        """A worker has sent a heartbeat, with a report that is unchecked: what it says may be anything."""
+        """A worker has sent a heartbeat. Its report is not validated and may contain anything."""
 
     def printed(self, seat: int, lines: Sequence[bytes]) -> None:
         """A rank has printed whole lines, on either stream. Called if `wants_output` is True.
 
         Args:
-            seat: label of its output; the rank, where ranks do not come and go.
+            seat: label of its output; the rank in a job that is not elastic.
             lines: without their newlines.
         """
 
@@ -238,7 +238,7 @@ class JobObserver:
         """Another turn of the launcher's loop, several times a second: the place to call `ObservedJob.signal`."""
 
     def summary(self) -> str:
-        """Return the job in a few words, for the status line; "" to leave it to others."""
+        """Return a short summary of the job for the status line; "" for none."""
         return ""
 
     def close(self) -> None:
@@ -260,12 +260,12 @@ class Job:
         timestamps: each line of the ranks is shown with the time.
         hosts: on which ranks run, in the order in which they are filled; empty: this host.
         remote_shell: runs commands on other hosts.
-        network_interfaces: the hosts talk to each other by the first of these that a host has; empty: by the one by
-            which the launcher reaches it.
+        network_interfaces: each host uses the first of these that it has to communicate with the others; empty: the
+            one by which the launcher reaches it.
         start_timeout: longest wait for all hosts.
-        heartbeat: a host from which nothing is heard for longer is lost.
-        elastic: how the number of ranks may change; None: it does not.
-        observers: what watches the job.
+        heartbeat: a host that sends nothing for longer counts as lost.
+        elastic: limits of the number of ranks; None: it does not change.
+        observers: of the job.
     """
 
     command: tuple[str, ...]
@@ -288,12 +288,12 @@ class Job:
 class KnowsHosts(ABC):
     """Capability of a launcher: finds its hosts itself, as in a scheduler's allocation. Found by isinstance.
 
-    Used where the user names no hosts; a number of ranks need not be given then: it is that of all slots.
+    Used if the user names no hosts. Then the number of ranks is optional; the default is the number of all slots.
     """
 
     @abstractmethod
     def hosts(self) -> tuple[Host, ...]:
-        """Return the hosts, and the most ranks of each.
+        """Return the hosts, with the largest number of ranks of each.
 
         Raises:
             ConfigurationError: they cannot be found; says why, and what to do.

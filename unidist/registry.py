@@ -1,4 +1,4 @@
-"""The registry: what plugins register, by name, as specs whose classes are imported when they are used."""
+"""Registries of what plugins provide, by name, as specs whose classes are imported when they are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Spec(Protocol):
     """An entry of a registry. Each kind of plugin has its own spec class, beside its interface.
 
     Attributes:
-        kind: what is registered, in one word, for messages: "engine".
+        kind: of the registered things, in one word, for messages: "engine".
         hook: the hook by which plugins register it: "unidist_register_engines".
     """
 
@@ -24,7 +24,7 @@ class Spec(Protocol):
 
     @property
     def name(self) -> str:
-        """The word by which users ask for it."""
+        """The name by which users choose it."""
 
     @property
     def summary(self) -> str:
@@ -38,7 +38,7 @@ class Registry(Generic[S]):
     """The specs of one kind, by name.
 
     Args:
-        kind: what is registered here, in words, for messages ("engine").
+        kind: of the registered things, in words, for messages ("engine").
     """
 
     def __init__(self, kind: str) -> None:
@@ -46,7 +46,7 @@ class Registry(Generic[S]):
         self._specs: dict[str, S] = {}
         self._origins: dict[str, str] = {}
         self.origin = "unknown"
-        """The plugin that is registering right now; set by the plugin manager around each hook call."""
+        """The plugin that is registering at present; set by the plugin manager around each hook call."""
 
     def add(self, spec: S) -> None:
         """Register `spec`.

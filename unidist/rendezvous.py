@@ -1,6 +1,6 @@
-"""The rendezvous: how the ranks of a job find each other before any communicator exists.
+"""The rendezvous, by which the ranks of a job find each other before any communicator exists.
 
-One primitive, `allgather`: every rank gives a few bytes (and, on one host, open file descriptors) and gets
+It has one primitive, `allgather`: every rank contributes a few bytes (and, on one host, open file descriptors) and gets
 those of all ranks. Engines exchange addresses and shared memory through it.
 """
 
@@ -53,16 +53,16 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
-        """Return the contributions of all ranks, in rank order, this rank's own included.
+        """Return the contributions of all ranks, in rank order, including this rank's.
 
         Args:
             payload: a few kilobytes at most.
-            fds: open descriptors to hand to every rank; the caller keeps its own. One host only.
+            fds: open descriptors to pass to every rank; the caller keeps its own. One host only.
             timeout: longest wait for the other ranks.
 
         Raises:
-            StalledError: a rank did not come; names the ranks that are missing, where known.
-            PeerLostError: a rank came and died.
+            StalledError: a rank did not arrive; names the missing ranks, if known.
+            PeerLostError: a rank arrived and died.
         """
 
     @abstractmethod

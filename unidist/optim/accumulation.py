@@ -32,12 +32,12 @@ class Accumulation:
 
 
 class Window:
-    """The backward passes of one update, as far as they have come.
+    """The progress of the backward passes of one update.
 
     A *round* begins with its first gradient and ends with the exchange; a window of several passes is one round.
 
     Args:
-        accumulation: how passes become updates.
+        accumulation: of backward passes into updates.
 
     Attributes:
         in_round: gradients were computed whose exchange is not complete.
@@ -52,7 +52,7 @@ class Window:
         self._num_steps = 0  # calls of `step` in this window, stepwise only
 
     def add_parameters(self, count: int) -> None:
-        """Count the passes of so many parameters more, numbered on from the earlier ones."""
+        """Count the passes of `count` more parameters too, numbered after the earlier ones."""
         self._passes += [0] * count
 
     @property
@@ -67,7 +67,7 @@ class Window:
 
     @property
     def num_passes(self) -> int:
-        """The passes that there were: the most of any parameter, or the steps."""
+        """The number of passes so far: the largest of any parameter, or the number of steps."""
         return max(self._num_steps, max(self._passes, default=0))
 
     def has_passes(self, index: int) -> bool:
@@ -96,7 +96,7 @@ class Window:
         self.finished = False
 
     def count_step(self) -> bool:
-        """Note a call of `step`; returns whether it shall update the parameters."""
+        """Count a call of `step` and return whether it updates the parameters."""
         if not self.accumulation.stepwise or self.accumulation.passes == 1:
             return True
         self._num_steps += 1
@@ -107,16 +107,16 @@ class Window:
         self.in_round = False
         self.finished = True
         if self.accumulation.passes == 1:
-            self._passes = [0] * len(self._passes)  # another backward pass before the step begins a round of its own
+            self._passes = [0] * len(self._passes)  # another backward pass before the step begins another round
 
     def reset(self) -> None:
-        """Forget the passes: the next window begins. Gradients that were not exchanged are still in their round."""
+        """Start the next window with no passes. Gradients that were not exchanged are still in their round."""
         self._passes = [0] * len(self._passes)
         self._num_steps = 0
         self.finished = False
 
     def change(self, accumulation: Accumulation) -> None:
-        """Count the passes of the next updates in another way; between two rounds."""
+        """Change the accumulation of the next updates; only between two rounds."""
         assert not self.in_round, "the count of passes is changed between two updates"
         self.accumulation = accumulation
         self.reset()

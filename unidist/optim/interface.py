@@ -27,19 +27,19 @@ class FollowsUpdates(Protocol):
         """Return the state for a checkpoint; plain values only."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned, possibly at another world size."""
+        """Restore what `state` returned, possibly at another world size."""
 
 
 class InnerStep(Protocol):
     """The step between reduced gradients and new parameters, of one bound optimizer.
 
-    This is the part that holds for every framework. Each adapter extends it by what its kind of optimizer needs, as an
+    This is the part that is the same for every framework. Each adapter extends it for its kind of optimizer, as an
     ABC: `unidist_torch.optimizer.InnerStep`, `unidist_tensorflow.optimizer.InnerStep`.
     """
 
     @property
     def sharded(self) -> bool:
-        """True: this rank updates its shard of the parameters only, so there are no whole gradients."""
+        """Whether this rank updates only its shard of the parameters, so that it has no whole gradients."""
 
 
 class MakesInnerStep(Protocol):
@@ -51,7 +51,7 @@ class MakesInnerStep(Protocol):
         Args:
             optimizer: the framework's optimizer, already of its new class.
             plain: its class before it was bound.
-            update: the framework-free side.
+            update: the framework-free part.
         """
 
 
@@ -74,7 +74,7 @@ class StepRunner(Protocol):
     """
 
     def run(self, inputs: Any, targets: Any) -> Tensor:
-        """Compute the loss and every gradient of this rank's parameters, and hand the gradients to the optimizer.
+        """Compute the loss and every gradient of this rank's parameters, and pass the gradients to the optimizer.
 
         Args:
             inputs: for the model, as its forward pass takes them.
@@ -99,7 +99,7 @@ class MakesStepRunner(Protocol):
 
         Args:
             model: as `Strategy.partition` has returned it.
-            loss_fn: the script's loss function; None where the framework compiles it into the model later.
+            loss_fn: the script's loss function; None if the framework compiles it into the model later.
             optimizer: the bound optimizer.
         """
 
@@ -113,11 +113,11 @@ class BindsOptimizers(Protocol):
     def __call__(self, optimizer: Any, update: Update, *, names: Mapping[str, Tensor] | None = None) -> Any:
         """Make the optimizer's step go through `update`, and return it (the same class for isinstance). Collective.
 
-        From then on the binding tells `update` of every gradient as it becomes ready, and calls `update.finish()`
+        From then on the binding reports every gradient to `update` as it becomes ready, and calls `update.finish()`
         before the inner step; `unidist.optim.update` has the order of calls.
 
         Args:
             optimizer: the framework's own optimizer.
-            update: the framework-free side.
-            names: paths of the optimizer's parameters, where known; used in messages.
+            update: the framework-free part.
+            names: paths of the optimizer's parameters, if known; used in messages.
         """

@@ -1,4 +1,4 @@
-"""The loss scaler: one factor for each optimizer, equal on every rank, because every rank sees the same overflows."""
+"""The loss scaler: a factor for each optimizer, equal on every rank, because every rank sees the same overflows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from unidist.gradients.precision import LossScaling
 _log = logging.getLogger("unidist")
 
 MINIMUM = 2.0**-14
-"""A gradient that overflows at this scale is not too large for 16 bits: it is not a number."""
+"""The smallest scale. A gradient that overflows at this scale is not too large for 16 bits, but infinite or NaN."""
 
 
 class LossScaler:
     """The loss scale of one optimizer (Micikevicius et al. 2018, section 3.2, https://arxiv.org/abs/1710.03740).
 
     Args:
-        scaling: how the scale begins and grows.
+        scaling: initial value and growth of the scale.
 
     Attributes:
-        scale: the loss is multiplied by it. Changes between two updates only.
-        num_skipped: updates that were left out because a gradient had overflowed.
-        on_outputs: who multiplies. True: the gradients of the model's outputs are multiplied on their way back, so the
-            script need not know; False: the code that computes the loss multiplies it, and outputs are not changed.
+        scale: the factor of the loss. Changes only between two updates.
+        num_skipped: updates that were skipped because a gradient had overflowed.
+        on_outputs: True: the gradients of the model's outputs are multiplied in the backward pass, without changes to
+            the script; False: the code that computes the loss multiplies it, and outputs are not changed.
         was_applied: set by the code that multiplies. If no rank has multiplied, the update is an error: the gradients
             would be divided by a scale that they never had.
     """
@@ -41,7 +41,7 @@ class LossScaler:
         """Halve the scale after an overflow, double it after enough updates without one. All ranks get the same scale.
 
         Raises:
-            UsageError: halving does not help any more: the gradients are not finite whatever the scale.
+            UsageError: the scale cannot be halved any further: the gradients are not finite at any scale.
         """
         if overflowed:
             self.num_skipped += 1

@@ -1,15 +1,15 @@
-"""One optimizer's updates: their gradients are exchanged, and the rules applied, before the inner step.
+"""The updates of one optimizer: the exchange and post-processing of gradients before the inner step.
 
 Framework-free; a binding (`BindsOptimizers`) calls it in this order:
 
-    gradient_ready(i)   for every gradient of a backward pass, when it lies in `buffer(i)`
+    gradient_ready(i)   for every gradient of a backward pass, when it is in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
-    finish()            then: complete the exchange (or earlier, when the script calls `synchronize`)
+    finish()            if so: complete the exchange (or earlier, when the script calls `synchronize`)
     conclude()          unscale, check for overflow, clip, as the strategies require
     ...                 the inner step, unless `overflowed`: the binding
-    applied()           the inner step is done; or reset_window(), where it was left out
+    applied()           the inner step is done; or reset_window(), if it was skipped
 
-Which passes complete an update, its `window` knows; by which numbers sums are multiplied, the `GradientFactors`.
+Its `window` decides which passes complete an update, its `GradientFactors` compute the factors of the sums.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UpdateParts:
     Args:
         context: the runtime.
         make_exchange: builds exchanges.
-        rules: post-processing of the reduced gradients before the inner step; None: nothing.
+        rules: post-processing of the reduced gradients before the inner step; None: there is none.
     """
 
     context: RuntimeAPI
@@ -55,20 +55,20 @@ class UpdateParts:
 
 
 class Update:
-    """The framework-free half of a distributed optimizer.
+    """The framework-free part of a distributed optimizer.
 
     Args:
         context: the runtime.
-        make_parts: makes what belongs to a runtime: now, and again in each generation of an elastic job. Collective.
-        accumulation: how passes become updates.
+        make_parts: makes the parts that belong to a runtime, again in each generation of an elastic job. Collective.
+        accumulation: of backward passes into updates.
         average: the gradients of the ranks are averaged, else added up.
-        strategies: told of every update.
+        strategies: notified of every update.
         options: the script's options of the exchange, among them its process set.
-        sharding: the strategy by which each rank updates a shard of the parameters; None: all update all.
+        sharding: the strategy by which each rank updates a shard of the parameters; None: every rank updates all.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
-            after it; else at `step` or `synchronize`, which allows ranks to differ in how often they call backward.
-        copies: how many ranks along the axes of the model hold the parameter of this name, where a strategy has
-            divided the model (`PlacesParameters.copies`); None: every parameter is on one.
+            after it; else at `step` or `synchronize`, so that ranks may call backward different numbers of times.
+        copies: returns the number of ranks along the axes of the model that hold the parameter of a name, if a
+            strategy has divided the model (`PlacesParameters.copies`); None: every parameter is on one.
 
     Attributes:
         options: an inner step may replace them before the first exchange is made.

@@ -1,7 +1,7 @@
 """The runtime of one process: made by `init()`, found by `current()`, ended by `shutdown()`.
 
-The context is the one global object. It knows the topology, the plan and the communicators, and owns
-whatever has to be given back.
+The context is the only global object. It has the topology, the plan and the communicators, and owns everything that
+has to be released.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Context:
         negotiator: runs named operations over all ranks, on a separate communicator.
         process_sets: the same over some of the ranks.
         announcements: of updates, for ranks that have joined.
-        engine: which engine the world communicator uses, and why.
+        engine: the engine of the world communicator, and why it was chosen.
     """
 
     def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
