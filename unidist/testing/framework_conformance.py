@@ -14,6 +14,10 @@ from __future__ import annotations
 import gc
 import importlib
 import math
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, cast
 
@@ -92,6 +96,27 @@ class FrameworkConformance:
         for other in (None, 1.5, "text", [1.0], object(), type(model), type(tensor)):
             assert not self.adapter.is_tensor(other), f"{other!r} counts as a tensor"
             assert not self.adapter.is_model(other), f"{other!r} counts as a model"
+
+    def test_telling_objects_apart_imports_nothing(self) -> None:
+        code = f"""
+        import sys
+        from unidist.runtime import PluginManager
+        adapter = PluginManager().load().frameworks.get({self.framework!r}).load()
+        before = set(sys.modules)
+        assert not adapter.is_tensor([1.0]) and not adapter.is_model([1.0])
+        print(*sorted(set(sys.modules) - before))
+        """
+        places = os.pathsep.join(path for path in sys.path if path)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**os.environ, "PYTHONPATH": places},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert not done.stdout.split(), f"is_tensor and is_model have imported {done.stdout}"
 
     def test_models_of_others_are_not_its_own(self) -> None:
         for spec in PluginManager().load().frameworks:
