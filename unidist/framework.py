@@ -54,7 +54,7 @@ class Framework(ABC):
 
     @abstractmethod
     def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        """Return `count` zeroed elements in memory of the framework: "host", or a kind of its own devices ("cuda:0").
+        """Return `count` zeroed elements in memory of the framework: "host", or that of a device ("cuda:0").
 
         Raises:
             UsageError: the framework has no such memory; lists the choices.

@@ -1,4 +1,4 @@
-"""`save` and `load` of the facades: the sections of a checkpoint, made of models and optimizers by an adapter."""
+"""`save` and `load` of the facades, which make the sections of a checkpoint from models and optimizers."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class FrameworkStates(ABC):
 
     @abstractmethod
     def random(self, rank: int, models: Mapping[str, Model]) -> KeepsState:
-        """Return the state of this rank's random number generators, those of its models included."""
+        """Return the state of this rank's random number generators, including those of its models."""
 
     @abstractmethod
     def piece(self, name: str, tensor: Any) -> Piece:
         """Return a whole tensor as a piece."""
 
     def update(self, optimizer: Optimizer) -> Update | None:
-        """Return the framework-free half of a bound optimizer; None for one that is not bound."""
+        """Return the framework-free part of a bound optimizer; None for one that is not bound."""
         return None
 
     @abstractmethod

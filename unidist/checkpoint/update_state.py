@@ -14,7 +14,7 @@ SECTION = "update"
 
 
 class UpdateState(KeepsState):
-    """The framework-free half of a distributed optimizer; equal on every rank.
+    """The framework-free part of a distributed optimizer; equal on every rank.
 
     What only one of checkpoint and job has, of strategies and the scale of the loss, is left alone: a job with other
     strategies may load it.

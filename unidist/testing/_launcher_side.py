@@ -1,6 +1,6 @@
 """The process in which the conformance suite of launchers runs one: `python -m unidist.testing._launcher_side JSON`.
 
-A process of its own, because a launcher handles signals and may be killed.
+It is a separate process because a launcher handles signals and may be killed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     class TestMyLauncher(LauncherConformance):
         launcher = "mine"
 
-Each test starts a small job in a process of its own. Ranks write to a folder, so hosts other than this one need the
+Each test starts a small job in a separate process. Ranks write to a folder, so hosts other than this one need the
 same file system and Python. The contract is that of `unidist.launcher`.
 """
 

@@ -100,7 +100,7 @@ class ProcessGroupCommunicator(Communicator):
 
     @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
-        _check_alike(source, target, source.count, "allreduce")
+        _check_operands(source, target, source.count, "allreduce")
         result, given = self._tensor(target), self._tensor(source)
         if result.data_ptr() != given.data_ptr():
             result.copy_(given)
@@ -116,7 +116,7 @@ class ProcessGroupCommunicator(Communicator):
     @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         pieces = list(equal_counts(target.count, self.size) if counts is None else counts)
-        _check_alike(source, target, sum(pieces), "allgather")
+        _check_operands(source, target, sum(pieces), "allgather")
         if len(pieces) != self.size or source.count != pieces[self.rank]:
             raise UsageError(f"allgather: counts={pieces} do not fit {source.count} elements of rank {self.rank}")
         # Unequal pieces travel padded: neither backend gathers them.
@@ -165,7 +165,7 @@ class ProcessGroupCommunicator(Communicator):
         pieces = list(equal_counts(source.count, self.size) if counts is None else counts)
         if len(pieces) != self.size or sum(pieces) != source.count:
             raise UsageError(f"reducescatter: counts={pieces} do not add up to {source.count} elements")
-        _check_alike(source, target, pieces[self.rank], "reducescatter")
+        _check_operands(source, target, pieces[self.rank], "reducescatter")
         result = self._tensor(target)
         reductions = [
             Reduction(piece.clone(), op, scale) for piece in self._tensor(source).split(pieces)
@@ -195,7 +195,7 @@ class ProcessGroupCommunicator(Communicator):
         sent, received = list(send_counts), list(receive_counts)
         if len(sent) != self.size or len(received) != self.size or sum(sent) != source.count:
             raise UsageError(f"alltoall: send_counts={sent} do not fit {source.count} elements and {self.size} ranks")
-        _check_alike(source, target, sum(received), "alltoall")
+        _check_operands(source, target, sum(received), "alltoall")
         item = source.dtype.itemsize
         given, result = _bytes(self._tensor(source)), _bytes(self._tensor(target))
         return self._start(
@@ -326,7 +326,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
-def _check_alike(source: Buffer, target: Buffer, count: int, what: str) -> None:
+def _check_operands(source: Buffer, target: Buffer, count: int, what: str) -> None:
     if source.dtype != target.dtype or target.count != count or source.memory != target.memory:
         raise UsageError(
             f"{what}: the target must be {source.dtype}[{count}] in {source.memory} memory, "
