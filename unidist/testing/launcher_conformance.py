@@ -40,7 +40,7 @@ def wait_for_all(name="here"):
     while not all(pathlib.Path(f"{name}.{each}").exists() for each in range(size)):
         time.sleep(0.01)
 """
-_MARK = "UNIDIST_TEST_MARK"
+_MARK = "LAUNCHER_CONFORMANCE_MARK"
 _SLEEP_SEC = 300
 
 
