@@ -52,6 +52,16 @@ class Translation:
         raise PeerLostError(f"{where}: a peer died, left or aborted: {error}", ranks=ranks) from error
 
 
+class _Abandoned:
+    """Stands for work that can never be completed."""
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        raise RuntimeError("its communicator is closed")
+
+    def is_completed(self) -> bool:
+        return True
+
+
 class GroupWork(Work):
     """Operations that were started in a process group, waited for together.
 
@@ -94,6 +104,15 @@ class GroupWork(Work):
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish()
+
+    def abandon(self) -> None:
+        """Give back the backend's objects: the communicator was aborted, and is being closed.
+
+        They have threads. Whoever holds this work (a traceback, say) would hold those too, until Python's collector
+        ends them, possibly in a forked child, in which they do not run.
+        """
+        if self._works and (self._waiter is None or not self._waiter.is_alive()):
+            self._works = [_Abandoned()]
 
     def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
         """Wait so that an abort ends it, even if the other end of a connection is silent and no error arrives."""

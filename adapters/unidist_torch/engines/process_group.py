@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -84,6 +85,7 @@ class ProcessGroupCommunicator(Communicator):
         self._aborted = ""
         self._abandoned = False  # a thread of the group still waits for a peer that says nothing
         self._closed = False
+        self._unfinished: weakref.WeakSet[GroupWork] = weakref.WeakSet()  # some may be finished
         self._sent = [0] * self.size
         self._received = [0] * self.size
         self._lock = threading.Lock()
@@ -292,6 +294,9 @@ class ProcessGroupCommunicator(Communicator):
             if self._abandoned:
                 # Its end would wait for that thread, with Python's lock held: it stays until the process ends.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+            elif self._aborted:
+                for work in list(self._unfinished):
+                    work.abandon()
             self._group = None
 
     def _start(
@@ -312,7 +317,9 @@ class ProcessGroupCommunicator(Communicator):
         works = works if isinstance(works, list) else [works]
         if not works and finish is None:
             return COMPLETED
-        return GroupWork(self, what, works, finish, peer)
+        work = GroupWork(self, what, works, finish, peer)
+        self._unfinished.add(work)
+        return work
 
     def _check_open(self) -> None:
         if self._closed:
