@@ -1,7 +1,7 @@
-"""State that can be committed, restored and synchronised, by Horovod's names; the framework-free part.
+"""State that can be committed, restored and synchronised, with Horovod's names; the framework-free part.
 
-What is here works in any job: `sync` makes the ranks equal, `commit` and `restore` keep and bring back a state in
-memory. In an elastic one, `run` goes on with it after ranks were lost or came (`unidist.elastic.generations`).
+It works in any job: `sync` makes the ranks equal, `commit` keeps a state in memory and `restore` brings it back. In an
+elastic job, `run` continues with it after ranks have failed or joined (`unidist.elastic.generations`).
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: Any) -> Result:
-    """Run in a job whose ranks do not change; an interrupt of the script's own is understood all the same."""
+    """Run in a job whose ranks do not change; an interrupt that the script raises is handled as well."""
     state.begin_generation(0, needs_sync=True)
     while True:
         try:

@@ -1,9 +1,8 @@
-"""The durable tier of an elastic state: checkpoints on a disk, from which a job begins that has lost all its ranks.
+"""The durable tier of an elastic state: checkpoints on a disk, from which a job that has lost all its ranks can start.
 
-A state in memory, and copies on peers, outlive a rank or a host; a checkpoint outlives the job. It is made of a
-commit, by all ranks at the same one: rank 0 wants it, and the exchange that every commit makes tells the others. It
-is copied at once and written while training goes on (`unidist.checkpoint`), so a job of any number of ranks, with any
-strategy, can begin from it.
+A state in memory, and copies on peers, survive the loss of a rank or a host; a checkpoint survives the job. All ranks
+save the same commit: rank 0 requests it, and the agreement of the commit tells the others. The state is copied at once
+and written in the background (`unidist.checkpoint`). A job with any number of ranks and any strategy can start from it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LOOK_SEC = 0.1
 
 
 class Checkpointed(Protocol):
-    """A state that can be put into checkpoints."""
+    """A state that can be saved in checkpoints."""
 
     num_commits: int
 
@@ -90,15 +89,15 @@ class Durable:
     # The beginning of a generation
 
     def begin(self, state: Checkpointed, progress: int, *, needs_sync: bool) -> None:
-        """Make the ranks equal: by the state that they have, or by the latest checkpoint if they have none. Collective.
+        """Make the ranks equal, with their present state or, if they have none, the latest checkpoint. Collective.
 
         Args:
             state: the state.
-            progress: commits that the state of rank 0 has seen; 0: it is that of the script's beginning.
-            needs_sync: not all ranks have the same.
+            progress: commits that the state of rank 0 includes; 0: it is that of the script's beginning.
+            needs_sync: not all ranks have the same state.
 
         Raises:
-            StateLostError: ranks have lost a share of the state, and there is no checkpoint.
+            StateLostError: a share of the state was lost with its ranks, and no checkpoint exists.
             CheckpointError: the latest checkpoint cannot be loaded into this state.
         """
         if self._writing is not None:
@@ -116,7 +115,7 @@ class Durable:
         self._schedule.begin(time.monotonic())
 
     def _load(self, state: Checkpointed, reason: str) -> bool:
-        """Load the latest checkpoint; says whether there was one. Collective."""
+        """Load the latest checkpoint; return whether there was one. Collective."""
         runtime = context.current()
         communicator = runtime.owned(_saver).communicator
         is_first = communicator.rank == 0
@@ -128,7 +127,7 @@ class Durable:
                 _check_usable(self.options.folder)
                 directory.sweep(self.options.folder)
                 folder = next((path for _, path in reversed(directory.steps(self.options.folder))), None)
-        except Exception as exc:  # of whatever kind: the others must hear of it
+        except Exception as exc:  # of any kind: the other ranks must be told
             error = exc
         what = f"the folder {self.options.folder} cannot have this job's checkpoints"
         choose = "Choose a folder that can be written, and that all ranks share."

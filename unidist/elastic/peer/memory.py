@@ -1,9 +1,9 @@
-"""Committed state of which each rank keeps a share: in its own memory, and a copy in another rank's.
+"""Committed state that is divided over the ranks: each share is in its rank's memory, with a copy on another rank.
 
-A commit goes in two steps, so that whatever happens there is one that all ranks have: every rank keeps its share and
-its neighbour's copy beside those of the commit before, and only when all ranks have done that does any of them call it
-committed. After a loss the new rank 0 says from which commit all go on: none that it calls committed was dropped by
-anybody.
+A commit has two steps, so that at any time there is one that all ranks have. Every rank keeps its share and the copy of
+its neighbour's, in addition to those of the previous commit. Only when all ranks have done so does any of them mark it
+as committed. After a loss the new rank 0 decides from which commit all ranks continue: no rank has dropped a commit
+that it has marked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unidist.runtime.context import Context
 
 Key = tuple[int, int, int]
-"""Which commit: generation (-1: of a rank that is alone), worker (-1: of all), number within the generation."""
+"""Identifies a commit: generation (-1: of a rank that is alone), worker (-1: of all), number in the generation."""
 
 _COMMIT = "the state cannot be committed"
 
@@ -58,8 +58,8 @@ class Peers:
 
     Args:
         communicator: over all ranks, a separate one for each context.
-        generation: of the elastic job; -1 for a rank that is alone yet, and in jobs that are not elastic: then each
-            rank keeps its own share, without copies.
+        generation: of the elastic job; -1 for a rank that is still alone, and in jobs that are not elastic: then each
+            rank keeps only its own share, without copies.
         worker: number of this process in the job.
         host: number of its host.
         leaving: workers that will not be in the next generation.
@@ -73,7 +73,7 @@ class Peers:
 
     @property
     def keep_copies(self) -> bool:
-        """Each rank keeps a copy of another one's share."""
+        """Whether each rank keeps a copy of another rank's share."""
         return self.generation >= 0 and self.communicator.size > 1
 
 
@@ -93,7 +93,7 @@ class PeerMemory:
         self._communicator: Communicator | None = None
 
     def commit(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
-        """Keep the present state. Collective in a world of an elastic job. The commit before is kept too.
+        """Keep the present state, and the previous commit. Collective in a world of an elastic job.
 
         Args:
             peers: the present world.
