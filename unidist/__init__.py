@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         horovod_api,
         jobs,
         launcher,
+        lazy,
         mesh,
         mixins,
         negotiation,
@@ -54,9 +55,9 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__", "algorithms", "buffer", "builtin", "checkpoint", "communicator", "communicator_capabilities",
     "control", "cost_model", "elastic", "engine", "engines", "errors", "framework", "gradients", "hierarchical",
-    "hookimpl", "horovod_api", "jobs", "launcher", "mesh", "mixins", "negotiation", "optim", "options", "registry",
-    "rendezvous", "run", "runtime", "runtime_api", "settings", "strategy", "testing", "timeline", "topology",
-    "training",
+    "hookimpl", "horovod_api", "jobs", "launcher", "lazy", "mesh", "mixins", "negotiation", "optim", "options",
+    "registry", "rendezvous", "run", "runtime", "runtime_api", "settings", "strategy", "testing", "timeline",
+    "topology", "training",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -64,9 +65,9 @@ __getattr__ = lazy_names(
     {
         "": (
             "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model elastic "
-            "engine engines errors framework gradients hierarchical horovod_api jobs launcher mesh mixins negotiation "
-            "optim options registry rendezvous runtime runtime_api settings strategy testing timeline topology "
-            "training"
+            "engine engines errors framework gradients hierarchical horovod_api jobs launcher lazy mesh mixins "
+            "negotiation optim options registry rendezvous runtime runtime_api settings strategy testing timeline "
+            "topology training"
         ),
         "_version": "__version__",
         "jobs.pool.pool": "run",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist.checkpoint import format
     from unidist.checkpoint.agreement import agree
     from unidist.checkpoint.convert import Export, Import, read_whole, state_of_tensors, to_checkpoint
     from unidist.checkpoint.job import CheckpointObjects, FrameworkStates, MappingLike, load_job, make_saver, save_job
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointObjects", "Export", "FrameworkStates", "Import", "LoadOptions", "Loaded", "MappingLike", "OnError",
-    "PlainState", "RandomState", "SECTION", "SaveHandle", "SaveOptions", "Saver", "UpdateState", "agree", "check_parts",
-    "load", "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors", "to_checkpoint",
+    "PlainState", "RandomState", "SECTION", "SaveHandle", "SaveOptions", "Saver", "UpdateState", "agree",
+    "check_parts", "format", "load", "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors",
+    "to_checkpoint",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "": "format",
         "agreement": "agree",
         "convert": "Export Import read_whole state_of_tensors to_checkpoint",
-        "job": "MappingLike FrameworkStates CheckpointObjects load_job make_saver save_job",
+        "job": "CheckpointObjects FrameworkStates MappingLike load_job make_saver save_job",
         "loading": "LoadOptions Loaded check_parts load",
         "plain_state": "PlainState",
         "rng": "RandomState SECTION",

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from unidist.testing.threads import ThreadCommunicator, ThreadWorld
 
 __all__ = [
-    "CommunicatorConformance", "CompressorConformance", "FrameworkConformance", "FrameworkSamples", "FrameworkTraining",
-    "LauncherConformance", "PoolCache", "Quadratic", "RankOutcome", "Record", "RecordingCommunicator", "Resources",
-    "StrategyConformance", "ThreadCommunicator", "ThreadWorld", "Training", "leaked_since",
+    "CommunicatorConformance", "CompressorConformance", "FrameworkConformance", "FrameworkSamples",
+    "FrameworkTraining", "LauncherConformance", "PoolCache", "Quadratic", "RankOutcome", "Record",
+    "RecordingCommunicator", "Resources", "StrategyConformance", "ThreadCommunicator", "ThreadWorld", "Training",
+    "leaked_since",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
