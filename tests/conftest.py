@@ -41,4 +41,4 @@ def _group(item: pytest.Item) -> str:
         if fixture in getattr(item, "fixturenames", ()):
             return fixture
     file = item.nodeid.partition("::")[0]
-    return file.rpartition("/")[0] if file.startswith("tests/adapters/") else file
+    return "/".join(file.split("/")[:3]) if file.startswith("tests/adapters/") else file

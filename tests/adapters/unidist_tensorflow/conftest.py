@@ -33,5 +33,5 @@ def pool(tensorflow_pools: PartPools) -> Callable[..., EnginePool | PartOfPool]:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the pools after the last test of this folder: other folders need the memory."""
-    if nextitem is None or nextitem.path.parent != item.path.parent:
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
         _pools.close()
