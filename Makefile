@@ -1,6 +1,6 @@
-# `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv, and for
-# the tests without PyTorch into .venv-tensorflow. Each step leaves a stamp there, so a second run starts at once, and
-# a change of what a step reads repeats it.
+# `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv, for the
+# tests without PyTorch into .venv-tensorflow, and for scripts of the field into .venv-field. Each step leaves a stamp
+# there, so a second run starts at once, and a change of what a step reads repeats it.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,6 +10,7 @@ INSTALL = $(PY) $(PIP_INSTALL)
 FRAMEWORK ?= torch
 DEMO_FLAGS ?=
 TEST_FLAGS ?=
+SANITIZE_FLAGS ?=
 # Tests run in so many processes at a time; 0: in one, as a debugger needs it. Two take little more than half the time,
 # and twice the memory; what starts ranks over gloo then fails now and then.
 TEST_WORKERS ?= 0
@@ -39,12 +40,15 @@ TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
     $(addprefix operations/test_api.py::test_, \
       every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
 TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
+# An environment with libraries that train PyTorch's models their own way, and the tests of their users' scripts.
+FIELD_VENV = $(VENV)-field
+FIELD_PY = $(FIELD_VENV)/bin/python
 PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-without-torch check coverage docs bench soak format clean
+.PHONY: help demo test test-without-torch test-field check coverage docs bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -66,8 +70,14 @@ test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
 	$(TF_TEST) $(TEST_FLAGS)
 
+test-field: $(FIELD_VENV)/.installed ## run scripts of transformers, timm and Lightning, in an environment with these
+	$(FIELD_PY) -m pytest tests/field $(TEST_FLAGS)
+
 soak: $(VENV)/.sample $(VENV)/.horovod ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
+
+sanitize: $(VENV)/.dev ## run the C code under the address, undefined-behaviour and thread sanitizers
+	$(PY) -m tools.sanitize $(SANITIZE_FLAGS)
 
 check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, layout, spelling
 	$(PY) -m ruff format --check .
@@ -92,11 +102,11 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(TF_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF_VENV) $(FIELD_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(TF_VENV)/.made:
+$(VENV)/.made $(TF_VENV)/.made $(FIELD_VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { $(PYTHON) --version; echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(@D)
@@ -140,4 +150,10 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 	@echo "installing into $(TF_VENV), without PyTorch"
 	@rm -rf build/lib build/lib.*
 	$(TF_PY) $(PIP_INSTALL) '.[tensorflow,examples,test]'
+	@touch $@
+
+$(FIELD_VENV)/.installed: $(FIELD_VENV)/.made $(METADATA) $(NATIVE)
+	@echo "installing into $(FIELD_VENV) what scripts of the field need"
+	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # as above
+	$(FIELD_PY) $(PIP_INSTALL) --editable '.[torch,field,examples,test]'
 	@touch $@

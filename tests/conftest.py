@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,10 @@ settings.load_profile("repeatable")
 
 # A test starts processes by the dozen: none of them is to compile what the one before it has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts the tests in the background has SIGINT ignored, for everything that they start, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command"]
 

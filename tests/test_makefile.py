@@ -61,6 +61,14 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
     assert "none-yet-tensorflow" not in chosen
 
 
+def test_scripts_of_the_field_have_an_environment_of_their_own() -> None:
+    done = make("test-field", "TEST_FLAGS=-k timm")
+    assert done.returncode == 0, done.stderr
+    assert "none-yet-field/bin/python -m pip" in done.stdout
+    assert "--editable '.[torch,field,examples,test]'" in done.stdout
+    assert done.stdout.endswith("none-yet-field/bin/python -m pytest tests/field -k timm\n")
+
+
 def test_the_documentation_is_built_strictly_and_needs_no_framework() -> None:
     done = make("docs")
     assert done.returncode == 0, done.stderr

@@ -44,6 +44,7 @@ class Engine(ABC):
     def availability(self) -> Availability:
         """Return whether this engine can be used on this machine. Called by `unidist doctor` and `--engine auto`.
 
+        The launcher calls it, in a process of its own, before it starts the ranks of a job that asks for this engine.
         Must not start threads or open connections, nor import a framework that is not installed.
         """
 

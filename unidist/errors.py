@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "CheckpointError",
     "ConfigurationError",
+    "DeadlockError",
     "DuplicateNameError",
     "MismatchError",
     "NotInitializedError",
@@ -47,6 +48,13 @@ class MismatchError(UsageError, RuntimeError):
     """The ranks called one operation with different shapes, dtypes, roots or reductions.
 
     Raised on every rank of the group; the communicator stays usable.
+    """
+
+
+class DeadlockError(MismatchError):
+    """The ranks wait for each other in calls that cannot come together; the message has a line for each rank.
+
+    Raised on every rank that waits. Communicators are of no more use afterwards.
     """
 
 
@@ -93,6 +101,10 @@ class StalledError(PeerLostError):
 
 class StateLostError(UnidistError, RuntimeError):
     """Part of the training state was lost with its ranks, and no other rank has a copy: the elastic job ends."""
+
+
+class ForgedDataError(UnidistError, RuntimeError):
+    """Bytes that should be from a rank of this job were made by somebody else, or changed on their way."""
 
 
 class RemoteError(UnidistError, RuntimeError):

@@ -206,7 +206,7 @@ class JobObserver:
     wants_output: bool = False
 
     def start(self, job: ObservedJob) -> None:
-        """Begin to watch `job`. Called once, before anything of it is started.
+        """Begin to watch `job`. Called once, before anything of it is started. Start threads in `turn`, not here.
 
         Raises:
             ConfigurationError: the observer cannot do what was requested; the job is not started.
@@ -225,6 +225,9 @@ class JobObserver:
 
     def beat(self, worker: int, report: Mapping[str, Any]) -> None:
         """A worker has sent a heartbeat. Its report is not validated and may contain anything."""
+
+    def progressed(self, worker: int, report: Mapping[str, Any]) -> None:
+        """A worker has written a progress report, see docs/cli.md. It is not validated and may contain anything."""
 
     def printed(self, seat: int, lines: Sequence[bytes]) -> None:
         """A rank has printed whole lines, on either stream. Called if `wants_output` is True.
@@ -258,6 +261,7 @@ class Job:
         verbose: more lines about what the launcher does.
         quiet: ranks' output only from rank 0 (errors of all).
         timestamps: each line of the ranks is shown with the time.
+        full_tracebacks: show tracebacks of all ranks with all frames, not only the first failure's without unidist's.
         hosts: on which ranks run, in the order in which they are filled; empty: this host.
         remote_shell: runs commands on other hosts.
         network_interfaces: each host uses the first of these that it has to communicate with the others; empty: the
@@ -276,6 +280,7 @@ class Job:
     verbose: bool = False
     quiet: bool = False
     timestamps: bool = False
+    full_tracebacks: bool = False
     hosts: tuple[Host, ...] = ()
     remote_shell: RemoteShell = field(default_factory=RemoteShell)
     network_interfaces: tuple[str, ...] = ()

@@ -1,6 +1,9 @@
 """A Chrome trace of what one rank does: open the file in chrome://tracing or https://ui.perfetto.dev.
 
-One process row per rank, one thread row per tensor or activity; event names are Horovod's where it has them.
+One process row per rank, with a thread row per phase of a step: forward, backward, exchange, step. Events of a phase
+that overlap, as exchanges do, get further rows. With `per_tensor` each tensor has a row, as in Horovod's timeline.
+Event names are Horovod's where it has them.
+
 The file is a JSON array. A process that dies leaves it without the closing bracket, which viewers accept.
 """
 
@@ -24,8 +27,9 @@ __all__ = [
 ]
 
 _FLUSH_SECONDS = 0.5
+_NUM_LANES = 32
 
-Event = tuple[str, str, int, int]
+Event = tuple[str, str, int, int, str]
 
 
 class Recorder:
@@ -34,15 +38,20 @@ class Recorder:
     Attributes:
         timeline: the open timeline, or None.
         mark_cycles: record the start of every cycle of negotiation too.
+        per_tensor: record each tensor of named operations on its own, in a row of its own.
         waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for
             named operations.
     """
 
     timeline: Timeline | None = None
     mark_cycles: bool = False
+    per_tensor: bool = False
     waited_sec: float = 0.0
 
-    def start(self, path: Path, *, rank: int, mark_cycles: bool = False) -> None:
+    def __init__(self) -> None:
+        self._phases: dict[str, int] = {}  # that have begun, and when
+
+    def start(self, path: Path, *, rank: int, mark_cycles: bool = False, per_tensor: bool = False) -> None:
         """Record to `path` from now on; a path without "%r" is written by rank 0 alone.
 
         Raises:
@@ -51,8 +60,24 @@ class Recorder:
         """
         if self.timeline is not None:
             raise UsageError(f"rank {rank} records the timeline {self.timeline.path} already; stop it first")
-        self.mark_cycles = mark_cycles
-        self.timeline = Timeline.for_rank(path, rank=rank)
+        self.mark_cycles, self.per_tensor = mark_cycles, per_tensor
+        self.timeline = Timeline.for_rank(path, rank=rank, per_tensor=per_tensor)
+
+    def begin(self, phase: str, *, again: bool = True) -> None:
+        """Note that a phase of a step begins on this rank ("forward").
+
+        Args:
+            phase: name of its row.
+            again: forget that it has begun before, without an end.
+        """
+        if self.timeline is not None and (again or phase not in self._phases):
+            self._phases[phase] = time.monotonic_ns()
+
+    def end(self, phase: str) -> None:
+        """Record a phase that has begun; nothing if it has not."""
+        began = self._phases.pop(phase, None) if self._phases else None
+        if began is not None and self.timeline is not None:
+            self.timeline.record(phase, phase.upper(), began, time.monotonic_ns())
 
     def wait(self, work: Work) -> None:
         """Wait for an operation that all ranks take part in, and add up how long that takes."""
@@ -75,15 +100,18 @@ class Timeline:
     Args:
         path: file to write; "%r" in its name becomes the rank. An existing file is replaced.
         rank: the rank of this process.
+        per_tensor: events with a tensor's name are in a row of that name.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, rank: int) -> None:
+    def __init__(self, path: Path, *, rank: int, per_tensor: bool = False) -> None:
         self.path = Path(str(path).replace("%r", str(rank)))
         self._rank = rank
+        self._per_tensor = per_tensor
         self._rows: dict[str, int] = {}
+        self._lanes: dict[str, list[int]] = {}  # of each row: when their last events ended
         self._events: list[Event] = []
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -102,28 +130,29 @@ class Timeline:
         self._thread.start()
 
     @classmethod
-    def for_rank(cls, path: Path | None, *, rank: int) -> Timeline | None:
+    def for_rank(cls, path: Path | None, *, rank: int, per_tensor: bool = False) -> Timeline | None:
         """Return the timeline that rank `rank` shall write, or None.
 
         None when there is no path. A path without "%r" is one file, which rank 0 writes for itself.
         """
         if path is None or (rank != 0 and "%r" not in str(path)):
             return None
-        return cls(path, rank=rank)
+        return cls(path, rank=rank, per_tensor=per_tensor)
 
-    def record(self, row: str, event: str, start_ns: int, stop_ns: int) -> None:
+    def record(self, row: str, event: str, start_ns: int, stop_ns: int, *, tensor: str = "") -> None:
         """Add an event; costs one append to a list.
 
         Args:
-            row: what it is about: the tensor's name.
+            row: the phase ("exchange").
             event: what happened ("ALLREDUCE").
             start_ns: start, of `time.monotonic_ns`.
             stop_ns: end, of the same clock.
+            tensor: name of the tensor or bucket that it is about; "" if it is about none.
 
         An event that comes after `close` is dropped: whatever was under way when a recording was stopped.
         """
         if not self._closed:
-            self._events.append((row, event, start_ns, stop_ns))
+            self._events.append((row, event, start_ns, stop_ns, tensor))
 
     def close(self) -> None:
         """Write what is left and close the array. Idempotent."""
@@ -150,13 +179,23 @@ class Timeline:
         events = self._events[:count]
         del self._events[:count]
         lines = []
-        for row, event, start_ns, stop_ns in events:
+        for phase, event, start_ns, stop_ns, tensor in sorted(events, key=lambda each: each[2]):
+            row = tensor if self._per_tensor and tensor else self._lane(phase, start_ns, stop_ns)
             if row not in self._rows:
                 self._rows[row] = len(self._rows) + 1
                 lines.append(self._line(row, name="thread_name", ph="M", args={"name": row}))
-            lines.append(self._line(row, name=event, ph="X", ts=start_ns / 1e3, dur=(stop_ns - start_ns) / 1e3))
+            told = {"args": {"tensor": tensor}} if tensor and row != tensor else {}
+            lines.append(self._line(row, name=event, ph="X", ts=start_ns / 1e3, dur=(stop_ns - start_ns) / 1e3, **told))
         self._file.write("".join(lines))
         self._file.flush()
+
+    def _lane(self, phase: str, start_ns: int, stop_ns: int) -> str:
+        """Return the first row of a phase that is free at that time; viewers draw no events that overlap."""
+        ends = self._lanes.setdefault(phase, [])
+        lane = next((lane for lane, end in enumerate(ends) if end <= start_ns), len(ends))
+        lane = min(lane, _NUM_LANES - 1)
+        ends[lane : lane + 1] = [stop_ns]
+        return phase if lane == 0 else f"{phase} {lane + 1}"
 
     def _line(self, row: str, **fields: object) -> str:
         return ",\n" + json.dumps({"pid": self._rank, "tid": self._rows[row], **fields})

@@ -6,6 +6,8 @@ from unidist.horovod_api.lifecycle import (
     ccl_built,
     cross_rank,
     cross_size,
+    data_rank,
+    data_size,
     ddl_built,
     gloo_built,
     gloo_enabled,
@@ -19,6 +21,7 @@ from unidist.horovod_api.lifecycle import (
     mpi_threads_supported,
     rank,
     remove_process_set,
+    report,
     shutdown,
     size,
     start_timeline,
@@ -27,7 +30,7 @@ from unidist.horovod_api.lifecycle import (
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch import elastic
-from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built
+from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built, seed
 from unidist_torch.checkpoint.api import load, save
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 from unidist_torch.operations import (
@@ -83,16 +86,17 @@ from unidist_torch.training.distributed_optimizer import DistributedOptimizer, d
 from unidist_torch.training.train_step import TrainStep
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError",
-    "Max", "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set", "allgather",
-    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
-    "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built",
-    "clip_grad_norm_", "cross_rank", "cross_size", "cuda_built", "ddl_built", "distribute", "elastic", "empty",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError", "Max",
+    "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set", "allgather",
+    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
+    "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "cross_rank",
+    "cross_size", "cuda_built", "data_rank", "data_size", "ddl_built", "distribute", "elastic", "empty",
     "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
     "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
-    "load", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll",
-    "rank", "recv", "reducescatter", "reducescatter_async", "remove_process_set", "rocm_built", "save", "send",
-    "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize", "world",
+    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "load",
+    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank",
+    "recv", "reducescatter", "reducescatter_async", "remove_process_set", "report", "rocm_built", "save", "seed",
+    "send", "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
+    "world",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import tensorflow as tf
 from unidist.buffer import Buffer
 from unidist.errors import NotInitializedError
 from unidist.runtime import context
+from unidist.training.seeding import seed_python
 from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
 
 NOT_INITIALIZED, UNKNOWN_SET = -1, -2
@@ -30,6 +31,24 @@ def empty(shape: int | Sequence[int], dtype: tf.DType = tf.float32) -> Array:
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = DTYPES[tf.as_dtype(dtype)]
     return array_of_buffer(context.current().world.allocate(math.prod(dims) * kind.itemsize).cast(kind), dims)
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of Python, numpy, TensorFlow and Keras. Every rank calls it alike.
+
+    Ranks with different samples get different numbers, for dropout and augmentation say. Ranks that hold parts of one
+    model get equal ones, because they prepare the same samples; `tensor` and `pipeline` see to it that what each of
+    them computes alone differs. The weights are rank 0's anyway. One process gets those of
+    `keras.utils.set_random_seed(number)`.
+
+    Args:
+        number: from 0, below 2**32; the same on every rank.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+    own = seed_python(number, context.current())
+    tf.random.set_seed(own)  # Keras takes the seeds of its layers from Python's numbers
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

@@ -10,6 +10,7 @@ import torch.distributed
 
 from unidist.buffer import Buffer
 from unidist.runtime import context
+from unidist.training.seeding import seed_python
 from unidist_torch.memory import DTYPES, buffer_of, tensor_of
 
 
@@ -27,6 +28,22 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> tor
     kind = DTYPES[dtype]
     memory = context.current().world.allocate(math.prod(dims) * kind.itemsize)
     return tensor_of(memory.cast(kind), dims)
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of Python, numpy and PyTorch, on the CPU and on GPUs. Every rank calls it alike.
+
+    Ranks with different samples get different numbers, for dropout and augmentation say. Ranks that hold parts of one
+    model get equal ones, because they prepare the same samples; `tensor` and `pipeline` see to it that what each of
+    them computes alone differs. The weights are rank 0's anyway. One process gets those of `torch.manual_seed(number)`.
+
+    Args:
+        number: from 0, below 2**32; the same on every rank.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+    torch.manual_seed(seed_python(number, context.current()))
 
 
 def nccl_built() -> int:

@@ -50,8 +50,8 @@ def build() -> keras.Model:
 
 def evaluate(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> float:
     """Return the accuracy on the test images: each rank reads its share, the counts are added up."""
-    found = tf.argmax(model(images[ud.rank() :: ud.size()], training=False), axis=1)
-    correct = tf.reduce_sum(tf.cast(found == labels[ud.rank() :: ud.size()], tf.int64))
+    found = tf.argmax(model(images[ud.data_rank() :: ud.data_size()], training=False), axis=1)
+    correct = tf.reduce_sum(tf.cast(found == labels[ud.data_rank() :: ud.data_size()], tf.int64))
     return int(ud.allreduce(correct, op=ud.Sum, name="correct")) / NUM_TEST
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
 
     ud.init()  # (2)
-    keras.utils.set_random_seed(args.seed + ud.rank())  # each rank its own dropout; the weights come from rank 0
+    ud.seed(args.seed)  # each rank its own dropout; the weights come from rank 0
     train, test = load()
     samples = ud.shard(tf.data.Dataset.from_tensor_slices(train), seed=args.seed)  # (3) each rank its share
     batches = samples.batch(args.batch_size)

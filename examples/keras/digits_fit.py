@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
 
     ud.init()  # (2)
-    keras.utils.set_random_seed(args.seed + ud.rank())  # each rank its own dropout; the weights come from rank 0
+    ud.seed(args.seed)  # each rank its own dropout; the weights come from rank 0
     train, test = load()
     samples = ud.shard(tf.data.Dataset.from_tensor_slices(train), seed=args.seed)  # (3) each rank its share
 

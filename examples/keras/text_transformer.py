@@ -152,7 +152,7 @@ def main() -> None:
 
     ud.init()  # (2)
     leads = ud.rank() == 0
-    keras.utils.set_random_seed(args.seed)
+    ud.seed(args.seed)
     text = Text(args.context, args.modules)
     train = ud.shard(tf.data.Dataset.from_tensor_slices(text.train), seed=args.seed)  # (3) each rank its share
     validation = ud.shard(tf.data.Dataset.from_tensor_slices(text.validation), shuffle=False)  # (3)
@@ -167,7 +167,7 @@ def main() -> None:
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     if leads:
         print(f"{text.train.size:,} characters, {num_parameters:,} parameters, {ud.size()} process(es)", flush=True)
-    batch = (args.global_batch_size or 0) // current().axis_size("data") or args.batch_size
+    batch = (args.global_batch_size or 0) // ud.data_size() or args.batch_size
     log = LossLog()
     history = model.fit(
         batches(train, batch).repeat(),

@@ -58,7 +58,7 @@ def draw(
 
 def own_share(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
     """Return this rank's windows of a batch that all have drawn alike; ranks with parts of one model have the same."""
-    share, count = current().axis_rank("data"), current().axis_size("data")
+    share, count = ud.data_rank(), ud.data_size()
     return inputs_BT[share::count], targets_BT[share::count]
 
 
@@ -148,13 +148,13 @@ def main() -> None:
 
     ud.init()
     leads = ud.rank() == 0
-    torch.manual_seed(args.seed)
+    ud.seed(args.seed)
     text = Text(args.modules)
     model = GPT(len(text.alphabet), args.context, args.layers, args.width, args.heads)
     count = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
     step = ud.TrainStep(model, optimizer, next_character_loss, strategies())
-    batch = args.global_batch_size or args.batch_size * current().axis_size("data")
+    batch = args.global_batch_size or args.batch_size * ud.data_size()
     warmup = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,

@@ -43,7 +43,7 @@ def build() -> nn.Module:
 def evaluate(model: nn.Module, test: TensorDataset) -> float:
     """Return the accuracy on the test images: each rank reads its share, the counts are added up."""
     model.eval()
-    images, labels = test[ud.rank() :: ud.size()]
+    images, labels = test[ud.data_rank() :: ud.data_size()]
     with torch.no_grad():
         correct = (model(images).argmax(1) == labels).sum()
     return ud.allreduce(correct, op=ud.Sum, name="correct").item() / NUM_TEST
@@ -58,9 +58,9 @@ def main() -> None:
     args = parser.parse_args()
 
     ud.init()  # (2)
-    torch.manual_seed(args.seed + ud.rank())  # each rank its own dropout; the weights come from rank 0
+    ud.seed(args.seed)  # each rank its own dropout; the weights come from rank 0
     train, test = load()
-    sampler = DistributedSampler(train, ud.size(), ud.rank(), seed=args.seed)  # (3) each rank its share
+    sampler = DistributedSampler(train, ud.data_size(), ud.data_rank(), seed=args.seed)  # (3) each rank its share
     loader = DataLoader(train, args.batch_size, sampler=sampler)
 
     model = build()

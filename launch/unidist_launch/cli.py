@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from unidist._version import __version__
-from unidist.errors import UnidistError, unknown_choice
+from unidist.errors import ConfigurationError, UnidistError, unknown_choice
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
@@ -20,6 +20,8 @@ from unidist_launch.command_spec import CommandSpec
 
 _EXIT_CONFIGURATION = 2
 _EXIT_INTERRUPTED = 130
+_LAUNCHES = ("run", "start", "exec", "train")
+"""Words that other tools have for what `launch` does."""
 # What click raises for a group without a sub-command, since 8.2; before, it printed the help itself.
 _ONLY_HELP: tuple[type[Exception], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
 
@@ -46,6 +48,11 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line, or say which there are."""
         if args[0] not in self._own and args[0] not in self._all and not args[0].startswith("-"):
+            if args[0] in _LAUNCHES or args[0].endswith(".py"):
+                script = args[0] if args[0] not in _LAUNCHES else "train.py"
+                raise ConfigurationError(
+                    f"there is no command {args[0]!r}; to start a script, write `unidist launch -np 2 {script}`."
+                )
             raise unknown_choice("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 

@@ -8,6 +8,7 @@ model's outputs (a penalty computed from parameters) is not scaled.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,19 +59,20 @@ class TorchPrecision(PrecisionBinding):
     def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
         """See `PrecisionBinding.attach`. The model stays the object it is, of a subclass of its class."""
         plain = type(model)
-        model.__class__ = with_mixin(plain, PrecisionMixin)
+
+        @functools.wraps(plain.forward)  # for scripts that look at the arguments, as Hugging Face's Trainer does
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inner = functools.partial(plain.forward, self)
+            return self._unidist_precision.call(self, inner, args, kwargs)
+
+        model.__class__ = with_mixin(plain, PrecisionMixin, forward=forward)
         model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
 
 
 class PrecisionMixin:
-    """Methods added to the model's class. Never instantiated; see `attach`."""
+    """Methods added to the model's class, beside its forward. Never instantiated; see `attach`."""
 
     _unidist_precision: _Around
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute in 16 bits; outputs are float32, and their gradients are scaled."""
-        inner = super().forward  # type: ignore[misc]  # of a module
-        return self._unidist_precision.call(self, inner, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as the plain model: a copy computes in the types of its parameters."""

@@ -10,13 +10,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from unidist.launcher import JobObserver, ObservedJob, ObservedWorker
 from unidist_status.model import JobStatus
 from unidist_status.options import StatusPage
+
+if TYPE_CHECKING:
+    from unidist_status.server import StatusServer
 
 SIGNALS = {"kill": signal.SIGKILL, "stacks": signal.SIGUSR2}
 """What a client may ask to be done to a rank, and the signal that does it."""
@@ -43,17 +46,20 @@ class StatusBoard(JobObserver):
 
     Args:
         page: where the status is shown; None: nowhere but in the launcher's status line.
+        is_elastic: ranks may come and go.
     """
 
-    def __init__(self, page: StatusPage | None) -> None:
+    def __init__(self, page: StatusPage | None, *, is_elastic: bool) -> None:
         self._page = page
+        self._is_elastic = is_elastic
+        self._server: StatusServer | None = None
         self.wants_output = page is not None
         self._closing = ExitStack()
 
     @override
     def start(self, job: ObservedJob) -> None:
         self._job = job
-        self._shared = SharedStatus(JobStatus(list(job.command), job.num_proc, now=time.monotonic(), time=time.time()))
+        self._shared = SharedStatus(self._new_status(job))
         if self._page is not None:
             self._serve(self._page)
 
@@ -70,8 +76,17 @@ class StatusBoard(JobObserver):
             self._job.publish(event, **fields)
 
     @override
+    def progressed(self, worker: int, report: Mapping[str, Any]) -> None:
+        with self._shared.lock:
+            self._shared.model.progressed(worker, report, now=time.monotonic())
+
+    @override
     def turn(self) -> None:
         """Do what was asked for on the page since the last turn."""
+        if self._server is not None:
+            self._server.start()
+        with self._shared.lock:
+            self._shared.model.turn(time.monotonic())
         while self._shared.asked:
             with self._shared.lock:
                 action, number, client = self._shared.asked.popleft()
@@ -98,6 +113,10 @@ class StatusBoard(JobObserver):
     def close(self) -> None:
         self._closing.close()
 
+    def _new_status(self, job: ObservedJob) -> JobStatus:
+        now, clock = time.monotonic(), time.time()
+        return JobStatus(list(job.command), job.num_proc, is_elastic=self._is_elastic, now=now, time=clock)
+
     def _serve(self, page: StatusPage) -> None:
         # Only where a page is wanted: a web server takes a while to import.
         from unidist_status import file as status_file
@@ -106,7 +125,7 @@ class StatusBoard(JobObserver):
 
         token = secrets.token_urlsafe(24) if page.token_file is None else status_file.read_token(page.token_file)
         path = page.file or status_file.default_path()
-        server = StatusServer(BoardSource(self._shared), token, address=page.address, port=page.port)
+        server = self._server = StatusServer(BoardSource(self._shared), token, address=page.address, port=page.port)
         self._closing.callback(server.close)
         address = status_file.StatusAddress(server.url, token, os.getpid(), self._job.command)
         status_file.write(path, address)

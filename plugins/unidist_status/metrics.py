@@ -45,10 +45,16 @@ class _Job(Collector):
             ("processes", "Processes that run.", len(fields["ranks"])),
             ("commits_per_second", "Commits of the last seconds, per second.", fields["commits_per_sec"]),
             ("updates_per_second", "Updates of the optimizer, per second.", fields["updates_per_sec"]),
+            ("steps_per_second", "Updates of a rank's optimizers, per second.", fields["steps_per_sec"]),
+            ("samples_per_second", "Samples of all ranks, per second, where told.", fields["samples_per_sec"]),
             ("hosts_up", "Hosts that are there.", sum(host["state"] == "up" for host in fields["hosts"])),
             ("straggler_rank", "Rank that the others wait for; -1: none.", _rank(fields["straggler"])),
         ):
             yield GaugeMetricFamily(f"unidist_{name}", help_text, value)
+        told = GaugeMetricFamily("unidist_value", "Values of the script: ud.report(loss=...).", labels=("name",))
+        for name, value in fields["values"].items():
+            told.add_metric((name,), float(value))
+        yield told
         yield CounterMetricFamily("unidist_commits", "Commits that the training has behind it.", fields["commits"])
         yield CounterMetricFamily("unidist_world_changes", "Changes of the world.", fields["num_changes"])
         events = CounterMetricFamily("unidist_events", "Events of the job's log.", labels=("event",))
@@ -60,6 +66,8 @@ class _Job(Collector):
         for name, help_text, key in (
             ("rank_own_seconds", "Seconds per commit in which a rank does not wait for others.", "own_sec"),
             ("rank_waited_seconds", "Seconds per commit in which it does.", "waited_sec"),
+            ("rank_waiting_ratio", "Part of the last seconds in which a rank waited for others.", "waiting"),
+            ("rank_memory_bytes", "Resident memory of a rank's process.", "memory_bytes"),
             ("rank_heard_seconds", "Seconds since something was heard of it.", "heard_sec"),
         ):
             family = GaugeMetricFamily(f"unidist_{name}", help_text, labels=_RANK_LABELS)

@@ -1,10 +1,11 @@
-"""The status of an elastic job, built from its events and its workers' heartbeats. Pure.
+"""The status of a job, built from its events, progress reports and, in an elastic job, heartbeats. Pure.
 
 `JobStatus.as_fields` is the answer to `/status.json`, which the page, `unidist top` and `/metrics` show.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from unidist.launcher import ObservedWorker
 from unidist_launch.elastic_job.report import event_line
+from unidist_status.progress import NUM_CURVES, History, ProgressReport, ProgressWindow
 from unidist_status.recovery import RecoveryWatch
 from unidist_status.step_times import StepTimeWindow, read_report
 from unidist_status.stragglers import StragglerWatch
@@ -21,6 +23,7 @@ NUM_EVENTS = 100
 NUM_LINES = 200
 NUM_ENDED = 8
 _MAX_LINE_BYTES = 4000
+_NUM_VALUES_IN_LINE = 2
 
 Fields = dict[str, Any]
 
@@ -41,6 +44,7 @@ class _Worker:
     heard: float | None = None
     reason: str = ""
     window: StepTimeWindow = field(default_factory=StepTimeWindow)
+    progress: ProgressWindow = field(default_factory=ProgressWindow)
     lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=NUM_LINES))
 
 
@@ -58,12 +62,15 @@ class JobStatus:
     Args:
         command: what it runs.
         num_proc: ranks at the beginning.
+        is_elastic: ranks may come and go.
         now: time on the clock of all `now`, a monotonic one.
         time: the same in seconds since the epoch, as are all `time`.
     """
 
-    def __init__(self, command: list[str], num_proc: int, *, now: float, time: float) -> None:
+    def __init__(self, command: list[str], num_proc: int, *, is_elastic: bool = True, now: float, time: float) -> None:
         self._command = command
+        self._is_elastic = is_elastic
+        self._history = History()
         self._num_proc = num_proc
         self._began, self._time = now, time
         self._workers: dict[int, _Worker] = {}
@@ -128,6 +135,22 @@ class JobStatus:
             found += self._look_for_stragglers()
         return found
 
+    def progressed(self, number: int, told: Mapping[str, Any], *, now: float) -> None:
+        """Take a worker's progress report."""
+        worker = self._workers.get(number)
+        report = ProgressReport.read(told)
+        if worker is None or report is None:
+            return
+        worker.has_trained = worker.has_trained or not self._is_elastic  # it has called `init()`
+        worker.heard = now
+        worker.progress.add(report, now)
+
+    def turn(self, now: float) -> None:
+        """Add a point to the curves when it is time."""
+        elapsed = now - self._began
+        if self._state == "training" and self._history.is_due(elapsed) and self._has_rates():
+            self._history.add({"elapsed_sec": round(elapsed, 1), **self._point(now)})
+
     def printed(self, seat: int, lines: Sequence[bytes]) -> None:
         """Take whole lines that the worker of a seat has printed, on either stream."""
         for worker in self._workers.values():
@@ -172,6 +195,8 @@ class JobStatus:
         recovery = self._recovery.last
         return {
             "command": self._command,
+            "title": title_of(self._command),
+            "is_elastic": self._is_elastic,
             "num_proc": self._num_proc,
             "began": round(self._time, 3),
             "elapsed_sec": round(now - self._began, 3),
@@ -182,6 +207,9 @@ class JobStatus:
             "commits": self._progress,
             "commits_per_sec": round(commits, 4),
             "updates_per_sec": round(updates, 4),
+            "steps": self._steps(),
+            **{name: value for name, value in self._point(now).items() if name != "waiting"},
+            "history": self._history.points,
             "ranks": [self._worker_fields(worker, now) for worker in self._ordered()],
             "ended": [
                 {**self._worker_fields(worker, now), "reason": worker.reason} for worker in reversed(self._ended)
@@ -215,9 +243,58 @@ class JobStatus:
         """Return the job in a few words, for a status line."""
         if self._generation < 0:
             return f"{len(self._workers)} of {self._num_proc} processes, {self._state}"
+        told = self._progress_in_words(now)
+        if not self._is_elastic:
+            return f"{len(self._members)} ranks  {told}" if told else ""
         commits, _ = self._rates(now)
         rate = f"  {commits:.3g} commits/s" if commits else ""
-        return f"generation {self._generation}  {len(self._members)} ranks {self._state}  commit {self._progress}{rate}"
+        return (
+            f"generation {self._generation}  {len(self._members)} ranks {self._state}  commit {self._progress}{rate}"
+            + (f"  {told}" if told else "")
+        )
+
+    def _progress_in_words(self, now: float) -> str:
+        point, steps = self._point(now), self._steps()
+        if steps is None:
+            return ""
+        words = [f"step {steps}", f"{point['steps_per_sec']:.3g} steps/s"]
+        if point["samples_per_sec"]:
+            words.append(f"{point['samples_per_sec']:.3g} samples/s")
+        words += [f"{name} {float(value):.4g}" for name, value in list(point["values"].items())[:_NUM_VALUES_IN_LINE]]
+        return "  ".join(words)
+
+    def _members_in_order(self) -> list[_Worker]:
+        return [self._workers[number] for number in self._members if number in self._workers]
+
+    def _steps(self) -> int | None:
+        """Return the steps of the rank that has told most; None while none has told any."""
+        reports = [worker.progress.last for worker in self._members_in_order()]
+        return max((report.steps for report in reports if report is not None), default=None)
+
+    def _has_rates(self) -> bool:
+        return any(worker.progress.has_rates for worker in self._members_in_order())
+
+    def _point(self, now: float) -> Fields:
+        """Return the present figures, as plain data."""
+        members = self._members_in_order()
+        told = [worker for worker in members if worker.progress.last is not None]
+        rates = [worker.progress.rates(now) for worker in told]
+        values: dict[str, list[float]] = {}
+        for worker in told:
+            assert worker.progress.last is not None
+            for name, value in worker.progress.last.values.items():
+                values.setdefault(name, []).append(value)
+        memory = [worker.progress.last.memory_bytes for worker in told if worker.progress.last is not None]
+        return {
+            "steps_per_sec": round(statistics.median(rate.steps_per_sec for rate in rates), 4) if rates else 0.0,
+            "samples_per_sec": round(sum(rate.samples_per_sec for rate in rates), 2),
+            "values": {name: _plain(statistics.fmean(given)) for name, given in values.items()},
+            "memory_bytes": max(memory, default=0),
+            "waiting": [
+                None if worker.progress.last is None else round(worker.progress.rates(now).waiting, 3)
+                for worker in members[:NUM_CURVES]
+            ],
+        }
 
     def _ordered(self) -> list[_Worker]:
         ranked = [self._workers[number] for number in self._members if number in self._workers]
@@ -231,7 +308,7 @@ class JobStatus:
 
     def _worker_fields(self, worker: _Worker, now: float) -> Fields:
         times = worker.window.times()
-        report = worker.window.last
+        report, progress = worker.window.last, worker.progress.last
         state = "leaving" if worker.is_asked_to_leave and worker.state == "training" else worker.state
         return {
             "rank": worker.rank,
@@ -245,6 +322,9 @@ class JobStatus:
             "commits_per_sec": round(worker.window.rates(now)[0], 4),
             "own_sec": None if times is None else round(times.own_sec, 6),
             "waited_sec": None if times is None else round(times.waited_sec, 6),
+            "steps": None if progress is None else progress.steps,
+            "waiting": None if progress is None else round(worker.progress.rates(now).waiting, 3),
+            "memory_bytes": None if progress is None else progress.memory_bytes,
             "heard_sec": None if worker.heard is None else round(now - worker.heard, 3),
             "shows_stacks": worker.has_trained and worker.state != "ended",
         }
@@ -357,6 +437,21 @@ class JobStatus:
 
     def _on_end(self, fields: Fields, now: float) -> None:
         self._state, self._exit_code = "ended", int(fields["exit_code"])
+
+
+def title_of(command: Sequence[str]) -> str:
+    """Return the name of the script or module that a command runs; else that of its program."""
+    for i, word in enumerate(command):
+        if word == "-m" and i + 1 < len(command):
+            return command[i + 1]
+        if word.endswith(".py"):
+            return word.rpartition("/")[2]
+    return command[0].rpartition("/")[2] if command else "?"
+
+
+def _plain(value: float) -> float | str:
+    """Return a number as JSON has it: others than finite ones as text."""
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)
 
 
 def _text(event: str, fields: Mapping[str, Any]) -> str:

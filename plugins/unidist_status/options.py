@@ -11,7 +11,6 @@ import click
 
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
-from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
 
 if TYPE_CHECKING:
     from unidist_status.board import StatusBoard
@@ -34,8 +33,11 @@ class StatusPage:
     file: Path | None = None
 
 
+_GROUP = "What is shown and kept"
+
+
 def _option(name: str, **attributes: Any) -> click.Option:
-    return GroupedOption([name], group=ELASTIC_GROUP, **attributes)
+    return GroupedOption([name], group=_GROUP, **attributes)
 
 
 OPTIONS = (
@@ -61,20 +63,15 @@ OPTIONS = (
 )
 
 
-def observer(options: Mapping[str, Any], is_elastic: bool) -> StatusBoard | None:
-    """Return what watches a job; None if the job is not elastic.
+def observer(options: Mapping[str, Any], is_elastic: bool) -> StatusBoard:
+    """Return what watches a job.
 
     Raises:
-        ConfigurationError: the options contradict each other, or ask for the page of a job that has none.
+        ConfigurationError: the options contradict each other.
     """
-    if not is_elastic:
-        given = next((name for name, value in options.items() if value is not None), None)
-        if given is not None:
-            raise only_for_elastic_jobs(given)
-        return None
     from unidist_status.board import StatusBoard
 
-    return StatusBoard(page(options))
+    return StatusBoard(page(options), is_elastic=is_elastic)
 
 
 def page(options: Mapping[str, Any]) -> StatusPage | None:

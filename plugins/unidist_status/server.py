@@ -84,7 +84,7 @@ class StatusSource(ABC):
 
 
 class StatusServer:
-    """Serves from separate threads until it is closed.
+    """Serves from separate threads, from `start` until it is closed. Clients that come before wait.
 
     Args:
         source: what to show.
@@ -110,12 +110,17 @@ class StatusServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SEC,), name="unidist-status", daemon=True
         )
-        self._thread.start()
+
+    def start(self) -> None:
+        """Start to serve. Idempotent."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Cut all clients off and end the threads."""
-        self._server.shutdown()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join()
         self._server.close_all()
 
 

@@ -31,7 +31,7 @@ def view(fields: dict[str, Any], *, height: int | None = None) -> RenderableType
         parts.append(Text(f"{text}{slow['others_sec']:.3f} s.", style="yellow"))
     events = fields["events"][-_NUM_EVENTS:]
     room = None if height is None else max(3, height - len(fields["hosts"]) - len(events) - 16)
-    parts += ["", _ranks(fields["ranks"], room), "", _hosts(fields["hosts"]), ""]
+    parts += ["", _ranks(fields["ranks"], room, is_elastic=fields["is_elastic"]), "", _hosts(fields["hosts"]), ""]
     if fields["recovery"] is not None:
         parts += [_recovery(fields["recovery"]), ""]
     parts.append(_events(events))
@@ -46,15 +46,23 @@ def _plain(value: object) -> Text:
 def _head(fields: dict[str, Any]) -> Text:
     elapsed = int(fields["elapsed_sec"])
     clock = f"{elapsed // 3600}:{elapsed // 60 % 60:02}:{elapsed % 60:02}"
-    updates = f", {fields['updates_per_sec']:.3g} updates/s" if fields["updates_per_sec"] else ""
-    generation = "-" if fields["generation"] < 0 else fields["generation"]
+    words = [f"{fields['world_size']} ranks"]
+    if fields["is_elastic"]:
+        words.insert(0, f"generation {'-' if fields['generation'] < 0 else fields['generation']}")
+        words += [f"commit {fields['commits']}", f"{fields['commits_per_sec']:.3g} commits/s"]
+        words.append(f"{fields['num_changes']} changes")
+    if fields["steps"] is not None:
+        words += [f"step {fields['steps']}", f"{fields['steps_per_sec']:.3g} steps/s"]
+    if fields["samples_per_sec"]:
+        words.append(f"{fields['samples_per_sec']:.3g} samples/s")
+    words += [f"{name} {float(value):.4g}" for name, value in fields["values"].items()]
     return Text.assemble(
         ("unidist ", "bold"),
         _plain(" ".join(fields["command"])[:_MAX_COMMAND]),
         f"\n{clock}  ",
         (fields["state"], _STYLES.get(fields["state"], "yellow")),
-        f"  generation {generation}  {fields['world_size']} ranks  commit {fields['commits']}  ",
-        f"{fields['commits_per_sec']:.3g} commits/s{updates}  {fields['num_changes']} changes",
+        "  ",
+        _plain("  ".join(words)),
     )
 
 
@@ -65,8 +73,9 @@ def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _ranks(ranks: list[dict[str, Any]], room: int | None) -> Table:
-    numbers = ("rank", "process", "commits", "work s", "wait s", "heard s")
+def _ranks(ranks: list[dict[str, Any]], room: int | None, *, is_elastic: bool) -> Table:
+    of_commits = ("commits", "work s", "wait s") if is_elastic else ()
+    numbers = ("rank", "process", "step", "wait %", "MiB", *of_commits, "heard s")
     table = _table("rank", "state", "host", *numbers[1:], numbers=numbers)
     for rank in ranks[:room]:
         table.add_row(
@@ -74,9 +83,14 @@ def _ranks(ranks: list[dict[str, Any]], room: int | None) -> Table:
             Text(rank["state"], _STYLES.get(rank["state"], "yellow")),
             _plain(rank["host"]),
             _number(rank["pid"] or None, "d"),
-            _number(rank["commits"], "d"),
-            _number(rank["own_sec"], ".4f"),
-            _number(rank["waited_sec"], ".4f"),
+            _number(rank["steps"], "d"),
+            _number(None if rank["waiting"] is None else 100 * rank["waiting"], ".0f"),
+            _number(None if rank["memory_bytes"] is None else rank["memory_bytes"] / 2**20, ".0f"),
+            *(
+                [_number(rank["commits"], "d"), _number(rank["own_sec"], ".4f"), _number(rank["waited_sec"], ".4f")]
+                if is_elastic
+                else []
+            ),
             _number(rank["heard_sec"], ".1f"),
         )
     if room is not None and len(ranks) > room:

@@ -58,6 +58,12 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
 
     @property
     @override
+    def returns_parts(self) -> bool:
+        """True with a plan of the user's, which may leave the last layer's outputs cut."""
+        return self.plan is not None
+
+    @property
+    @override
     def axis_size(self) -> int | None:
         return self.size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -83,6 +84,14 @@ class Browser:
             assert time.monotonic() < deadline, f"never true: {expression}\n{self.value('document.body.innerText')}"
             time.sleep(0.05)
         return found
+
+    def screenshot(self, path: Path, *, width: int, height: int, is_dark: bool) -> None:
+        """Write a PNG of the page as a window of this size shows it, in pixels."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._call("Emulation.setScrollbarsHidden", hidden=True)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -34,7 +34,7 @@ _TOKEN_BYTES = 32
 
 def command(num_proc: int, *arguments: str) -> list[str]:
     """Return the command that runs Python with `arguments` on `num_proc` ranks, for `LocalProcesses(1).start`."""
-    ours = [*rank_variables(Topology()), "UNIDIST_SECRET_FD", "UNIDIST_LAUNCHER_PID"]
+    ours = [*rank_variables(Topology()), "UNIDIST_SECRET_FD", "UNIDIST_PROCESS_FD", "UNIDIST_LAUNCHER_PID"]
     unset = [word for name in ours for word in ("-u", name)]
     return ["env", *unset, *MPIRUN, "-n", str(num_proc), sys.executable, *arguments]
 

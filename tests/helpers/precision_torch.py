@@ -147,7 +147,7 @@ def error_of(strategy: str, kind: str) -> str:
             model.forward = model.forward
         if kind == "returns":
             model = _Returns()
-        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = (torch.optim.LBFGS if kind == "closure" else torch.optim.SGD)(model.parameters(), lr=0.1)
         try:
             if kind == "optimizer":
                 ud.DistributedOptimizer(optimizer)

@@ -95,6 +95,13 @@ class SshHosts:
         """Take the network cable of a host out ("down") or put it in ("up"): no connection is told."""
         _run("ip", "link", "set", self._outer(name), state)
 
+    def part(self, first: str, second: str, *, apart: bool = True) -> None:
+        """Take two hosts from each other, or give them back: what they send to each other is lost without a word."""
+        for name, other in ((first, second), (second, first)):
+            address = self.addresses[self.names.index(other)]
+            nowhere = ("replace", address, "lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+            _run("ip", "-n", self._space(name), "neigh", *(nowhere if apart else ("del", address, "dev", "eth0")))
+
     def crash(self, name: str) -> None:
         """Kill every process of a host at once."""
         unshare = psutil.Process(self._hosts[name].pid)
@@ -157,6 +164,8 @@ class SshHosts:
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
             config = _SSHD_CONFIG.format(port=_PORT, address=address, folder=self._folder, name=name)
+            if os.environ.get("PYTHONPATH"):  # agents shall run the sources that are tested
+                config += f"SetEnv PYTHONPATH={os.environ['PYTHONPATH']}\n"
             (self._folder / f"sshd.{name}.conf").write_text(config)
             self._boot(name)
         for name in self.names:

@@ -300,7 +300,8 @@ def _beside_one_process(case: Case, engine: str) -> dict[str, float]:
     with computing_in_float64(), mock.patch.object(TiedVariables, "add_up", _add_nothing if case.unties else _ADD_UP):
         expected = alone(case) if os.environ.get("UNIDIST_RANK", "0") == "0" else None  # under mpirun: every rank
         keras.utils.clear_session(free_memory=False)  # names are numbered alike on all ranks
-        with running(case.strategy, engine):
+        verify = "off" if case.unties else "first"  # which would notice
+        with set_variables({"UNIDIST_VERIFY": verify}), running(case.strategy, engine):
             runtime = context.current()
             expected = ud.broadcast_object(expected, 0)
             batches = data(case, case.steps * case.passes)
@@ -339,6 +340,44 @@ def compiled_before() -> tuple[dict[str, Any], bool, list[str]]:
             except UsageError as error:
                 refusals.append(str(error))
         return history.history, alive == len(model.weights), refusals
+
+
+def partial_losses() -> dict[str, float]:
+    """Return differences to one process of models with a list of outputs, of which one has a loss.
+
+    Micro-batches have as many samples as the model has outputs.
+    """
+    generator = np.random.default_rng(0)
+    x, labels, sizes = generator.standard_normal((8, 4)), generator.integers(0, 3, 8), generator.standard_normal((8, 2))
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        start = keras.Input((4,))
+        hidden = layers.Dense(8, activation="tanh")(layers.Dense(8, activation="tanh")(start))
+        return keras.Model(start, [layers.Dense(3, name="u")(hidden), layers.Dense(2, name="v")(hidden)])
+
+    def losses_of(model: Any, optimizer: Any, loss: Any, targets: Any) -> list[float]:
+        model.compile(optimizer, loss, jit_compile=False)
+        history = model.fit(x, targets, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        return [*history, model.evaluate(x, targets, batch_size=8, verbose=0)]
+
+    found = {}
+    with computing_in_float64():
+        entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        ways: dict[str, tuple[Any, Any]] = {
+            "one tensor": ([entropy, None], labels),
+            "one tensor, second": ([None, "mse"], sizes),
+            "None beside it": ([entropy, None], [labels, None]),
+            "both": ([None, "mse"], [labels, sizes]),
+            "by name": ({"u": entropy, "v": None}, [labels, sizes]),
+        }
+        for name, (loss, targets) in ways.items():
+            expected = losses_of(build(), keras.optimizers.SGD(0.1), loss, targets)
+            keras.utils.clear_session(free_memory=False)
+            with running("pipeline=2:microbatches=4"):
+                model, optimizer = ud.distribute(build(), keras.optimizers.SGD(0.1))
+                found[name] = largest_error(np.array(losses_of(model, optimizer, loss, targets)), np.array(expected))
+    return found
 
 
 def surprised(kind: str, engine: str = "auto") -> tuple[str, str, str]:
@@ -384,3 +423,26 @@ def surprised(kind: str, engine: str = "auto") -> tuple[str, str, str]:
             again = "trained" if kind == "differs" and float(step(features, targets)) > 0 else ""
             return type(error).__name__, str(error), again
     return "nothing", "", ""
+
+
+def misread_targets(verify: str) -> tuple[str, str]:
+    """Train with targets that are given to the wrong outputs, as they were once; return kind and text of the error."""
+    from unidist_pipeline._keras import fit
+
+    start = keras.Input((4,))
+    hidden = layers.Dense(8, activation="tanh")(layers.Dense(8, activation="tanh")(start))
+    model = keras.Model(start, [layers.Dense(2, name="u")(hidden), layers.Dense(2, name="v")(hidden)])
+    generator = np.random.default_rng(0)
+    x, targets = generator.standard_normal((4, 4)), generator.standard_normal((4, 2))
+    with set_variables({"UNIDIST_VERIFY": verify}), running("pipeline=2:microbatches=2"):
+        plain = fit.targets_of_outputs
+        fit.targets_of_outputs = lambda targets, *rest: targets
+        try:
+            model, optimizer = ud.distribute(model, keras.optimizers.SGD(0.1))
+            model.compile(optimizer, ["mse", None], jit_compile=False)
+            model.fit(x, targets, batch_size=4, epochs=1, verbose=0)
+        except Exception as error:
+            return type(error).__name__, str(error)
+        finally:
+            fit.targets_of_outputs = plain
+    return "", ""

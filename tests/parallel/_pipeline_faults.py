@@ -98,6 +98,24 @@ def dies(engine: str, strategy: str, call: int, victim: int, rank: int) -> tuple
     return "died", str(os.WTERMSIG(status) if os.WIFSIGNALED(status) else status)
 
 
+def trains_on_other_data(engine: str) -> tuple[str, str]:
+    """Each rank has drawn its own batch, of the same shape."""
+    with set_variables({"UNIDIST_ENGINE": engine, "UNIDIST_STRATEGY": "pipeline=2:microbatches=2"}):
+        ud.init()
+        try:
+            model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+            step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss)
+            data = torch.utils.data.TensorDataset(torch.arange(64.0 * WIDTH).reshape(64, WIDTH))
+            sampler = torch.utils.data.DistributedSampler(data, ud.size(), ud.rank())
+            for (batch,) in torch.utils.data.DataLoader(data, 8, sampler=sampler):
+                step(batch, batch)
+        except Exception as error:
+            return type(error).__name__, str(error)
+        finally:
+            ud.shutdown()
+    return "nothing", ""
+
+
 def differs(engine: str) -> tuple[str, str]:
     """One rank passes another batch than the others; afterwards all go on."""
     with set_variables({"UNIDIST_ENGINE": engine, "UNIDIST_STRATEGY": "pipeline=2:microbatches=2"}):

@@ -82,7 +82,8 @@ def random_numbers() -> tuple[list[float], list[float]]:
     class Noting(torch.nn.Dropout):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             result = super().forward(input)
-            dropped.append((result == 0).double().flatten())
+            if self.training:  # not while outputs are verified
+                dropped.append((result == 0).double().flatten())
             return result
 
     torch.manual_seed(3)

@@ -42,6 +42,7 @@ class Case:
         saves: folder for one at the end.
         max_norm: what the line's clip_norm says.
         step: use `TrainStep` in place of a loop.
+        clips: name of `CLIPS`: the loop clips by itself.
         limit: largest difference.
     """
 
@@ -56,6 +57,7 @@ class Case:
     saves: str = ""
     max_norm: float | None = None
     step: bool = False
+    clips: str = ""
     limit: float = 1e-12
 
 
@@ -63,6 +65,39 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     # The gradient of a bias of keys is zero but for rounding: with a small eps Adam would show the rounding alone.
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-3),
+}
+
+
+def _total_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """Clip in two calls, with the norm of the gradients in between."""
+    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None], foreach=True)
+    nn.utils.clip_grads_with_norm_(parameters, 0.2, norm)
+    return norm
+
+
+def _by_hand(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """Clip as many scripts do it themselves."""
+    norms = [each.grad.detach().data.norm(2).item() for each in parameters if each.grad is not None]
+    total = sum(norm**2 for norm in norms) ** 0.5
+    for each in parameters:
+        if each.grad is not None:
+            each.grad.data.mul_(min(1.0, 0.2 / (total + 1e-6)))
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def _by_value(parameters: list[torch.Tensor]) -> torch.Tensor:
+    nn.utils.clip_grad_value_(parameters, 0.01)
+    return nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+
+
+CLIPS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2),
+    "foreach": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2, foreach=True),
+    "largest": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.01, float("inf")),
+    "first": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2, 1.0, error_if_nonfinite=True),
+    "total": _total_norm,
+    "value": _by_value,
+    "by hand": _by_hand,
 }
 
 
@@ -137,6 +172,115 @@ class ByInput(nn.Module):
         return x + self.c_proj(mixed.transpose(1, 2).reshape(b, t, c))
 
 
+class ByTokens(nn.Module):
+    """A block whose attention reshapes by the number of tokens of its input, as nanoGPT's does, with dropout."""
+
+    def __init__(self, *, heads_are_cut: bool) -> None:
+        super().__init__()
+        self.norm, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = _ByTokens(heads_are_cut)
+        self.net = nn.Sequential(nn.Linear(WIDTH, 10), nn.GELU(), nn.Linear(10, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return (batch, tokens, width)."""
+        x = x + self.attention(self.norm(x))
+        return x + self.net(self.second(x))
+
+
+class _ByTokens(nn.Module):
+    def __init__(self, heads_are_cut: bool) -> None:
+        super().__init__()
+        self.n_head, self.heads_are_cut = 4, heads_are_cut
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, c = x.shape
+        width = c // 4 if self.heads_are_cut else c // self.n_head
+        q, k, v = (
+            each.view(b, t, self.n_head, width).transpose(1, 2)
+            for each in self.c_attn(x).split(self.n_head * width, dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(b, t, -1 if self.heads_are_cut else c))
+
+
+class Mixing(nn.Module):
+    """A block that mixes tokens in its own forward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.norm = nn.LayerNorm(WIDTH)
+        self.net = nn.Sequential(nn.Linear(WIDTH, 10), nn.GELU(), nn.Linear(10, WIDTH))
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return (batch, tokens, width)."""
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "mean": lambda: x.mean(1, keepdim=True),
+            "shift": lambda: F.pad(x, (0, 0, 1, 0))[:, :-1],
+            "sum": lambda: x.cumsum(1),
+            "roll": lambda: x.roll(1, 1),
+            "convolution": lambda: self.conv(x.transpose(1, 2)).transpose(1, 2),
+            "positions": lambda: torch.arange(x.shape[1], dtype=x.dtype)[:, None],
+            "none": lambda: 0.0 * self.conv.bias,
+        }
+        x = x + 0.1 * ways[self.how]()
+        return x + self.net(self.norm(x))
+
+
+class Between(nn.Module):
+    """A model that computes something between its blocks."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.blocks = nn.ModuleList(Mixing("none") for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take (batch, tokens, width), return (batch, tokens, classes)."""
+        for block in self.blocks:
+            x = block(x)
+            if self.how == "mean":
+                x = x - x.mean(1, keepdim=True)
+            elif self.how == "add":
+                x = x + 1.0
+        return self.head(x)
+
+
+def between_blocks() -> dict[str, str]:
+    """Return what is raised for what a model computes between blocks, and of blocks with something else among them."""
+    told = {}
+    blocks = (Mixing("none"), nn.LayerNorm(WIDTH), Mixing("none"))
+    models = {how: Between(how) for how in ("mean", "add", "none")}
+    for how, model in {**models, "norm": nn.Sequential(*blocks)}.items():
+        with runtime("tensor=2:sequence=true"):
+            model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+            told[how] = "nothing was raised"
+            try:
+                for _ in range(2):
+                    model(torch.ones(2, TOKENS, WIDTH)).sum().backward()
+            except UnidistError as error:
+                told[how] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def mixed_tokens() -> dict[str, str]:
+    """Return what is raised for blocks that mix tokens, by how they do it."""
+    told = {}
+    for how in ("mean", "shift", "sum", "roll", "convolution", "positions", "none"):
+        with runtime("tensor=2:sequence=true"):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Sequential(Mixing(how), Mixing(how)), nn.Linear(WIDTH, CLASSES)).double()
+            told[how] = "nothing was raised"
+            try:
+                ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+            except UnidistError as error:
+                told[how] = f"{type(error).__name__}: {error}"
+    return told
+
+
 class ByHead(nn.Module):
     """Attention whose fused projection has queries, keys and values of each head side by side."""
 
@@ -189,6 +333,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": _gpt,
     "normed": lambda: nn.Sequential(nn.Sequential(_block(), _block()), nn.Linear(WIDTH, CLASSES)),
     "untold": lambda: nn.Sequential(ByInput(), ByHead(), nn.Linear(WIDTH, CLASSES)),
+    "by tokens": lambda: nn.Sequential(
+        nn.Sequential(ByTokens(heads_are_cut=True), ByTokens(heads_are_cut=True)), nn.Linear(WIDTH, CLASSES)
+    ),
+    "nano": lambda: nn.Sequential(
+        nn.Sequential(ByTokens(heads_are_cut=False), ByTokens(heads_are_cut=False)), nn.Linear(WIDTH, CLASSES)
+    ),
     "grouped": lambda: nn.Sequential(Grouped(fused=False), Grouped(fused=True), nn.Linear(WIDTH, CLASSES)),
 }  # fmt: skip
 
@@ -258,6 +408,8 @@ def train(case: Case, *, distributed: bool, rank: int = 0, size: int = 1) -> Out
             loss = mean_loss(model(inputs), targets)
             total += float(loss.detach()) / case.passes
             (loss if distributed else loss / case.passes).backward()
+            if case.clips:
+                losses.append(float(CLIPS[case.clips](list(model.parameters()))))
             if distributed:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -287,6 +439,7 @@ def errors_of(cases: Sequence[Case]) -> list[dict[str, float]]:
     for case in cases:
         steps = case.first + case.steps
         key = Case(case.model, optimizer=case.optimizer, passes=case.passes, steps=steps, max_norm=case.max_norm)
+        key = replace(key, clips=case.clips)
         if key not in references:
             references[key] = train(key, distributed=False)
         expected = references[key]
@@ -335,7 +488,8 @@ def alone_errors(case: Case) -> float:
     plain = TensorAxis.sum
     TensorAxis.sum = lambda self, tensor: tensor.clone()  # type: ignore[method-assign]  # in this call only
     try:
-        outcome, _ = run(case)
+        with set_variables({"UNIDIST_VERIFY": "off"}):  # which would notice
+            outcome, _ = run(case)
     finally:
         TensorAxis.sum = plain  # type: ignore[method-assign]
     return max(
@@ -380,6 +534,52 @@ def replicated_gradients(strategy: str) -> dict[str, bytes]:
         mean_loss(model(inputs), targets).backward()
         cuts = model._unidist.cuts
         return {name: value.grad.numpy().tobytes() for name, value in model.named_parameters() if name not in cuts}
+
+
+def partial_gradients() -> dict[str, str]:
+    """Return what is raised when a script asks for more of the gradient of a cut parameter than a rank has."""
+    tries: dict[str, Callable[[torch.Tensor], Any]] = {
+        "sum": lambda gradient: gradient.sum(),
+        "finite": lambda gradient: torch.isfinite(gradient).all(),
+        "squares": lambda gradient: (gradient.detach() ** 2).mean(),
+        "row": lambda gradient: gradient[0],
+        "norm along a dim": lambda gradient: gradient.norm(dim=0),
+        "product": lambda gradient: torch.mm(gradient, gradient.T.clone()),
+        "largest": lambda gradient: gradient.abs().max(),
+        "together": lambda gradient: torch.cat([gradient.view(-1), gradient.view(-1)]),
+        "allowed": lambda gradient: (repr(gradient), gradient.shape, gradient.numpy(), gradient.clone().zero_()),
+    }
+    told = {}
+    with runtime("tensor=2"):
+        model: Any = make("gpt")
+        model, _ = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+        inputs, targets = batches(Case("gpt"), 0, 0)
+        mean_loss(model(inputs), targets).backward()
+        gradient = next(value.grad for name, value in model.named_parameters() if name in model._unidist.cuts)
+        for name, attempt in tries.items():
+            told[name] = "nothing was raised"
+            try:
+                attempt(gradient)
+            except UnidistError as error:
+                told[name] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def overflowing() -> bool:
+    """Step with torch's GradScaler when one rank's part of a gradient is infinite; returns whether nothing changed."""
+    with runtime("tensor=2"):
+        model: Any = make("even").float()
+        model, optimizer = ud.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        inputs = torch.ones(4, WIDTH)
+        before = [each.detach().clone() for each in model.parameters()]
+        scaler.scale(model(inputs).square().mean()).backward()
+        if ud.rank() == 1:
+            next(iter(model.parameters())).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        same = all(torch.equal(one, other.detach()) for one, other in zip(before, model.parameters(), strict=True))
+        return same and scaler.get_scale() == 1.0
 
 
 class Dropping(nn.Module):

@@ -284,8 +284,10 @@ def record(runtime: context.Context) -> list[Record]:
 
 
 def by_operation(records: Sequence[Record]) -> dict[str, int]:
-    """Return bytes by operation, as `Record` counts them."""
+    """Return bytes by operation, as `Record` counts them, without the check of four bytes beside a gather."""
     found: dict[str, int] = {}
     for each in records:
+        if each.operation == "allgather" and each.nbytes == 4:
+            continue
         found[each.operation] = found.get(each.operation, 0) + each.nbytes
     return found

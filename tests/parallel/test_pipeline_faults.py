@@ -13,7 +13,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _pipeline_faults import changes_shape, dies, differs, raises
+from _pipeline_faults import changes_shape, dies, differs, raises, trains_on_other_data
 
 pytestmark = pytest.mark.parallel
 LIMIT = timedelta(seconds=120)
@@ -71,3 +71,10 @@ def test_ranks_with_different_batches_are_told_and_go_on(rank_pool: RankPoolFact
         assert kind == "DifferentInputsError"
         assert "rank 0" in text
         assert "float32[5, 4]" in text
+
+
+def test_ranks_of_a_pipeline_that_train_on_other_samples_are_told(rank_pool: RankPoolFactory) -> None:
+    for kind, text in rank_pool(2).run(trains_on_other_data, ("shm",), timeout=LIMIT):
+        assert kind == "DifferentInputsError"
+        assert "the ranks of a pipeline must be called with the same" in text
+        assert "digest" in text

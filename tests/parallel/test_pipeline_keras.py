@@ -17,7 +17,7 @@ from unidist.runtime.plugin_manager import PluginManager
 pytest.importorskip("tensorflow", reason="the training is in Keras")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _keras_pipeline import Case, compiled_before, run_cases, surprised
+from _keras_pipeline import Case, compiled_before, misread_targets, partial_losses, run_cases, surprised
 
 pytestmark = pytest.mark.parallel
 
@@ -151,6 +151,19 @@ def test_a_compiled_model_stays_so_and_a_rank_keeps_its_stages_only(tensorflow_p
             refusals, ("stage of another rank", "model.save sees", "cannot be called in train"), strict=True
         ):
             assert says in text
+
+
+def test_outputs_without_a_loss_need_no_targets(tensorflow_pools: PartPools) -> None:
+    for errors in tensorflow_pools.get(2).run(partial_losses, (), timeout=LONG):
+        assert len(errors) == 5
+        assert not {name: error for name, error in errors.items() if error > 1e-10}
+
+
+def test_targets_of_the_wrong_outputs_would_be_noticed(tensorflow_pools: PartPools) -> None:
+    assert tensorflow_pools.get(2).run(misread_targets, ("off",), timeout=LONG) == [("", ""), ("", "")], "silent"
+    for kind, text in tensorflow_pools.get(2).run(misread_targets, ("first",), timeout=LONG):
+        assert kind == "MismatchError"
+        assert "the loss is" in text
 
 
 @pytest.mark.parametrize("engine", ["shm", pytest.param("gloo", marks=pytest.mark.soak)])

@@ -18,14 +18,19 @@ pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
 from _torch_tensor import (
+    CLIPS,
     Case,
     alone_errors,
     beside_dtensor,
+    between_blocks,
     different_inputs,
     dropouts,
     errors_of,
     half_losses,
     line,
+    mixed_tokens,
+    overflowing,
+    partial_gradients,
     recorded,
     refusals,
     replicated_gradients,
@@ -48,6 +53,9 @@ CASES = {
         Case("turned", "tensor=2:sequence=true"),
         Case("normed", "tensor=2:sequence=true:plan=0.*.1=column_gather+0.*.4=row_split"),
         Case("untold", "tensor=2", "adamw"),
+        Case("by tokens", "tensor=2", "adamw"),
+        Case("by tokens", "tensor=2:sequence=true", "adamw", max_norm=0.3),
+        Case("nano", "tensor=2:sequence=true", "adamw"),
         Case("gpt", WHOLE_BETWEEN, engine="gloo"),
         Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
         Case("gpt", "tensor=2", engine="horovod", steps=2),
@@ -61,6 +69,7 @@ CASES = {
     4: [
         Case("gpt", "tensor=4", "adamw", max_norm=0.3),
         Case("turned", "tensor=4:sequence=true"),
+        Case("by tokens", "tensor=4:sequence=true"),
         Case("gpt", "tensor=2", "adamw"),
         Case("encoder", "tensor=2,zero=1", "adamw", max_norm=0.3, passes=2),
         Case("gpt", "tensor=2,zero=2", "adamw", step=True),
@@ -97,6 +106,41 @@ def check(cases: list[Case], outcomes: list[list[dict[str, float]]]) -> None:
 def test_cut_models_train_like_whole_ones(rank_pool: RankPoolFactory, size: int) -> None:
     cases = [line(case) for case in CASES[size] if usable(case.engine)]
     check(cases, rank_pool(size).run(errors_of, (cases,)))
+
+
+def test_blocks_that_mix_tokens_are_not_cut_along_the_sequence(rank_pool: RankPoolFactory) -> None:
+    for told in rank_pool(2).run(mixed_tokens):
+        assert told.pop("none") == "nothing was raised"
+        for how, text in told.items():
+            assert "ConfigurationError: tensor: sequence=true" in text, f"{how}: {text}"
+            assert "needs all tokens" in text
+
+
+def test_nothing_is_computed_between_blocks_that_have_some_of_the_tokens(rank_pool: RankPoolFactory) -> None:
+    for told in rank_pool(2).run(between_blocks):
+        assert told.pop("none") == "nothing was raised"
+        for how, text in told.items():
+            assert "not the output of the block before it" in text, f"{how}: {text}"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_scripts_clip_by_norms_of_whole_gradients(rank_pool: RankPoolFactory, size: int) -> None:
+    cases = [Case("gpt", "tensor=2", "adamw", clips=name) for name in CLIPS]
+    cases += [Case("gpt", "tensor=2:sequence=true", clips="norm"), Case("mlp", "tensor=2", engine="gloo", clips="norm")]
+    check(cases, rank_pool(size).run(errors_of, (cases,)))
+
+
+def test_what_needs_a_whole_gradient_is_refused(rank_pool: RankPoolFactory) -> None:
+    for told in rank_pool(2).run(partial_gradients):
+        assert told.pop("allowed") == "nothing was raised"
+        assert len(told) > 5
+        for name, text in told.items():
+            assert text.startswith("UsageError"), f"{name}: {text}"
+            assert "ud.clip_grad_norm_" in text
+
+
+def test_ranks_skip_a_step_together_if_one_has_overflowed(rank_pool: RankPoolFactory) -> None:
+    assert rank_pool(2).run(overflowing) == [True, True]
 
 
 @pytest.mark.soak

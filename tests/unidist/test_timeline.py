@@ -125,10 +125,11 @@ def test_a_recorder_starts_and_stops_and_refuses_a_second_recording(tmp_path: Pa
     assert (tmp_path / "b.json").exists()
 
 
-def test_named_operations_record_the_events_of_horovod(tmp_path: Path) -> None:
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_named_operations_record_one_row_or_the_rows_and_events_of_horovod(tmp_path: Path, per_tensor: bool) -> None:
     def main(communicator: Communicator) -> None:
         recorder = Recorder()
-        recorder.start(tmp_path / "trace-%r.json", rank=communicator.rank)
+        recorder.start(tmp_path / "trace-%r.json", rank=communicator.rank, per_tensor=per_tensor)
         negotiator = Negotiator(communicator, NegotiationOptions(recorder=recorder))
         handles = []
         for name in ("a", "b"):
@@ -148,8 +149,36 @@ def test_named_operations_record_the_events_of_horovod(tmp_path: Path) -> None:
         events = read(tmp_path / f"trace-{rank}.json")
         rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         found = [(rows[event["tid"]], event["name"]) for event in events if event["ph"] == "X"]
+        assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+        if not per_tensor:
+            assert found == [("exchange", "ALLREDUCE"), ("exchange", "BROADCAST")]
+            assert [event["args"]["tensor"] for event in events if event["ph"] == "X"] == ["a and 1 more", "c"]
+            continue
         fused = ["NEGOTIATE_ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"]
         assert [event for row, event in found if row == "a"] == fused
         assert [event for row, event in found if row == "b"] == fused
         assert [event for row, event in found if row == "c"] == ["NEGOTIATE_BROADCAST", "BROADCAST"]
-        assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_events_of_a_phase_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "trace.json", rank=0)
+    for start, stop in ((30, 40), (0, 20), (10, 15), (16, 35)):  # as they end, not as they begin
+        timeline.record("exchange", f"{start}", start, stop, tensor="gradients 0")
+    timeline.close()
+    events = read(timeline.path)
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    found = {event["name"]: rows[event["tid"]] for event in events if event["ph"] == "X"}
+    assert found == {"0": "exchange", "10": "exchange 2", "16": "exchange 2", "30": "exchange"}
+
+
+def test_a_phase_is_recorded_from_its_last_beginning_to_its_end(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.begin("step")
+    recorder.start(tmp_path / "trace.json", rank=0)
+    recorder.end("step")  # it began before the recording
+    recorder.begin("backward")
+    recorder.begin("backward", again=False)
+    recorder.end("backward")
+    recorder.end("backward")
+    recorder.stop()
+    assert [event["name"] for event in read(tmp_path / "trace.json") if event["ph"] == "X"] == ["BACKWARD"]

@@ -129,6 +129,9 @@ def save_job(
     runtime = context.current()
     rank = runtime.topology.rank
     options = SaveOptions(Path(os.path.abspath(path)), step, keep, asynchronous, on_error)
+    for optimizer in objects.optimizers():
+        if (update := states.update(optimizer)) is not None:
+            update.before_save()
 
     def make() -> dict[str, KeepsState]:
         made = objects.sections(states)
@@ -183,7 +186,17 @@ def make_saver(runtime: context.Context) -> Saver:
         "strategy": runtime.settings.strategy or "data",
         "mesh": dict(runtime.plan.mesh.axes),
     }
-    return Saver(runtime.duplicate_world(), facts)
+    return Saver(runtime.duplicate_world(), facts, unfinished=runtime.owned(_Unfinished).paths)
+
+
+class _Unfinished:
+    """The checkpoints that this process is saving, by all savers of a runtime."""
+
+    def __init__(self, runtime: context.Context) -> None:
+        self.paths: set[Path] = set()
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 def _by_name(base: str, value: Any) -> dict[str, Any]:

@@ -47,10 +47,14 @@ class Saver:
     Args:
         communicator: over all ranks, used by nothing else; a background thread uses it during asynchronous saves.
         facts: about the job, for the index.
+        unfinished: the checkpoints that this process is saving; savers that may save into one folder share the set.
     """
 
-    def __init__(self, communicator: Communicator, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, communicator: Communicator, facts: Mapping[str, Any], *, unfinished: set[Path] | None = None
+    ) -> None:
         self.communicator = communicator
+        self._unfinished = set() if unfinished is None else unfinished
         self._facts = dict(facts)
         self._memory = SnapshotMemory()
         self._pending: SaveHandle | None = None
@@ -72,18 +76,25 @@ class Saver:
         handle.on_error = options.on_error
         previous = self._join()
         what = f"the checkpoint {options.target} cannot be saved"
+        self._unfinished.add(options.target)
         try:
             own, inventories = self._take_inventory(options, states, previous, what)
         except DiskError as exc:
+            self._unfinished.discard(options.target)
             self._note(handle, exc)
             return handle
+        except BaseException:
+            self._unfinished.discard(options.target)
+            raise
         error: Exception | None = None
         if options.asynchronous:
             try:
                 own = self._memory.take(own)
             except Exception as exc:  # that there is no memory, above all: the others must hear of it
                 error = exc
-        finish = _Finish(self.communicator, options, own, inventories, {**self._facts, **facts}, what, error)
+        finish = _Finish(
+            self.communicator, options, own, inventories, {**self._facts, **facts}, what, error, self._unfinished
+        )
         if not options.asynchronous:
             try:
                 finish.run()
@@ -144,6 +155,7 @@ class Saver:
                 inventory = RankInventory(tuple((name, piece.tensor, piece.part) for name, piece in pieces), values)
                 if self.communicator.rank == 0:
                     directory.begin(options.target)
+                    self._sweep(options)
             except Exception as exc:  # of whatever kind: the others must hear of it
                 error = exc
         try:
@@ -161,6 +173,14 @@ class Saver:
                 directory.abandon(options.target)
             raise
         return [pieces[position] for position in assign(inventories)[self.communicator.rank]], inventories
+
+    def _sweep(self, options: SaveOptions) -> None:
+        """Remove from the series what processes that were killed have left there of other checkpoints."""
+        if options.step is not None:
+            try:
+                directory.sweep(options.path, kept=self._unfinished)
+            except OSError as exc:  # it may be another user's, and costs room only
+                _log.warning("interrupted checkpoints in %s cannot be removed: %s", options.path, exc)
 
     def _note(self, handle: SaveHandle, error: DiskError) -> None:
         """Raise, or warn and go on, as the script has asked."""
@@ -187,7 +207,9 @@ class _Finish:
         facts: Mapping[str, Any],
         what: str,
         error: Exception | None,
+        unfinished: set[Path],
     ) -> None:
+        self._unfinished = unfinished
         self._communicator = communicator
         self._options = options
         self._pieces = pieces
@@ -222,6 +244,7 @@ class _Finish:
                 directory.abandon(path)
             raise
         finally:
+            self._unfinished.discard(path)
             self._pieces = ()  # a snapshot is large
 
     def _complete(self, written: Sequence[WrittenShard]) -> None:

@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from unidist.control.wire import Message, Wire, WireError
+from unidist.control.wire import Message, Wire
 from unidist.errors import UnidistError
 
 Address = tuple[str, int]
@@ -106,10 +106,7 @@ class Connection:
                 if messages:
                     break
                 raise ConnectionClosed(f"{self.peer} closed the connection")
-            try:
-                messages += self._wire.receive(data)
-            except ValueError as exc:  # json
-                raise WireError(f"a message is no JSON: {exc}") from exc
+            messages += self._wire.receive(data)
             self._collect()
             if len(data) < _READ_BYTES:
                 break

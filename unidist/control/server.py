@@ -198,7 +198,7 @@ class ControlServer:
             peer.is_known = True
             try:
                 self._do(self._service.received(number, message, time.monotonic()))
-            except (KeyError, TypeError, ValueError) as exc:
+            except Exception as exc:  # whatever a peer has sent: the server is there for the others
                 self._end(number, f"sent a message that cannot be understood: {exc!r}")
                 return
         self._watch_writing(number)

@@ -47,7 +47,7 @@ class Service(ABC):
 
     @abstractmethod
     def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
-        """A peer that proved the secret sent a message. A KeyError, TypeError or ValueError drops the peer."""
+        """A peer that proved the secret sent a message. Anything that is raised drops the peer, and is logged."""
 
     @abstractmethod
     def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:

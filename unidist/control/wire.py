@@ -151,7 +151,10 @@ class Wire:
         if not hmac.compare_digest(tag, self._tag(1, payload)):
             raise WireError("a message was changed on its way, or is not from the other end")
         self._numbers[1] += 1
-        message = json.loads(payload)
+        try:
+            message = json.loads(payload)
+        except (ValueError, RecursionError) as exc:  # the second for "[[[[..."
+            raise WireError(f"a message is no JSON: {exc}") from exc
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
             raise WireError("a message is no JSON object with a type")
         return message

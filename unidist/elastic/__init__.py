@@ -14,7 +14,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
-    from unidist.elastic.generations import Generations, leaving_on_sigterm
+    from unidist.elastic.generations import Generations, leaving_on_signals
     from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
     from unidist.elastic.rebinding import Rebindable, follow_generations
     from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostsUpdatedInterrupt", "ObjectState", "Policy",
     "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler", "State",
-    "StatefulHandler", "StepTraining", "follow_generations", "leaving_on_sigterm", "passes_of_step", "run",
+    "StatefulHandler", "StepTraining", "follow_generations", "leaving_on_signals", "passes_of_step", "run",
     "training_of",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "batches": "BatchShare Position SampleOrder",
-        "generations": "Generations leaving_on_sigterm",
+        "generations": "Generations leaving_on_signals",
         "handlers": "GeneratorsHandler StatefulHandler",
         "rebinding": "Rebindable follow_generations",
         "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -44,7 +45,7 @@ def run_through_generations(
         StalledError: too few processes for a world, for too long.
         StateLostError: the ranks with a share of the state and its only copy were lost together; the job ends.
     """
-    with leaving_on_sigterm(membership):
+    with leaving_on_signals(membership):
         generations = Generations(membership, state, is_function=True)
         generations.begin()
         while True:
@@ -209,23 +210,42 @@ def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = F
     return agreed
 
 
-@contextmanager
-def leaving_on_sigterm(membership: Member) -> Iterator[None]:
-    """Make the first SIGTERM request to leave the job at the next commit; a second one ends the process as usual.
+_USUAL: dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+"""The signals that the launcher passes on, and what Python does on each unless the script says otherwise."""
 
-    A script that handles SIGTERM itself keeps its handler.
+
+@contextmanager
+def leaving_on_signals(membership: Member) -> Iterator[None]:
+    """Make the first SIGTERM, SIGINT or SIGHUP a request to leave the job at the next commit.
+
+    A second one ends the process as usual. A script that handles a signal itself keeps its handler. Children that are
+    forked meanwhile, such as workers of a DataLoader, do on these signals what they would do without unidist.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    replaced = [number for number, usual in _USUAL.items() if signal.getsignal(number) == usual]
+    owner = os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        membership.link.leaving()
+        restore()
+        if os.getpid() == owner:
+            membership.link.leaving()
+        else:  # a forked child
+            signal.raise_signal(number)
 
-    signal.signal(signal.SIGTERM, ask)
+    def restore() -> None:
+        for number in replaced:
+            if signal.getsignal(number) == ask:
+                signal.signal(number, _USUAL[number])
+
+    for number in replaced:
+        signal.signal(number, ask)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) == ask:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        restore()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from unidist.elastic.batches import BatchShare, Position, SampleOrder
-from unidist.elastic.generations import Generations, leaving_on_sigterm
+from unidist.elastic.generations import Generations, leaving_on_signals
 from unidist.elastic.state import HostsUpdatedInterrupt, ObjectState
 from unidist.errors import ConfigurationError, PeerLostError, UsageError
 from unidist.runtime import context
@@ -155,7 +155,7 @@ class StepTraining:
             self._state = make_state(progress)
             self._generations = Generations(membership, self._state, is_function=False)
             self._leaving = contextlib.ExitStack()  # never closed: the script may continue after training
-            self._leaving.enter_context(leaving_on_sigterm(membership))
+            self._leaving.enter_context(leaving_on_signals(membership))
             self._generations.begin()
             self._adapt(self._generations)
         data.follow(lambda: self.progress)

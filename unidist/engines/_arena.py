@@ -14,6 +14,7 @@ import os
 import resource
 import threading
 import weakref
+from collections import deque
 from pathlib import Path
 
 from unidist.buffer import Buffer, DType
@@ -94,6 +95,7 @@ class Arena:
         self.address = 0
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, capacity)]  # offset, bytes; by offset, never adjacent
+        self._returned: deque[tuple[int, int]] = deque()  # not in `_free` yet
         self.fd = os.memfd_create("unidist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, capacity)
@@ -126,11 +128,11 @@ class Arena:
                 "available on this host. Use fewer ranks per host, smaller buckets, or a machine with more memory."
             )
         with self._lock:
+            self._take_back()
             offset = self._take(size)
         if _libc.fallocate(self.fd, 0, offset, size):
             error = ctypes.get_errno()
-            with self._lock:
-                self._give(offset, size)
+            self._returned.append((offset, size))
             raise ConfigurationError(
                 f"shm: engine memory of {nbytes} bytes could not be had: {os.strerror(error)}. "
                 f"{available} bytes of memory were available on this host."
@@ -138,12 +140,14 @@ class Arena:
         return Allocation(self, offset, size)
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Return pages to the system and the space to the arena. Called by `Allocation`."""
+        """Return pages to the system and the space to the arena. Called by `Allocation`, in whichever thread drops it.
+
+        The collector may do so in the middle of `allocate`, with the lock held: so this takes no lock.
+        """
         if self.fd < 0 or os.getpid() != self._pid:
             return  # a forked child drops its references, but the memory is its parent's
         _libc.fallocate(self.fd, _PUNCH_HOLE, offset, nbytes)
-        with self._lock:
-            self._give(offset, nbytes)
+        self._returned.append((offset, nbytes))
 
     def _take(self, size: int) -> int:
         for i, (offset, room) in enumerate(self._free):
@@ -155,9 +159,15 @@ class Arena:
             "Raise UNIDIST_SHM_CAPACITY_BYTES."
         )
 
-    def _give(self, offset: int, size: int) -> None:
+    def _take_back(self) -> None:
+        """Merge what was returned into the free space. With the lock held."""
+        if not self._returned:
+            return
+        spaces = [*self._free]
+        while self._returned:
+            spaces.append(self._returned.popleft())
         merged: list[tuple[int, int]] = []
-        for start, room in sorted([*self._free, (offset, size)]):
+        for start, room in sorted(spaces):
             if merged and merged[-1][0] + merged[-1][1] == start:
                 merged[-1] = (merged[-1][0], merged[-1][1] + room)
             else:

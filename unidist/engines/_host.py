@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 import weakref
 from datetime import timedelta
 
@@ -26,6 +27,7 @@ SMALL_BYTES = 8192
 """Payloads up to this travel with the descriptor of their operation."""
 
 _MIN_WINDOW_BYTES = 1 << 16
+_MIN_SHARE_BYTES = 64 * 16  # of each rank in a window: 64 elements of the widest type
 
 
 class HostMemory:
@@ -118,18 +120,22 @@ class SharedHost:
         self.host = host
         self.pieces_obstacle = ""  # why ranks cannot read each other's ordinary memory; the same on all
         self._staging_bytes = staging_bytes
+        # Any thread may make and close communicators; the collector closes some in the middle of a method here.
+        self._lock = threading.RLock()
         self._users = 0
         self._retired: list[tuple[_shm.Group, Allocation]] = []
         self._shared: list[tuple[Allocation, int]] = []  # what this rank's groups share, and with how many ranks
 
     def window_bytes(self, size: int) -> int:
         """Return the size of one of the two staging windows of a slot."""
-        return max(self._staging_bytes // 2, _MIN_WINDOW_BYTES, 64 * 16 * size) // 4096 * 4096
+        return -(-max(self._staging_bytes // 2, _MIN_WINDOW_BYTES, _MIN_SHARE_BYTES * size) // 4096) * 4096
 
     def allocate_slot(self, size: int) -> Allocation:
         """Return memory for this rank's slot in a group of `size`."""
-        _visible_to_peers.difference_update(slot for group, slot in self._retired if group.all_closed())
-        self._retired = [(group, slot) for group, slot in self._retired if slot in _visible_to_peers]
+        with self._lock:
+            for retired in [each for each in self._retired if each[0].all_closed()]:
+                self._retired.remove(retired)
+                _visible_to_peers.discard(retired[1])
         return self.host.arena.allocate(_shm.slot_bytes(size, SMALL_BYTES, self.window_bytes(size)))
 
     def allocate(self, nbytes: int) -> Allocation:
@@ -140,43 +146,50 @@ class SharedHost:
     def allocate_shared(self, nbytes: int, size: int) -> Allocation:
         """Return memory for `SharedPages` of a group of `size` ranks. It is kept until all of them have unmapped it."""
         allocation = self.allocate(mapping_bytes(nbytes))
-        _visible_to_peers.add(allocation)
-        self._shared.append((allocation, size))
+        with self._lock:
+            _visible_to_peers.add(allocation)
+            self._shared.append((allocation, size))
         return allocation
 
     def free_shared(self, allocation: Allocation) -> None:
         """Free what `allocate_shared` returned, before any rank has mapped it."""
-        _visible_to_peers.discard(allocation)
-        self._shared = [(each, size) for each, size in self._shared if each is not allocation]
+        with self._lock:
+            _visible_to_peers.discard(allocation)
+            self._shared[:] = [each for each in self._shared if each[0] is not allocation]
 
     def _free_unmapped(self) -> None:
-        _visible_to_peers.difference_update(
-            allocation for allocation, size in self._shared if all_unmapped(allocation, size)
-        )
-        self._shared = [(allocation, size) for allocation, size in self._shared if allocation in _visible_to_peers]
+        with self._lock:
+            for each in [each for each in self._shared if all_unmapped(*each)]:
+                self._shared.remove(each)
+                _visible_to_peers.discard(each[0])
 
     def acquire(self, slot: Allocation) -> None:
         """Count one communicator more, and keep its slot."""
-        self._users += 1
-        _visible_to_peers.add(slot)
-        _in_use.add(self.host.arena)
+        with self._lock:
+            self._users += 1
+            _visible_to_peers.add(slot)
+            _in_use.add(self.host.arena)
 
     def release(self, group: _shm.Group, slot: Allocation) -> None:
         """Count one communicator less."""
-        self._users -= 1
-        self._retired.append((group, slot))
-        if self._users == 0:
-            for _, retired in self._retired:
-                retired.abandon()
-                _visible_to_peers.discard(retired)
-            self._retired.clear()
-            self._free_unmapped()
-            for allocation, _ in self._shared:
-                allocation.abandon()  # it ends with the last rank's mapping of it
-                _visible_to_peers.discard(allocation)
-            self._shared.clear()
-            _in_use.discard(self.host.arena)
-            self.host.close()
+        with self._lock:
+            self._users -= 1
+            self._retired.append((group, slot))
+            if self._users == 0:
+                self._end()
+
+    def _end(self) -> None:
+        for _, retired in self._retired:
+            retired.abandon()
+            _visible_to_peers.discard(retired)
+        self._retired.clear()
+        self._free_unmapped()
+        for allocation, _ in self._shared:
+            allocation.abandon()  # it ends with the last rank's mapping of it
+            _visible_to_peers.discard(allocation)
+        self._shared.clear()
+        _in_use.discard(self.host.arena)
+        self.host.close()
 
 
 # Arenas that groups look at. A group that nobody closes does so when it is collected, with everything that only it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -83,6 +84,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self._tables_in_use: dict[int, Table] = {}  # of operations under way
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
         self._closed = False
         shared.acquire(slot)
 
@@ -253,15 +256,19 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
 
     @override
     def abort(self, reason: str) -> None:
-        """Abort the group; every member gets the reason."""
+        """Abort the group; every member gets the reason. Nothing happens if the group is closed, or being closed."""
         if not self._closed:
             self.group.abort(self.rank, f"rank {self.rank} called abort: {reason or 'no reason given'}")
 
     @override
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        """Close the group. Calls that other threads are in end with UsageError before this returns."""
+        if os.getpid() != self._pid:
+            return  # a forked child drops its references, but the slot, which peers look at, is its parent's
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         self.group.close()
         self._mailbox.close()
         self._pending.clear()
@@ -360,6 +367,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         """
         status, peer = unpack(outcome)
         where = f"{what} on rank {self.rank} ({self.description})"
+        if status is Status.CLOSED:
+            raise UsageError(f"{where}: another thread closed this communicator")
         if status is Status.TIMEOUT:
             missing = ([] if waits_for_one else self.group.missing()) or [peer]
             text = (
@@ -380,7 +389,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             self.group.abort(peer, text)
             raise PeerLostError(text, ranks=(peer,))
         aborted = self.group.aborted()
-        assert aborted is not None
+        if aborted is None:  # closed meanwhile
+            raise UsageError(f"{where}: another thread closed this communicator")
         raise self._abort_error(*aborted)
 
     def _abort_error(self, rank: int, reason: str) -> PeerLostError:

@@ -55,6 +55,8 @@ class Mailbox:
                 copy(buffer, own.buffer(buffer.nbytes).cast(buffer.dtype))
                 offset = own.offset
             number, is_visible = group.send(to, offset, buffer.nbytes, DTYPE_CODES[buffer.dtype])
+            if number < 0:
+                communicator.raise_outcome(number, f"send to rank {to}", communicator.timeout)
             self._outgoing.setdefault(to, deque()).append((number, buffer, own))
             if own is not None and is_visible:
                 return COMPLETED
@@ -64,6 +66,8 @@ class Mailbox:
         """Ask for the next message of `source`."""
         with self._lock:
             number = self._group.receive(source, buffer.address, buffer.nbytes, DTYPE_CODES[buffer.dtype])
+            if number < 0:
+                communicator.raise_outcome(number, f"recv from rank {source}", communicator.timeout)
             work = ReceiveWork(communicator, self, source, buffer, number)
             self._incoming.setdefault(source, deque()).append(work)
             return work

@@ -41,6 +41,7 @@ class Status(IntEnum):
     LOST = 3
     ABORTED = 4
     UNREADABLE = 6
+    CLOSED = 7
 
 
 def unpack(outcome: int) -> tuple[Status, int]:

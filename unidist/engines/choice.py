@@ -47,8 +47,8 @@ def choose(
     """Return the engine for one kind of memory.
 
     Args:
-        asked: an engine's name, or "auto". A named engine that does not move this kind of memory (nccl and host
-            memory) leaves the choice to "auto".
+        asked: an engine's name, or "auto". A named engine that can be used, but does not move this kind of memory
+            (nccl and host memory), leaves the choice to "auto".
         memory: "host" or "cuda".
         topology: of this process.
         engines: what is registered.
@@ -60,16 +60,16 @@ def choose(
     """
     if asked != AUTO:
         spec = engines.get(asked, hint="`unidist plugins` lists where they come from.")
+        if elastic:
+            check_engine(spec, engines)
+        engine = spec.load()
+        for verdict in (engine.availability(), engine.supports(topology)):
+            if not verdict.usable:
+                raise ConfigurationError(
+                    f"engine {asked!r} was asked for, but cannot be used: {verdict.reason}. "
+                    "`unidist doctor` lists the engines that can."
+                )
         if memory in spec.memory_kinds:
-            if elastic:
-                check_engine(spec, engines)
-            engine = spec.load()
-            for verdict in (engine.availability(), engine.supports(topology)):
-                if not verdict.usable:
-                    raise ConfigurationError(
-                        f"engine {asked!r} was asked for, but cannot be used: {verdict.reason}. "
-                        "`unidist doctor` lists the engines that can."
-                    )
             return EngineChoice(spec, memory, "asked for")
     passed_over: list[str] = []
     refused: list[str] = []

@@ -151,7 +151,8 @@ class AllReduceExchange(GradientExchange):
             assert bucket.work is not None
             self._recorder.wait(bucket.work)
             if timeline is not None and bucket.posted_ns:
-                timeline.record(f"gradients {number}", "ALLREDUCE", bucket.posted_ns, time.monotonic_ns())
+                stop = time.monotonic_ns()
+                timeline.record("exchange", "ALLREDUCE", bucket.posted_ns, stop, tensor=f"gradients {number}")
         self._recorder.wait(status)
         values = self._status_bytes.tolist()
         self._reset()

@@ -71,6 +71,8 @@ class GradientExchange(ABC):
         buffers_move: the buffers are in other memory in each pass: call `buffer` just before a gradient is written.
         reduces_each_pass: each backward pass of a window is a separate round: `ready` is called in all of them,
             `end_pass` after each but the last. The results are added up over the passes.
+        adds_passes: `end_pass` may be called between any two backward passes before `finish`. A binding then asks
+            `was_ready` before it writes a gradient, and ends the pass in which it was.
     """
 
     parameters: tuple[ParameterInfo, ...]
@@ -79,6 +81,7 @@ class GradientExchange(ABC):
     bucket_bytes: int | None = None
     buffers_move: bool = False
     reduces_each_pass: bool = False
+    adds_passes: bool = False
 
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
@@ -116,8 +119,19 @@ class GradientExchange(ABC):
             notice: 0 to 255; every rank learns the largest of all ranks.
         """
 
+    def holds(self, index: int) -> bool:
+        """Return whether a gradient of parameter `index` of an earlier pass of the window can still be added to."""
+        return not self.reduces_each_pass
+
+    def was_ready(self, index: int) -> bool:
+        """Return whether `ready` was called for parameter `index` since the last `end_pass` or `finish`."""
+        raise NotImplementedError(f"{type(self).__name__} exchanges one backward pass")
+
     def end_pass(self) -> None:
-        """Complete a pass that is not the last of its window, if `reduces_each_pass`. Collective."""
+        """Complete a pass that is not the last before `finish`, and keep its result. Collective.
+
+        Only if `reduces_each_pass` or `adds_passes`.
+        """
         raise NotImplementedError(f"{type(self).__name__} reduces a window once")
 
     @abstractmethod

@@ -49,10 +49,15 @@ class ExchangeSeries:
             self.add(make(exchange.parameters))
             exchange.close()
 
-    def end_pass(self) -> None:
-        """Complete a pass in the exchanges that reduce each pass, see `GradientExchange.end_pass`."""
+    def end_pass(self, *, is_extra: bool = False) -> None:
+        """Complete a pass, see `GradientExchange.end_pass`.
+
+        Args:
+            is_extra: it is one of several backward passes before a step, which all exchanges add up; else only those
+                that reduce each pass of a window.
+        """
         for exchange in self._exchanges:
-            if exchange.reduces_each_pass:
+            if is_extra or exchange.reduces_each_pass:
                 exchange.end_pass()
 
     def finish(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         ccl_built,
         cross_rank,
         cross_size,
+        data_rank,
+        data_size,
         ddl_built,
         gloo_built,
         gloo_enabled,
@@ -30,21 +32,23 @@ if TYPE_CHECKING:
         mpi_threads_supported,
         rank,
         remove_process_set,
+        report,
         shutdown,
         size,
         start_timeline,
         stop_timeline,
         world,
     )
-    from unidist.horovod_api.reduce_ops import Op, allreduction, reducescatter_scale, reduction_of
+    from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering, reduction_of
     from unidist.horovod_api.scope import Scope, scope_of
 
 __all__ = [
     "Compressor", "Groups", "NoneCompressor", "Op", "Position", "Scope", "add_process_set", "allreduction",
-    "bucket_compressor", "ccl_built", "check_passes", "cross_rank", "cross_size", "ddl_built", "OptimizerArguments",
-    "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "rank", "reducescatter_scale", "reduction_of", "remove_process_set",
-    "scope_of", "shutdown", "size", "start_timeline", "stop_timeline", "world",
+    "bucket_compressor", "ccl_built", "check_passes", "cross_rank", "cross_size", "data_rank", "data_size",
+    "ddl_built", "OptimizerArguments", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized",
+    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank", "reducescattering",
+    "reduction_of", "remove_process_set", "report", "scope_of", "shutdown", "size", "start_timeline", "stop_timeline",
+    "world",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -53,11 +57,11 @@ __getattr__ = lazy_names(
         "arguments": "Groups Position bucket_compressor check_passes OptimizerArguments",
         "compression": "Compressor NoneCompressor",
         "lifecycle": (
-            "add_process_set ccl_built cross_rank cross_size ddl_built gloo_built gloo_enabled init is_homogeneous "
-            "is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported rank remove_process_set "
-            "shutdown size start_timeline stop_timeline world"
+            "add_process_set ccl_built cross_rank cross_size data_rank data_size ddl_built gloo_built gloo_enabled "
+            "init is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
+            "rank remove_process_set report shutdown size start_timeline stop_timeline world"
         ),
-        "reduce_ops": "Op allreduction reducescatter_scale reduction_of",
+        "reduce_ops": "Op allreduction reducescattering reduction_of",
         "scope": "Scope scope_of",
     },
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from unidist.communicator import Communicator
 from unidist.errors import ConfigurationError
+from unidist.horovod_api.world_size import WorldSize
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
 
@@ -63,8 +64,47 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return the number of processes."""
-    return context.current().topology.world_size
+    """Return the number of processes. Samples are divided over `data_size()` of them, which can be fewer."""
+    return WorldSize.of(context.current())
+
+
+def data_rank() -> int:
+    """Return which share of the samples is this process's, from 0, below `data_size()`.
+
+    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) have the same share. With a strategy in
+    the script (`strategy=`), not on the command line, call it after the model is distributed.
+    """
+    return context.current().data_place()[0]
+
+
+def data_size() -> int:
+    """Return the number of shares into which samples are divided: `size()`, unless strategies divide the model.
+
+    A batch of one update has `data_size()` times as many samples as that of a rank.
+    """
+    return context.current().data_place()[1]
+
+
+def report(*, samples: int = 0, **values: Any) -> None:
+    """Tell the launcher how training goes, for its status line and its page (`unidist launch --status-port`).
+
+        ud.report(loss=loss, samples=len(x))
+
+    Local and cheap: a few times a second the last values are written to memory that the launcher reads. Without
+    `unidist launch` nothing happens. `TrainStep` reports its loss and samples itself. Steps are the updates of
+    distributed optimizers, and need no call.
+
+    Args:
+        samples: that this rank has trained on since its last call. Those of ranks that hold parts of one model count
+            once.
+        **values: numbers, or tensors of one element, by names of your choice. They are shown as means over the ranks
+            that report them.
+
+    Raises:
+        NotInitializedError: `init()` was not called.
+        UsageError: a value is not one number, or there are more than 16 names.
+    """
+    context.current().progress.report(values, samples)
 
 
 def local_rank() -> int:
@@ -122,19 +162,20 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 # Timeline
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str, mark_cycles: bool = False, *, per_tensor: bool = False) -> None:
     """Record a Chrome trace from now on.
 
     Args:
         file_path: "%r" in it becomes the rank; without, rank 0 writes the file and the others none.
         mark_cycles: record the cycles of negotiation too.
+        per_tensor: a row for each tensor instead of one for each phase of a step.
 
     Raises:
         UsageError: a timeline is being recorded already.
         ConfigurationError: the file cannot be written.
     """
     runtime = context.current()
-    runtime.recorder.start(Path(file_path), rank=runtime.topology.rank, mark_cycles=mark_cycles)
+    runtime.recorder.start(Path(file_path), rank=runtime.topology.rank, mark_cycles=mark_cycles, per_tensor=per_tensor)
 
 
 def stop_timeline() -> None:

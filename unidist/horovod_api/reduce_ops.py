@@ -37,9 +37,10 @@ class Reduction(NamedTuple):
     """A reduction as an engine performs it.
 
     Args:
-        kind: all-reduce or Adasum.
+        kind: all-reduce, Adasum or reduce-scatter.
         op: combines elements.
-        prescale: factor that the caller applies to the tensor first; 1.0 if `scale` includes it.
+        prescale: factor that the caller applies to its own tensor first, as Horovod does: after the sum it would be
+            too late for one that overflows, and truncated integers add up to another sum.
         scale: factor that the engine applies to the result.
     """
 
@@ -66,8 +67,6 @@ def allreduction(op: Op, *, prescale: float, postscale: float, size: int, proces
         NotImplementedError: Adasum over a process set or a number of ranks that is no power of 2, as in Horovod.
     """
     kind, scale = OperationKind.ALLREDUCE, postscale
-    if op in (Op.Average, Op.Sum):
-        prescale, scale = 1.0, scale * prescale
     if op is Op.Average:
         scale /= size
     if op is Op.Adasum:
@@ -79,12 +78,13 @@ def allreduction(op: Op, *, prescale: float, postscale: float, size: int, proces
     return Reduction(kind, _REDUCTIONS[op], prescale, scale)
 
 
-def reducescatter_scale(op: int, *, prescale: float, postscale: float, size: int) -> float:
-    """Return the factor of a reduce-scatter's result over `size` ranks.
+def reducescattering(op: int, *, prescale: float, postscale: float, size: int) -> Reduction:
+    """Return how a reduce-scatter over `size` ranks is asked for.
 
     Raises:
         UsageError: a reduction other than Average and Sum.
     """
     if op not in (Op.Average, Op.Sum):
         raise UsageError(f"reducescatter computes Average or Sum, not {Op(op).name}")
-    return prescale * postscale / (size if op == Op.Average else 1)
+    scale = postscale / (size if op == Op.Average else 1)
+    return Reduction(OperationKind.REDUCESCATTER, ReduceOp.SUM, prescale, scale)

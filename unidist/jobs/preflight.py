@@ -5,8 +5,12 @@ Runs in the launcher and in `unidist.run`; imports no framework.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 from unidist.engines.choice import check_engine
 from unidist.errors import ConfigurationError, unknown_choice
+from unidist.jobs import engine_check
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist.strategy.elastic_support import check_plan
@@ -25,6 +29,8 @@ def check(
     *,
     topology: Topology | None = None,
     elastic: bool = False,
+    here: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> None:
     """Check what the user chose for a job of `num_proc` processes.
 
@@ -34,6 +40,9 @@ def check(
         manager: loaded plugins.
         topology: place of one of the ranks; default: all are on this host.
         elastic: ranks may be lost, come and go.
+        here: this process starts the ranks itself, on this machine: the engine that was asked for must be usable on it.
+            Elsewhere only its name can be checked, and the ranks say.
+        environ: the environment of the ranks; default: that of this process.
 
     Raises:
         ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
@@ -42,7 +51,8 @@ def check(
     if settings.engine != AUTO:
         if elastic:
             check_engine(manager.engines.get(settings.engine), manager.engines)
-        _check_engine(settings.engine, topology or Topology(world_size=num_proc, local_size=num_proc), manager)
+        place = topology or Topology(world_size=num_proc, local_size=num_proc)
+        _check_engine(settings.engine, place, manager, here=here, environ=os.environ if environ is None else environ)
     if settings.allreduce_algorithm is not None:
         from unidist.algorithms import ALGORITHMS
 
@@ -58,14 +68,13 @@ def check(
                 strategy.check_plugins(manager)
 
 
-def _check_engine(name: str, topology: Topology, manager: PluginManager) -> None:
+def _check_engine(
+    name: str, topology: Topology, manager: PluginManager, *, here: bool, environ: Mapping[str, str]
+) -> None:
     spec = manager.engines.get(name, hint=f"{AUTO!r} chooses for you.")
-    if not spec.path.startswith("unidist."):
-        return  # loading it could import a framework, which takes seconds; its ranks will say
-    engine = spec.load()
-    for found, where in (
-        (engine.availability(), "on this machine"),
-        (engine.supports(topology), f"for {topology.world_size} processes"),
-    ):
-        if not found.usable:
-            raise ConfigurationError(f"engine {name!r} cannot be used {where}: {found.reason}")
+    if spec.path.startswith("unidist."):
+        engine_check.check(spec.load(), name, topology)
+    elif here:  # in a process of its own: an engine that moves device memory imports a framework to find devices
+        problem = engine_check.ask(name, topology, environ)
+        if problem:
+            raise ConfigurationError(problem)

@@ -15,10 +15,11 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from unidist.errors import ConfigurationError
 from unidist.jobs.watchdog import ProcessWatchdog
+from unidist.settings.rank_process import PROCESS_VARIABLE, RankProcess
 from unidist.topology import Topology
 
 Stream = int | IO[bytes] | None
@@ -26,6 +27,7 @@ Stream = int | IO[bytes] | None
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _PR_SET_PDEATHSIG = 1
+_OF_EACH_RANK = ("UNIDIST_JOB_ID", "UNIDIST_SECRET_FD", PROCESS_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ class HostShare:
 class LocalProcesses:
     """The ranks of one job that run on this host: all, or its share. A context manager; leaving it ends them.
 
-    Each rank is the leader of a new session, so a signal from the terminal reaches only the parent,
-    and a signal to a rank's group reaches its child processes.
+    Each rank is in a session of its own, so a signal from the terminal reaches only the parent.
 
     Args:
         num_proc: number of ranks on this host.
@@ -83,11 +84,11 @@ class LocalProcesses:
         self._places = share.places
         self.processes: list[subprocess.Popen[bytes]] = []
         self._before_exec = parent_death_signal() if die_with_thread else None
+        self._told: list[RankProcess] = []
+        self._num_initialized = 0
         self._closed = False
         user = dict(env or {})
-        reserved = sorted(
-            user.keys() & {*rank_variables(share.places[0]), *share.variables, "UNIDIST_JOB_ID", "UNIDIST_SECRET_FD"}
-        )
+        reserved = sorted(user.keys() & {*rank_variables(share.places[0]), *share.variables, *_OF_EACH_RANK})
         if reserved:
             raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
         self._secret_fd = _sealed(share.secret)
@@ -130,30 +131,51 @@ class LocalProcesses:
         """
         rank = len(self.processes)
         assert rank < self.num_proc, "all ranks are started"
+        told = RankProcess()
         try:
             process = subprocess.Popen(
                 list(command),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=self._env | rank_variables(self._places[rank]),
-                pass_fds=(self._secret_fd, *pass_fds),
+                env={**self._env, **rank_variables(self._places[rank]), PROCESS_VARIABLE: str(told.fd)},
+                pass_fds=(self._secret_fd, told.fd, *pass_fds),
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )
         except (OSError, subprocess.SubprocessError) as exc:
+            told.close()
             raise ConfigurationError(f"rank {rank} of {self.num_proc}: cannot start {command[0]!r}: {exc}") from exc
         self.processes.append(process)
+        self._told.append(told)
         self._watchdog.watch(process)
         return process
 
+    @property
+    def num_initialized(self) -> int:
+        """The number of ranks that have called `init()` so far, or had when they were closed."""
+        return self._num_initialized if self._closed else sum(told.has_announced for told in self._told)
+
+    def new_reports(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the progress reports that ranks have written since the last call, by number on this host."""
+        found = [] if self._closed else [(i, told.new_report()) for i, told in enumerate(self._told)]
+        return [(i, report) for i, report in found if report is not None]
+
     def signal(self, number: int, ranks: Iterable[int] | None = None) -> None:
-        """Send a signal to the process groups of `ranks` (default: all); those that have ended are passed over."""
+        """Send a signal to `ranks` (default: all); those that have ended are passed over.
+
+        SIGKILL goes to a rank's process group. Any other signal goes to the rank alone, not to its children, which it
+        may need to end in order. Before its `init()`, nobody knows which process of the group it is, and all get it.
+        """
         for rank in range(len(self.processes)) if ranks is None else ranks:
             process = self.processes[rank]
             if process.poll() is None:  # not yet waited for, so its number cannot belong to anybody else
+                pid = 0 if number == signal.SIGKILL else self._told[rank].pid(leader=process.pid)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, number)
+                    if pid:
+                        os.kill(pid, number)
+                    else:
+                        os.killpg(process.pid, number)
 
     def close(self) -> None:
         """Kill every process of the job that is left, wait for it, and give back all descriptors. Idempotent.
@@ -168,6 +190,9 @@ class LocalProcesses:
         self._watchdog.close()
         for process in self.processes:
             process.wait()
+        self._num_initialized = sum(told.has_announced for told in self._told)
+        for told in self._told:
+            told.close()
         os.close(self._secret_fd)
 
     def __enter__(self) -> Self:

@@ -5,6 +5,8 @@ from unidist.horovod_api.lifecycle import (
     ccl_built,
     cross_rank,
     cross_size,
+    data_rank,
+    data_size,
     ddl_built,
     gloo_built,
     gloo_enabled,
@@ -17,6 +19,7 @@ from unidist.horovod_api.lifecycle import (
     mpi_threads_supported,
     rank,
     remove_process_set,
+    report,
     shutdown,
     size,
     start_timeline,
@@ -24,7 +27,7 @@ from unidist.horovod_api.lifecycle import (
 )
 from unidist.keras import callbacks, elastic
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built
+from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built, seed
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.keras.functions import (
     allgather,
@@ -45,9 +48,9 @@ from unidist_tensorflow.training.train_step import TrainStep
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
     "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather", "allreduce", "broadcast",
-    "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built",
-    "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init", "is_initialized", "load",
-    "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
-    "rank", "reducescatter", "remove_process_set", "rocm_built", "save", "shard", "shutdown", "size",
-    "start_timeline", "stop_timeline",
+    "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank",
+    "data_size", "ddl_built", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init",
+    "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
+    "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

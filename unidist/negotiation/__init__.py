@@ -3,7 +3,7 @@
 `Negotiator.submit(Request(...))` gives a `Handle`. `_agreement.py` has the agreement of the ranks, `_wire.py` their
 messages, `negotiator.py` the thread that drives it. `process_sets` are named operations over some of the ranks,
 `objects` move pickled objects by name, `join` lets ranks that have finished take part in what the others do.
-Imports `algorithms`, `engines` and the root.
+`pickles` makes sure of their origin. Imports `algorithms`, `engines`, `settings` and the root.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiatesNames, NegotiationOptions
     from unidist.negotiation.negotiator import Negotiator
     from unidist.negotiation.objects import allgather_object, broadcast_object, gather_objects
+    from unidist.negotiation.pickles import seal, unseal
     from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
     from unidist.negotiation.request import AllocateOutput, OperationKind, Request, Signature, reducescatter_rows
 
@@ -25,6 +26,7 @@ __all__ = [
     "AllocateOutput", "Announcement", "Announcements", "Handle", "NamedHandle", "NamedOperations", "NegotiatesNames",
     "NegotiationOptions", "Negotiator", "OperationKind", "ProcessSet", "ProcessSets", "Request", "Signature",
     "allgather_object", "broadcast_object", "gather_objects", "global_process_set", "reducescatter_rows",
+    "seal", "unseal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -35,6 +37,7 @@ __getattr__ = lazy_names(
         "named": "NamedHandle NamedOperations NegotiatesNames NegotiationOptions",
         "negotiator": "Negotiator",
         "objects": "allgather_object broadcast_object gather_objects",
+        "pickles": "seal unseal",
         "process_sets": "ProcessSet ProcessSets global_process_set",
         "request": "AllocateOutput OperationKind Request Signature reducescatter_rows",
     },

@@ -70,7 +70,8 @@ class Execution:
             return
         start = time.monotonic_ns()
         run(handle, agreed)
-        timeline.record(handle.request.name, handle.request.kind.upper(), start, time.monotonic_ns())
+        event, stop = handle.request.kind.upper(), time.monotonic_ns()
+        timeline.record("exchange", event, start, stop, tensor=handle.request.name)
 
     # Fusion
 
@@ -126,10 +127,13 @@ class Execution:
             address += target.nbytes
         times.append(time.monotonic_ns())
         timeline = self._recorder.timeline
-        if timeline is not None:
+        if timeline is not None and not self._recorder.per_tensor:
+            others = f" and {len(handles) - 1} more" if len(handles) > 1 else ""
+            timeline.record("exchange", "ALLREDUCE", times[0], times[-1], tensor=first.name + others)
+        elif timeline is not None:
             for handle in handles:
                 for index, event in enumerate(("MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER")):
-                    timeline.record(handle.request.name, event, times[index], times[index + 1])
+                    timeline.record("exchange", event, times[index], times[index + 1], tensor=handle.request.name)
 
     def _fusion_memory(self, nbytes: int) -> Buffer:
         """Return `nbytes` of the fusion buffer, which is kept and grows by doubling."""

@@ -46,8 +46,8 @@ def decode_requests(data: bytes) -> list[tuple[str, Signature]]:
 
 
 def _decode_request(line: bytes) -> tuple[str, Signature]:
-    name, kind, dtype, shape, op, root, scale, memory, splits = json.loads(line)
+    name, kind, dtype, shape, op, root, scale, memory, splits, prescale = json.loads(line)
     signature = Signature(
-        OperationKind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, scale, memory, tuple(splits)
+        OperationKind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, scale, memory, tuple(splits), prescale
     )
     return name, signature

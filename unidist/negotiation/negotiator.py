@@ -315,7 +315,9 @@ class Negotiator(NamedOperations):
             request = Request(operation.name, signature.kind)
         else:
             request = Request(
-                operation.name, signature.kind, zeros, zeros, signature.shape, signature.op, scale=signature.scale
+                *(operation.name, signature.kind, zeros, zeros, signature.shape, signature.op),
+                scale=signature.scale,
+                prescale=signature.prescale,
             )
         if self._joining is not None:
             self._joining.renew(time.monotonic(), self._timeout_seconds)
@@ -335,11 +337,11 @@ class Negotiator(NamedOperations):
 
     def _run(self, operations: Sequence[Operation]) -> None:
         timeline = self._recorder.timeline
-        if timeline is not None:
+        if timeline is not None and self._recorder.per_tensor:
             now = time.monotonic_ns()
             for handle, _ in operations:
                 event = f"NEGOTIATE_{handle.request.kind.upper()}"
-                timeline.record(handle.request.name, event, int(handle.submitted * 1e9), now)
+                timeline.record("exchange", event, int(handle.submitted * 1e9), now, tensor=handle.request.name)
         self._executing = operations
         self._entered = time.monotonic()
         for completed in self._execution.run(operations):

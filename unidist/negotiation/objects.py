@@ -1,20 +1,19 @@
 """Exchanging Python objects by name: pickled on one side, unpickled on the other.
 
-The bytes come from ranks of the same job, which have shown that they run as the same user and know the job's
-secret; nothing from elsewhere is unpickled.
+What was not made by a rank that knows the job's secret is not unpickled, see `unidist.negotiation.pickles`.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
-
-import cloudpickle
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.negotiation import NamedOperations, OperationKind, Request
+from unidist.negotiation.pickles import seal, unseal
+
+_ORDERED = "gather_objects"
 
 
 def allgather_object(operations: NamedOperations, obj: Any, *, name: str) -> list[Any]:
@@ -24,8 +23,11 @@ def allgather_object(operations: NamedOperations, obj: Any, *, name: str) -> lis
         operations: over the ranks in question.
         obj: anything that cloudpickle can pickle.
         name: what ranks match by.
+
+    Raises:
+        ForgedDataError: what came is not of a rank of this job.
     """
-    payload = bytearray(cloudpickle.dumps(obj))
+    payload = seal(obj, name)
     received = bytearray()
 
     def allocate(rows: tuple[int, ...]) -> Buffer:
@@ -43,7 +45,7 @@ def allgather_object(operations: NamedOperations, obj: Any, *, name: str) -> lis
         )
     )
     handle.wait()
-    return _unpickle(received, handle.rows)
+    return _unseal_each(received, handle.rows, name)
 
 
 def broadcast_object(operations: NamedOperations, obj: Any, *, root: int, name: str) -> Any:
@@ -54,9 +56,12 @@ def broadcast_object(operations: NamedOperations, obj: Any, *, root: int, name: 
         obj: on the root, anything that cloudpickle can pickle; elsewhere ignored.
         root: the rank in the group whose object it is.
         name: what ranks match by.
+
+    Raises:
+        ForgedDataError: what came is not of a rank of this job.
     """
     is_root = operations.rank == root
-    payload = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
+    payload = seal(obj, name) if is_root else bytearray()
     size = Buffer.allocate(1, DType.INT64)
     number = size.bytes().cast("q")
     number[0] = len(payload)
@@ -64,7 +69,7 @@ def broadcast_object(operations: NamedOperations, obj: Any, *, root: int, name: 
     if not is_root:
         payload = bytearray(number[0])
     _broadcast(operations, Buffer.of(payload), root, f"{name}.object")
-    return obj if is_root else pickle.loads(payload)
+    return obj if is_root else unseal(payload, name)
 
 
 def _broadcast(operations: NamedOperations, buffer: Buffer, root: int, name: str) -> None:
@@ -73,20 +78,24 @@ def _broadcast(operations: NamedOperations, buffer: Buffer, root: int, name: str
 
 
 def gather_objects(communicator: Communicator, obj: Any) -> list[Any]:
-    """Return the objects of all ranks of a communicator, in rank order: the ordered, unnamed form. Collective."""
-    payload = bytearray(cloudpickle.dumps(obj))
+    """Return the objects of all ranks of a communicator, in rank order: the ordered, unnamed form. Collective.
+
+    Raises:
+        ForgedDataError: what came is not of a rank of this job.
+    """
+    payload = seal(obj, _ORDERED)
     own, sizes = Buffer.allocate(1, DType.INT64), Buffer.allocate(communicator.size, DType.INT64)
     own.bytes().cast("q")[0] = len(payload)
     communicator.allgather(own, sizes).wait()
     counts = sizes.bytes().cast("q").tolist()
     received = bytearray(sum(counts))
     communicator.allgather(Buffer.of(payload), Buffer.of(received), counts=counts).wait()
-    return _unpickle(received, counts)
+    return _unseal_each(received, counts, _ORDERED)
 
 
-def _unpickle(received: bytearray, sizes: Sequence[int]) -> list[Any]:
+def _unseal_each(received: bytearray, sizes: Sequence[int], purpose: str) -> list[Any]:
     objects, start = [], 0
     for size in sizes:
-        objects.append(pickle.loads(memoryview(received)[start : start + size]))
+        objects.append(unseal(memoryview(received)[start : start + size], purpose))
         start += size
     return objects

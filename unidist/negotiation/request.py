@@ -47,6 +47,7 @@ class Signature(NamedTuple):
     scale: float
     memory: str
     splits: tuple[int, ...]
+    prescale: float = 1.0
 
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
@@ -58,7 +59,7 @@ _ELEMENTWISE = frozenset((OperationKind.ALLREDUCE, OperationKind.ADASUM))
 class Request:
     """One rank's side of a named operation. Every rank submits one of the same name.
 
-    Kind, dtype, op, root, scale and memory kind are the same on every rank, and so is the shape, except for the
+    Kind, dtype, op, root, both scales and memory kind are the same on every rank, and so is the shape, except for the
     rows (dim 0) of an all-gather or all-to-all. The buffers belong to the negotiator until the handle is done.
 
     Args:
@@ -72,6 +73,7 @@ class Request:
         root: rank whose data a broadcast copies.
         scale: factor of a reduction's result (1/size gives the mean).
         splits: all-to-all: rows for each rank, adding up to `shape[0]`.
+        prescale: factor by which the submitter has multiplied `source` already; ranks only compare it.
         allocate_output: all-gather and all-to-all: makes the output.
 
     Raises:
@@ -88,6 +90,7 @@ class Request:
     scale: float = 1.0
     splits: tuple[int, ...] = ()
     allocate_output: AllocateOutput | None = None
+    prescale: float = 1.0
     signature: Signature = field(init=False, repr=False)
     """What the ranks compare; made once, so that a repeated request costs one comparison of tuples."""
 
@@ -96,7 +99,10 @@ class Request:
         object.__setattr__(
             self,
             "signature",
-            Signature(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
+            Signature(
+                *(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
+                prescale=self.prescale,
+            ),
         )
 
     def check(self, rank: int, size: int) -> None:
@@ -160,24 +166,26 @@ class Request:
 
 def match_key(signature: Signature) -> tuple[object, ...]:
     """Return what must be the same on every rank: of the fields of a request those that matter to its kind."""
-    kind, dtype, shape, op, root, scale, memory, _ = signature
+    kind, dtype, shape, op, root, scale, memory, _, prescale = signature
     if kind in _WITHOUT_DATA:
         return (kind,)
     if kind is OperationKind.BROADCAST:
         return kind, dtype, memory, shape, root
     if kind in (OperationKind.ALLGATHER, OperationKind.ALLTOALL):
         return kind, dtype, memory, shape[1:]
-    return kind, dtype, memory, shape, op, scale
+    return kind, dtype, memory, shape, op, scale, prescale
 
 
 def describe(signature: Signature) -> str:
     """Return a signature in words: "allreduce float32 (4, 3) sum"."""
-    kind, dtype, shape, op, root, scale, memory, _ = signature
+    kind, dtype, shape, op, root, scale, memory, _, prescale = signature
     if kind in _WITHOUT_DATA:
         return str(kind)
     words = [str(kind), str(dtype), str(shape)]
     if kind in (OperationKind.ALLREDUCE, OperationKind.REDUCESCATTER):
         words += [str(op)] + ([f"scale {scale:g}"] if scale != 1.0 else [])
+    if prescale != 1.0:
+        words.append(f"prescale {prescale:g}")
     if kind is OperationKind.BROADCAST:
         words.append(f"from root {root}")
     if memory != HOST:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unidist.optim.accumulation import Accumulation, Window
     from unidist.optim.interface import (
         BindsOptimizers,
+        ChecksBeforeSave,
         FollowsUpdates,
         InnerStep,
         MakesInnerStep,
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from unidist.optim.update import MakesExchange, Update, UpdateParts
 
 __all__ = [
-    "Accumulation", "BindsOptimizers", "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "LossScaler",
-    "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "ShardsInnerSteps", "StepRunner", "Update",
-    "UpdateParts", "WholeGradient", "Window",
+    "Accumulation", "BindsOptimizers", "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules",
+    "InnerStep", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "ShardsInnerSteps",
+    "StepRunner", "Update", "UpdateParts", "WholeGradient", "Window",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -35,7 +36,8 @@ __getattr__ = lazy_names(
     {
         "accumulation": "Accumulation Window",
         "interface": (
-            "BindsOptimizers FollowsUpdates InnerStep MakesInnerStep MakesStepRunner ShardsInnerSteps StepRunner"
+            "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep MakesInnerStep MakesStepRunner "
+            "ShardsInnerSteps StepRunner"
         ),
         "loss_scaling": "LossScaler",
         "rules": "GradientRule GradientRules NormRule WholeGradient",

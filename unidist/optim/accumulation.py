@@ -89,8 +89,8 @@ class Window:
         if self.finished and self.accumulation.passes > 1:
             raise UsageError(
                 f"a second backward pass before step() reached {name!r}, but the window of {self.accumulation.passes} "
-                "passes is complete. accumulate=N counts one backward pass per step(); add the losses up before "
-                "backward()."
+                "passes is complete. accumulate=N counts one backward pass per step(): leave it out, several add up "
+                "by themselves, or add the losses up before backward()"
             )
         self._passes[index] += 1
         self.finished = False
@@ -108,6 +108,15 @@ class Window:
         self.finished = True
         if self.accumulation.passes == 1:
             self._passes = [0] * len(self._passes)  # another backward pass before the step begins another round
+
+    @property
+    def adds_extra_passes(self) -> bool:
+        """Whether the script may make several backward passes where one is counted; Horovod's counts them all."""
+        return self.accumulation.stepwise or self.accumulation.passes == 1
+
+    def end_extra_pass(self) -> None:
+        """Note that the exchange of one of several backward passes before a step is complete."""
+        self._passes = [0] * len(self._passes)
 
     def reset(self) -> None:
         """Start the next window with no passes. Gradients that were not exchanged are still in their round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,14 @@ class FollowsUpdates(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned, possibly at another world size."""
+
+
+class ChecksBeforeSave(ABC):
+    """Capability of an observer of updates: it looks at the state before a checkpoint is written."""
+
+    @abstractmethod
+    def before_save(self) -> None:
+        """Called on every rank when a checkpoint begins. May be collective; an exception ends the save."""
 
 
 class InnerStep(Protocol):

@@ -64,8 +64,10 @@ class GradientFactors:
     def of_short_window(self, accumulation: Accumulation, num_passes: int) -> float:
         """Return the same for a window that had `num_passes` passes, on all ranks together.
 
-        With `average` the mean is over these passes.
+        With `average` the mean is over these passes. Several backward passes where one makes an update are a sum.
         """
+        if accumulation.passes == 1:
+            return self.of_window(accumulation)
         if not accumulation.average:
             return 1.0 / self._divisor
         return 1.0 / (num_passes if self._average else num_passes / self._num_ranks)
@@ -76,9 +78,9 @@ class GradientFactors:
 
     def of_exchange(self, exchange: GradientExchange, scale: float) -> float:
         """Return the factor for an exchange's sums: `scale`, divided by the loss scale if the gradients are wide."""
-        return scale * self._unscaled(exchange)
+        return scale * self.unscaled(exchange)
 
-    def _unscaled(self, exchange: GradientExchange) -> float:
+    def unscaled(self, exchange: GradientExchange) -> float:
         """Return the unscaling factor that the exchange applies: one over the loss scale, or 1.
 
         16-bit sums stay scaled until they are widened: small values would vanish.
@@ -91,7 +93,7 @@ class GradientFactors:
         if self.rules is None:
             series.defer([1.0] * len(series.exchanges))  # `clip_norm` may have left others in the window before
             return
-        unscaled = [self._unscaled(exchange) for exchange in series.exchanges]
+        unscaled = [self.unscaled(exchange) for exchange in series.exchanges]
         remaining = self.rules.apply(
             [*series.reduced(), *others],
             [*(1.0 / (self.loss_scale * factor) for factor in unscaled), *(1.0 for _ in others)],

@@ -2,6 +2,7 @@
 
 Framework-free; a binding (`BindsOptimizers`) calls it in this order:
 
+    is_repeated(i)      before a gradient is written: another backward pass has begun, call `end_extra_pass()` first
     gradient_ready(i)   for every gradient of a backward pass, when it is in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
     finish()            if so: complete the exchange (or earlier, when the script calls `synchronize`)
@@ -26,6 +27,7 @@ from unidist.gradients.interface import GradientExchange, ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.gradients.series import ExchangeSeries
 from unidist.optim.accumulation import Accumulation, Window
+from unidist.optim.interface import ChecksBeforeSave
 from unidist.optim.scaling import GradientFactors
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class Update:
     Attributes:
         options: an inner step may replace them before the first exchange is made.
         window: the passes of the present update; read-only for others.
+        syncs: gradients are exchanged as they become ready; False: they stay on this rank until a backward pass with
+            True, or `finish`. The same on every rank.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Update:
         self.options = options or ExchangeOptions()
         self.copies = copies
         self.step = 0
+        self.syncs = True
         self._make_parts = make_parts
         self._own_exchange: MakesExchange | None = None
         self._begin(context, accumulation, scaler=None)
@@ -187,6 +192,19 @@ class Update:
         """The scaler of the loss, if it is scaled. A checkpoint keeps its `state`."""
         return self._factors.scaler
 
+    def repeat_factor(self, index: int) -> float:
+        """Return the factor with which the reduced gradient of parameter `index` may be exchanged once more.
+
+        If every rank multiplies it by this, and adds the gradient of another pass, the next exchange gives their sum.
+        """
+        unscaled = self._factors.unscaled(self._series.place(index)[0])
+        return 1.0 / (unscaled * self.scale * self.num_ranks)
+
+    @property
+    def repeats_unchanged(self) -> bool:
+        """Whether `repeat_factor` is always 1: the mean over ranks of a mean is the mean."""
+        return self.average and self.scaler is None
+
     def whole_scale(self, scale: float | None) -> float:
         """Return the factor for sums that the binding exchanges itself: `scale`, default `self.scale`, and unscaled."""
         return (self.scale if scale is None else scale) / self._factors.loss_scale
@@ -207,7 +225,19 @@ class Update:
 
     def has_gradient(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` has a gradient of the current window, to which to add."""
-        return self.window.has_passes(index) and not self._series.place(index)[0].reduces_each_pass
+        exchange, local = self._series.place(index)
+        return self.window.has_passes(index) and exchange.holds(local)
+
+    def is_repeated(self, index: int) -> bool:
+        """Return whether the gradient of parameter `index` was exchanged in this round, so that a new one must wait."""
+        exchange, local = self._series.place(index)
+        return exchange.adds_passes and self.window.adds_extra_passes and exchange.was_ready(local)
+
+    def end_extra_pass(self) -> None:
+        """Complete the exchange of one of several backward passes before `step`; its result is kept. Collective."""
+        with self._reporting_failure():
+            self._series.end_pass(is_extra=True)
+        self.window.end_extra_pass()
 
     def accepts_in_place(self, index: int) -> bool:
         """Return whether the gradient of parameter `index` may stay in its own memory until `finish`."""
@@ -228,7 +258,7 @@ class Update:
         self._begin_round()
         if in_place is not None:
             exchange.submit_in_place(local, in_place)
-        elif last or exchange.reduces_each_pass:
+        elif self.syncs and (last or exchange.reduces_each_pass):
             exchange.ready(local)
         else:
             exchange.accumulate(local)
@@ -269,7 +299,8 @@ class Update:
         """
         if self.window.count_step():
             return True
-        self.end_pass()
+        if self.syncs:
+            self.end_pass()
         return False
 
     @property
@@ -295,6 +326,7 @@ class Update:
         Returns:
             Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
         """
+        self.context.recorder.end("backward")
         self._begin_round()
         with self._reporting_failure():
             outcome = self._series.finish(
@@ -303,6 +335,7 @@ class Update:
                 first_parameter=first_parameter,
             )
         self.window.finish_round()
+        self.context.recorder.begin("step")
         return outcome
 
     @contextmanager
@@ -338,8 +371,19 @@ class Update:
         """
         return self._factors.clip_norm(self._series, limit, order, others)
 
+    def follow(self, follower: FollowsUpdates) -> None:
+        """Notify one more object of every update, after the strategies."""
+        self.strategies = (*self.strategies, follower)
+
+    def before_save(self) -> None:
+        """Let those that follow the updates look at the state before a checkpoint. Collective."""
+        for follower in self.strategies:
+            if isinstance(follower, ChecksBeforeSave):
+                follower.before_save()
+
     def applied(self) -> None:
         """Start the next window, after the inner step."""
+        self.context.recorder.end("step")
         self.reset_window()
         self.step += 1
         for strategy in self.strategies:

@@ -12,6 +12,7 @@ from unidist.buffer import HOST
 from unidist.engines import choice as engine_choice
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime.local_rendezvous import Interrupt, LocalRendezvous
+from unidist.waits import Monitor, watch
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -39,6 +40,7 @@ class JobCommunicators:
     Attributes:
         engine: which engine carries host memory, and why.
         world: over all ranks, for host memory.
+        monitor: notices when the ranks wait for each other.
     """
 
     engine: engine_choice.EngineChoice
@@ -69,6 +71,13 @@ class JobCommunicators:
         self._ending = threading.RLock()  # what is being closed is not aborted: its memory may be gone
         self._is_closing = False
         self._interrupt: Interrupt | None = None
+        self.monitor = Monitor(
+            self._topology.rank,
+            self._topology.world_size,
+            patience=settings.deadlock,
+            report_every=settings.stall_check,
+            abort=self.abort,
+        )
         closing.callback(self._made.clear)  # after they were closed: nothing to abort any more
 
     def connect(self) -> None:
@@ -77,6 +86,8 @@ class JobCommunicators:
             self._end_with_generation(self._membership)
         self._rendezvous = self._meet()
         self._closing.callback(self._rendezvous.close)
+        self._closing.callback(self.monitor.close)
+        self.monitor.start(self._rendezvous, self._placement.secret, timeout=self._settings.start_timeout)
         self.engine = self._choose(HOST)
         self.world = self._connect(HOST, self.engine)
 
@@ -130,14 +141,16 @@ class JobCommunicators:
         with self._ending:
             if self._is_closing:
                 return
-            for communicator in reversed(self._made):
+            made = list(dict.fromkeys([*reversed(self._made), *self.monitor.communicators]))
+            for communicator in made:
                 try:
                     communicator.abort(reason)
                 except Exception:  # one that is closed, or half closed: the others count
                     _log.debug("aborting %s failed", communicator.description, exc_info=True)
 
     def begin_closing(self) -> None:
-        """Abort nothing from now on."""
+        """Abort nothing from now on; this rank enters nothing more."""
+        self.monitor.leave()
         with self._ending:
             self._is_closing = True
 
@@ -221,10 +234,11 @@ class JobCommunicators:
             )
             if meeting is not None:
                 self._closing.callback(meeting.close)
-        self._keep(world)
+        self._keep(watch(world, kind, self.monitor))
         if settings.allreduce_algorithm is not None:
             from unidist.algorithms import AlgorithmCommunicator
 
-            world = self._keep(AlgorithmCommunicator(world, settings.allreduce_algorithm))
+            algorithm = settings.allreduce_algorithm
+            world = self._keep(watch(AlgorithmCommunicator(world, algorithm), f"{kind}/{algorithm}", self.monitor))
         self._worlds[kind] = world
         return world

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from unidist.communicator import Communicator
 from unidist.control.elastic import member
-from unidist.errors import NotInitializedError, UsageError
-from unidist.mesh import Mesh
+from unidist.control.elastic.membership import NO_STATE
+from unidist.control.elastic.worker_link import DismissedError
+from unidist.errors import NotInitializedError, PeerLostError, UsageError
+from unidist.mesh import DATA_AXIS, Mesh
 from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator, objects
 from unidist.negotiation.join import Announcements
 from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import MeetingPlace
 from unidist.runtime.communicators import JobCommunicators
 from unidist.runtime.plugin_manager import PluginManager
+from unidist.runtime.progress import Progress
 from unidist.runtime_api import Owned
 from unidist.settings.environment import Settings, configure_logging
 from unidist.settings.placement import Placement, read_placement
+from unidist.settings.rank_process import ReportMemory, announce_rank_process
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike, build, make_plan
 from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
+from unidist.waits import watch_names
+
+_log = logging.getLogger("unidist")
 
 OwnedT = TypeVar("OwnedT", bound=Owned)
 
@@ -62,12 +72,23 @@ class Context:
         )
         self._closing = ExitStack()
         self._owned: dict[Any, Any] = {}
+        self._told_data_size: int | None = None
         self.elastic_data: Any = None
         """The redistributable data that was iterated over last, see `unidist.elastic.step_training.Redistributable`."""
         self.recorder = Recorder()
         if settings.timeline is not None:
-            self.recorder.start(settings.timeline, rank=self.topology.rank, mark_cycles=settings.timeline_mark_cycles)
+            self.recorder.start(
+                settings.timeline,
+                rank=self.topology.rank,
+                mark_cycles=settings.timeline_mark_cycles,
+                per_tensor=settings.timeline_per_tensor,
+            )
         self._closing.callback(self.recorder.stop)
+        self.progress = Progress(
+            self.topology.rank, ReportMemory.inherited(), self.recorder, counts_samples=self._is_first_of_model
+        )
+        """What this rank tells the launcher."""
+        self._closing.callback(self.progress.close)
         self._communicators = JobCommunicators(
             placement,
             settings,
@@ -132,6 +153,19 @@ class Context:
         """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
         return self.plan.mesh.coordinates(self.topology.rank).get(name, 0)
 
+    def data_place(self) -> tuple[int, int]:
+        """Return this rank's place along the data axis, and its size, by which the script divides samples.
+
+        From the first call on, no strategy of the script's may change the size.
+        """
+        self._told_data_size = self.axis_size(DATA_AXIS)
+        return self.axis_rank(DATA_AXIS), self._told_data_size
+
+    def _is_first_of_model(self) -> bool:
+        """Say whether no other rank that trains on the same samples comes before this one."""
+        coordinates = self.plan.mesh.coordinates(self.topology.rank)
+        return not any(place for name, place in coordinates.items() if name != DATA_AXIS)
+
     def plan_for(self, strategy: StrategyLike) -> Plan:
         """Return the plan for `strategy=`; None means the command line's.
 
@@ -147,6 +181,13 @@ class Context:
                 raise UsageError(
                     f"this strategy needs {plan.mesh}, but the job runs on {self.plan.mesh} already; give strategies "
                     "that claim mesh axes on the command line (--strategy), or before anything else is distributed"
+                )
+            told, size = self._told_data_size, plan.mesh.size(DATA_AXIS)
+            if told is not None and told != size:
+                raise UsageError(
+                    f"this strategy needs {plan.mesh}, which divides samples over {size} rank(s), but data_rank(), "
+                    f"data_size(), seed() or shard() have counted on {told} before: give strategies that divide the "
+                    "model on the command line (--strategy), or distribute the model before"
                 )
             self.plan = Plan(self.plan.strategies, plan.mesh)
         return plan
@@ -201,6 +242,7 @@ class Context:
 
     def step_applied(self, step: int) -> None:
         """Tell plugins that an update was applied."""
+        self.progress.step()
         if self.plugins.listens("unidist_step_applied"):
             self.plugins.notify("unidist_step_applied", context=self, step=step)
 
@@ -213,15 +255,18 @@ class Context:
         options = NegotiationOptions(
             fusion_threshold_bytes=self.settings.fusion_threshold_bytes,
             cycle_time=self.settings.cycle_time,
-            stall_check=self.settings.stall_check,
+            stall_check=timedelta(0) if self._communicators.monitor.reports else self.settings.stall_check,
             stall_shutdown=self.settings.stall_shutdown,
             cache_capacity=self.settings.cache_capacity,
             recorder=self.recorder,
             on_failure=self.report_failure,
         )
+        names: NamedOperations
         if isinstance(communicator, NegotiatesNames):
-            return communicator.named_operations(options)
-        return Negotiator(communicator, options)
+            names = communicator.named_operations(options)
+        else:
+            names = Negotiator(communicator, options)
+        return watch_names(names, communicator, self._communicators.monitor)
 
 
 _lock = threading.Lock()
@@ -247,11 +292,38 @@ def init(settings: Settings | None = None) -> Context:
         if _current is not None:
             return _current
         configure_logging()
+        announce_rank_process()
         chosen = Settings.read() if settings is None else settings
-        context = Context(_placement(), chosen, _manager(chosen.disabled_plugins))
-        _current = context
+        context = _current = _connected(chosen)
     context.plugins.notify("unidist_initialized", context=context)
     return context
+
+
+def _connected(settings: Settings) -> Context:
+    """Return a context whose ranks are connected.
+
+    In an elastic job, ranks that lose one of them before training has begun form the next generation here. Later
+    `unidist.elastic.generations` does that, which restores the state as well.
+    """
+    plugins = _manager(settings.disabled_plugins)
+    began = time.monotonic()
+    while True:
+        placement = _placement()
+        try:
+            return Context(placement, settings, plugins)
+        except PeerLostError as exc:
+            present = member.present()
+            if present is None or present.assignment is None or present.generations is not None:
+                raise
+            assert placement.worker is not None
+            if time.monotonic() - began > placement.worker.timeout.total_seconds():
+                raise
+            reason = present.link.ended or str(exc)
+        _log.info("init: %s", reason)
+        try:
+            present.next_world(NO_STATE, reason=reason)
+        except DismissedError as exc:
+            raise SystemExit(0) from exc
 
 
 def _placement() -> Placement:

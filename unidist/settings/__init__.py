@@ -19,12 +19,13 @@ if TYPE_CHECKING:
         configure_logging,
         set_variables,
     )
-    from unidist.settings.placement import Placement, read_placement
+    from unidist.settings.placement import Placement, job_secret, read_placement
+    from unidist.settings.rank_process import RankProcess, announce_rank_process
     from unidist.settings.worker_place import WorkerPlace
 
 __all__ = [
-    "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "Settings", "VARIABLES", "WorkerPlace",
-    "configure_logging", "read_placement", "set_variables",
+    "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "RankProcess", "Settings", "VARIABLES",
+    "WorkerPlace", "announce_rank_process", "configure_logging", "job_secret", "read_placement", "set_variables",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -33,7 +34,8 @@ __getattr__ = lazy_names(
         "environment": (
             "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY Settings VARIABLES configure_logging set_variables"
         ),
-        "placement": "Placement read_placement",
+        "placement": "Placement job_secret read_placement",
+        "rank_process": "RankProcess announce_rank_process",
         "worker_place": "WorkerPlace",
     },
 )

@@ -27,6 +27,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_NUM_NODES": "number of hosts",
     "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
     "UNIDIST_SECRET_FD": "inherited file descriptor that holds the job's secret",
+    "UNIDIST_PROCESS_FD": "inherited file descriptor by which a rank tells the launcher its process id",
     "UNIDIST_LAUNCHER_PID": "process id of the launcher",
     "UNIDIST_CONTROL_ADDRESS": "HOST:PORT of the job's control server; set for several hosts, as are the next two",
     "UNIDIST_HOST_ADDRESS": "address at which the other hosts reach this one",
@@ -49,10 +50,13 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_HIERARCHICAL": "0: collectives over several hosts take no account of which ranks share one (default: 1)",
     "UNIDIST_TIMEOUT_SEC": "longest wait for a peer in one operation (default: 1800)",
     "UNIDIST_START_TIMEOUT_SEC": "longest wait for all ranks to come to init() (default: 120)",
-    "UNIDIST_STALL_CHECK_SEC": "named operations older than this are reported with who is missing (default: 60; 0: no)",
+    "UNIDIST_STALL_CHECK_SEC": "calls that wait longer are reported, with who is waited for (default: 60; 0: never)",
     "UNIDIST_STALL_SHUTDOWN_SEC": "named operations older than this end the job (default: 0: UNIDIST_TIMEOUT_SEC does)",
+    "UNIDIST_DEADLOCK_SEC": "ranks that wait for each other for so long end with an error (default: 2; 0: never)",
+    "UNIDIST_VERIFY": "first, every=N or off: compare the distributed model with the script's own (default: off)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
+    "UNIDIST_TIMELINE_PER_TENSOR": "1: the trace has a row for each tensor instead of one for each phase (default: 0)",
     "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
     "UNIDIST_LOG_LEVEL": "trace, debug, info, warning, error or fatal (default: warning)",
     "UNIDIST_LOG_TIMESTAMP": "1: log lines begin with the time (default: 0)",
@@ -97,6 +101,33 @@ MAX_CACHE_CAPACITY = 1 << 16
 
 
 @dataclass(frozen=True)
+class Verify:
+    """What `--verify` asks for.
+
+    Args:
+        first: compare outputs before the first step, and replicas after the first updates and at checkpoints.
+        every: compare replicas after each so many updates, too; 0: not.
+    """
+
+    first: bool = True
+    every: int = 0
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Verify:
+        """Read "first", "every=N" or "off".
+
+        Raises:
+            ConfigurationError: it is none of these; names `source`.
+        """
+        name, equals, number = text.partition("=")
+        if name == "every" and number.isdigit() and int(number):
+            return cls(every=int(number))
+        if equals or name not in ("first", "off"):
+            raise ConfigurationError(f"{source}={text!r}; choices: first, every=N (N updates, at least 1), off")
+        return cls(first=name == "first")
+
+
+@dataclass(frozen=True)
 class Settings:
     """The user's choices as the environment gives them; see `VARIABLES` for meanings and units.
 
@@ -113,8 +144,11 @@ class Settings:
     elastic_timeout: timedelta = timedelta(seconds=600)
     stall_check: timedelta = timedelta(seconds=60)
     stall_shutdown: timedelta = timedelta(0)
+    deadlock: timedelta = timedelta(seconds=2)
+    verify: Verify = Verify(first=False)
     timeline: Path | None = None
     timeline_mark_cycles: bool = False
+    timeline_per_tensor: bool = False
     disabled_plugins: tuple[str, ...] = ()
     fusion_threshold_bytes: int = 64 << 20
     cycle_time: timedelta = timedelta(milliseconds=1)
@@ -152,8 +186,11 @@ class Settings:
             elastic_timeout=elastic_timeout(env),
             stall_check=stall_check,
             stall_shutdown=stall_shutdown,
+            deadlock=seconds(env, "UNIDIST_DEADLOCK_SEC", default.deadlock, zero_allowed=True),
+            verify=Verify.parse(env.get("UNIDIST_VERIFY") or "off", "UNIDIST_VERIFY"),
             timeline=_timeline(env),
             timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
+            timeline_per_tensor=integer(env, "UNIDIST_TIMELINE_PER_TENSOR", 0) > 0,
             disabled_plugins=tuple(name for name in env.get("UNIDIST_DISABLE_PLUGINS", "").split(",") if name),
             fusion_threshold_bytes=non_negative(env, fusion, default.fusion_threshold_bytes),
             cycle_time=timedelta(

@@ -11,6 +11,7 @@ from pathlib import Path
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import MeetingPlace
 from unidist.settings.environment import elastic_timeout
+from unidist.settings.inherited import path_of_inherited
 from unidist.settings.launcher_variables import CONTRACTS, Contract
 from unidist.settings.values import integer, required, seconds
 from unidist.settings.worker_place import WorkerPlace
@@ -50,6 +51,11 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
         if contract.marker in env and (contract.source != "srun" or integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
             return _read_contract(env, contract)
     return Placement(Topology())
+
+
+def job_secret() -> bytes:
+    """Return the job's secret; empty outside of a job, and under launchers that give none."""
+    return _read_secret(os.environ)
 
 
 def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
@@ -118,12 +124,9 @@ def _read_secret(env: Mapping[str, str]) -> bytes:
     number = env.get("UNIDIST_SECRET_FD")
     if number is None:
         return b""
-    for path in (f"/proc/self/fd/{number}", f"/proc/{env.get('UNIDIST_LAUNCHER_PID', '')}/fd/{number}"):
-        try:
-            if os.readlink(path).startswith("/memfd:unidist-secret"):
-                return Path(path).read_bytes()
-        except OSError:
-            continue
+    path = path_of_inherited(env, "UNIDIST_SECRET_FD", "unidist-secret")
+    if path is not None:
+        return Path(path).read_bytes()
     raise ConfigurationError(
         f"UNIDIST_SECRET_FD={number} is not open in this process nor in the launcher. "
         "Something between `unidist launch` and this script replaced its descriptors; start the script directly."

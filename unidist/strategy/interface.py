@@ -98,11 +98,14 @@ class Strategy(ABC):
         axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
         axis_order: position of the axis in the mesh; smaller is further out (pipeline 0, data 50, tensor 100).
             The ranks of innermost axes are on one host.
+        keeps_replicas: after each update, ranks that hold the same parameter have the same value; `--verify` compares
+            them. False for a strategy that lets them differ for a while (local SGD).
     """
 
     name: ClassVar[str]
     axis: ClassVar[str | None] = None
     axis_order: ClassVar[int] = 75
+    keeps_replicas: ClassVar[bool] = True
 
     @property
     def axis_size(self) -> int | None:
@@ -131,6 +134,14 @@ class Strategy(ABC):
     def changes_model(self) -> bool:
         """Whether it needs the model, so that binding an optimizer alone is not enough. Default: it has `partition`."""
         return type(self).partition is not Strategy.partition
+
+    @property
+    def returns_parts(self) -> bool:
+        """Whether the model may return this rank's part of an output, because the user asked for it. Default: never.
+
+        `--verify` then leaves outputs alone that have another shape than those of the whole model.
+        """
+        return False
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
         """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.

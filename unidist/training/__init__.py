@@ -12,14 +12,21 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.training import autotune
     from unidist.training.agreement import Described, Description, check_equal, sparse_anywhere, trained_anywhere
-    from unidist.training.binding import check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
+    from unidist.training.binding import (
+        averages,
+        check_counts_alone,
+        check_leaves_loop,
+        check_leaves_model,
+        planned_update,
+    )
     from unidist.training.mean_loss import MeanLoss
+    from unidist.training.seeding import seed_python
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
 
 __all__ = [
-    "Described", "Description", "MeanLoss", "Tail", "autotune", "check_equal", "check_counts_alone",
-    "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update", "share", "shuffled",
-    "sparse_anywhere", "trained_anywhere",
+    "Described", "Description", "MeanLoss", "Tail", "autotune", "averages", "check_equal", "check_counts_alone",
+    "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update", "seed_python", "share",
+    "shuffled", "sparse_anywhere", "trained_anywhere",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -27,8 +34,9 @@ __getattr__ = lazy_names(
     {
         "": "autotune",
         "agreement": "Described Description check_equal sparse_anywhere trained_anywhere",
-        "binding": "check_counts_alone check_leaves_loop check_leaves_model planned_update",
+        "binding": "averages check_counts_alone check_leaves_loop check_leaves_model planned_update",
         "mean_loss": "MeanLoss",
+        "seeding": "seed_python",
         "sharding": "Tail check_tail padded_share share shuffled",
     },
 )

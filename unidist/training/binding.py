@@ -8,6 +8,7 @@ from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.errors import ConfigurationError, UsageError
 from unidist.framework import Framework
 from unidist.gradients.options import ExchangeOptions
+from unidist.horovod_api.reduce_ops import Op
 from unidist.optim.accumulation import Accumulation
 from unidist.optim.loss_scaling import LossScaler
 from unidist.optim.rules import GradientRules
@@ -24,6 +25,19 @@ from unidist.strategy.interface import (
     ShardsUpdates,
     UpdateGate,
 )
+
+
+def averages(op: Op) -> bool:
+    """Return whether gradients are averaged over the ranks, else added up.
+
+    Raises:
+        UsageError: the operation is neither.
+    """
+    if op not in (Op.Average, Op.Sum):
+        raise UsageError(
+            f"distribute(op={Op(op).name}): gradients are averaged over the ranks, or added up; use Average or Sum"
+        )
+    return op is not Op.Sum
 
 
 def planned_update(

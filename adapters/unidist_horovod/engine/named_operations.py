@@ -184,7 +184,7 @@ class HorovodNamedOperations(NamedOperations):
         name = handle.request.name
         if self._recorder.timeline is not None:
             event = str(handle.request.kind).upper()
-            self._recorder.timeline.record(name, event, int(submitted * 1e9), time.monotonic_ns())
+            self._recorder.timeline.record("exchange", event, int(submitted * 1e9), time.monotonic_ns(), tensor=name)
         with self._lock:
             if self._pending.get(name) is handle:
                 del self._pending[name]

@@ -9,11 +9,13 @@ from typing import Any
 from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
 from unidist.checkpoint.save_request import OnError, SaveHandle
+from unidist.waits import calling
 from unidist_tensorflow.checkpoint.states import KerasStates
 
 __all__ = ["Loaded", "SaveHandle", "load", "save"]
 
 
+@calling("ud.save()")
 def save(
     path: str | os.PathLike[str],
     model: Any = None,
@@ -65,6 +67,7 @@ def save(
     )
 
 
+@calling("ud.load()")
 def load(
     path: str | os.PathLike[str],
     model: Any = None,

@@ -18,11 +18,14 @@ from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
 from unidist.framework import Framework
+from unidist.waits import waits_natively
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from unidist.cost_model.work import CountedPass
+
+waits_natively("tensorflow/python/eager/execute.py")  # where the script's thread is while a graph runs
 
 
 class TensorFlowFramework(Framework, SizesModels, CountsOperations):

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.errors import (
+    DeadlockError,
     DuplicateNameError,
     MismatchError,
     NotInitializedError,
@@ -24,10 +25,17 @@ from unidist.errors import (
 
 
 class _OpError:
-    """Mixed into the classes below: an error of two families, made from the text of the original."""
+    """Mixed into the classes below: an error of two families, made from the text of the original.
 
-    def __init__(self, original: UnidistError) -> None:
-        tf.errors.OpError.__init__(self, None, None, str(original), self.tensorflow_code)
+    Keras makes an error that leaves a layer's call again, with more text, from the arguments of TensorFlow's errors.
+    """
+
+    def __init__(
+        self, original: Any, op: Any = None, message: str | None = None, error_code: int | None = None
+    ) -> None:
+        node = None if isinstance(original, UnidistError) else original
+        text = str(original) if message is None else message
+        tf.errors.OpError.__init__(self, node, op, text, self.tensorflow_code if error_code is None else error_code)
         self.ranks = getattr(original, "ranks", ())
 
     tensorflow_code: int
@@ -45,6 +53,12 @@ class _OpError:
 
 class MismatchOpError(_OpError, MismatchError, tf.errors.FailedPreconditionError):
     """A mismatch of the ranks' operations, as FailedPreconditionError."""
+
+    tensorflow_code = tf.errors.FAILED_PRECONDITION
+
+
+class DeadlockOpError(_OpError, DeadlockError, tf.errors.FailedPreconditionError):
+    """A deadlock of the ranks, as FailedPreconditionError."""
 
     tensorflow_code = tf.errors.FAILED_PRECONDITION
 
@@ -80,6 +94,7 @@ class PeerLostOpError(_OpError, PeerLostError, tf.errors.UnknownError):
 
 
 _KINDS: tuple[tuple[type[UnidistError], type[_OpError]], ...] = (
+    (DeadlockError, DeadlockOpError),
     (MismatchError, MismatchOpError),
     (NotInitializedError, NotInitializedOpError),
     (DuplicateNameError, DuplicateNameOpError),

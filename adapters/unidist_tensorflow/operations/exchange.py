@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from unidist.algorithms import scale_in_place
 from unidist.buffer import Buffer
 from unidist.errors import UsageError
-from unidist.horovod_api.reduce_ops import Op, allreduction, reducescatter_scale
+from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering
 from unidist.horovod_api.scope import Scope, scope_of
 from unidist.negotiation import AllocateOutput, NamedHandle, OperationKind, Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet
@@ -62,11 +63,13 @@ def start_allreduce(
     scope = scope_of(process_set)
     asked = allreduction(op, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     outputs = [empty_array(array.shape, array.dtype) for array in arrays]
-    if asked.prescale != 1.0:
-        arrays = [np.asarray(array * asked.prescale).astype(array.dtype, copy=False) for array in arrays]
+    arrays = [_scaled(array, asked.prescale) for array in arrays]
     requests = [
         Request(
-            each, asked.kind, buffer_of_array(array), buffer_of_array(output), array.shape, asked.op, 0, asked.scale
+            *(each, asked.kind, buffer_of_array(array), buffer_of_array(output), array.shape),
+            op=asked.op,
+            scale=asked.scale,
+            prescale=asked.prescale,
         )
         for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
     ]
@@ -78,21 +81,19 @@ def start_reducescatter(
 ) -> Pending:
     """Start the reduce-scatters of several arrays."""
     scope = scope_of(process_set)
-    scale = reducescatter_scale(op, prescale=prescale, postscale=postscale, size=scope.size)
+    asked = reducescattering(op, prescale=prescale, postscale=postscale, size=scope.size)
     if any(not array.ndim for array in arrays):
         raise UsageError(f"reducescatter {name!r} divides rows; a scalar has none")
     outputs = [
         empty_array((reducescatter_rows(array.shape[0], scope.size)[scope.rank], *array.shape[1:]), array.dtype)
         for array in arrays
     ]
+    arrays = [_scaled(array, asked.prescale) for array in arrays]
     requests = [
         Request(
-            each,
-            OperationKind.REDUCESCATTER,
-            buffer_of_array(array),
-            buffer_of_array(output),
-            array.shape,
-            scale=scale,
+            *(each, asked.kind, buffer_of_array(array), buffer_of_array(output), array.shape),
+            scale=asked.scale,
+            prescale=asked.prescale,
         )
         for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
     ]
@@ -225,6 +226,16 @@ def _int32(value: int) -> Array:
 def _submit(scope: Scope, requests: Sequence[Request]) -> list[NamedHandle]:
     """Submit all; if one is refused, those before it end with the failure of the other ranks."""
     return [scope.submit(request, background=False) for request in requests]
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    """Return `array` times `factor` in new memory, or the array itself where there is nothing to multiply."""
+    if factor == 1.0:
+        return array
+    scaled = empty_array(array.shape, array.dtype)
+    np.copyto(scaled, array)
+    scale_in_place(buffer_of_array(scaled), factor)
+    return scaled
 
 
 def _allocator(array: Array, output: list[Array]) -> AllocateOutput:

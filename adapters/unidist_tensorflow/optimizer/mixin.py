@@ -11,6 +11,7 @@ import keras
 from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.optim.update import Update
+from unidist.waits import calling
 from unidist_tensorflow.optimizer.binding import Binding
 
 
@@ -20,6 +21,7 @@ class BoundMixin:
     _unidist: Binding
     _unidist_plain: type[Any]
 
+    @calling("optimizer.flush()")
     def flush(self) -> bool:
         """Apply a window of accumulate=N that the end of an epoch cut short; the mean is over its actual passes.
 
@@ -62,6 +64,7 @@ class DistributedOptimizerMixin(BoundMixin):
         """Give variables their moving averages, if the optimizer keeps them; `fit` calls it at its end."""
         self._unidist.inner.finalize(var_list)
 
+    @calling("optimizer.save_own_variables()")
     def save_own_variables(self, store: Any) -> None:
         """Save nothing if this rank has a shard only: the file would be incomplete. Keras calls it."""
         if not self._unidist.inner.sharded:
@@ -72,6 +75,7 @@ class DistributedOptimizerMixin(BoundMixin):
             stacklevel=2,
         )
 
+    @calling("optimizer.load_own_variables()")
     def load_own_variables(self, store: Any) -> None:
         """Refuse if this rank has a shard only. Keras calls it."""
         if self._unidist.inner.sharded and len(store.keys()):
@@ -87,6 +91,7 @@ class DistributedOptimizerMixin(BoundMixin):
         scaled = self._unidist.scale_loss(loss)
         return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer
 
+    @calling("optimizer.apply()")
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients, then let Keras clip, unscale, look for overflows and update. Collective.
 

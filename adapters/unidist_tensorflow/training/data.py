@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
-from unidist.mesh import DATA_AXIS
 from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail
 from unidist_tensorflow.elastic.data import ElasticDataset
@@ -49,7 +48,7 @@ def shard(
     """
     check_tail(tail)
     runtime = context.current()
-    size, rank = runtime.axis_size(DATA_AXIS), runtime.axis_rank(DATA_AXIS)
+    rank, size = runtime.data_place()
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise UsageError("this dataset repeats for ever: shard it before repeat(), or there are no epochs to divide")

@@ -18,7 +18,7 @@ from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
 from unidist.strategy.interface import Plan, RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.binding import check_counts_alone, check_leaves_model, planned_update
+from unidist.training.binding import averages, check_counts_alone, check_leaves_model, planned_update
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
 from unidist_tensorflow.operations.compression import Compression
@@ -37,10 +37,17 @@ from unidist_tensorflow.training.divided_model import check_optimizer, prepare_t
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
 from unidist_tensorflow.training.step_runner import StepRunner
+from unidist_tensorflow.training.unsharded_data import warn_in_fit
+from unidist_tensorflow.training.verification import checkpoint_check, output_check
 
 
 def distribute(
-    model: Any, optimizer: Any = None, strategy: StrategyLike = None, *, elastic: bool | Policy | None = None
+    model: Any,
+    optimizer: Any = None,
+    strategy: StrategyLike = None,
+    *,
+    elastic: bool | Policy | None = None,
+    op: Op = Op.Average,
 ) -> tuple[Any, Any]:
     """Distribute training over all ranks, for `model.fit` and for custom training loops.
 
@@ -65,6 +72,7 @@ def distribute(
             step of `fit` is a transaction, and data of `ud.shard(dataset, batch_size=...)` is redistributed, see
             docs/elastic.md. False: nothing. Default: True if the data is such, and no `ud.elastic.run` leads the
             training. In other jobs it changes nothing.
+        op: Average, or Sum: gradients are added up over the ranks, for losses that are sums over samples.
 
     Returns:
         The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
@@ -78,7 +86,7 @@ def distribute(
     if elastic:
         passes_of_step(plan)
     chosen = _chosen_optimizer(model, optimizer)
-    model, bound = bind_model(model, chosen, plan)
+    model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     runs = plan.find(RunsSteps)
@@ -90,6 +98,8 @@ def distribute(
         runner = runs.step_runner(TensorFlowFramework(), context.current())(model, None, bound)
         assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
         runner.prepare_fit()
+    if context.current().membership is None:
+        warn_in_fit(model)
     return model, bound
 
 
@@ -100,13 +110,14 @@ def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
     return chosen
 
 
-def bind_model(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
+def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) -> tuple[Any, Any]:
     """Bind the optimizer of a model that the plan distributes; returns both, as this rank has them. Collective.
 
     Args:
         model: the whole model, as the script made it.
         optimizer: of Keras 3, for its variables; afterwards for those that this rank holds.
         plan: of the run.
+        average: gradients are averaged over the ranks, else added up.
     """
     runtime = context.current()
     check_can_distribute()
@@ -115,9 +126,10 @@ def bind_model(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     divided = bool(plan.model_axes)
     if divided:
         prepare_to_divide(model, optimizer, runtime)
+    outputs = output_check(model, runtime, plan)
     model = plan.prepare(model, runtime)
     framework = TensorFlowFramework()
-    update = planned_update(runtime, plan, framework, places=placements_of(model))
+    update = planned_update(runtime, plan, framework, average=average, places=placements_of(model))
     if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
         if divided:
             raise UsageError(
@@ -130,6 +142,10 @@ def bind_model(model: Any, optimizer: Any, plan: Plan) -> tuple[Any, Any]:
     bound = bind(optimizer, update)
     for item in plan.strategies:
         item.attach(model, update, framework)
+    if (check := checkpoint_check(model, runtime, plan)) is not None:
+        update.follow(check)
+    if outputs is not None:
+        outputs.attach(model)
     bound._unidist.belongs_to(lambda: model.trainable_variables)
     if divided:
         bound._unidist.build_early(model.trainable_variables)

@@ -117,7 +117,9 @@ def _failures_as_they_were() -> Iterator[None]:
 
 
 def structure_of(value: Any) -> Any:
-    """Return lists, tuples and mappings of tensors with everything else turned into tensors."""
+    """Return lists, tuples and mappings of tensors with everything else turned into tensors; None stays None."""
+    if value is None:
+        return None
     if isinstance(value, Mapping):
         return {key: structure_of(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

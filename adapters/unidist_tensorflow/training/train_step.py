@@ -10,9 +10,11 @@ from unidist.runtime import context
 from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
+from unidist.waits import calling
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.training.distributed_optimizer import bind_model, build_on_all_ranks
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
+from unidist_tensorflow.training.verification import pending_check
 
 
 class TrainStep:
@@ -49,8 +51,10 @@ class TrainStep:
         make: Any = WholeStepRunner if runs is None else runs.step_runner(TensorFlowFramework(), context.current())
         self.model, self.optimizer = bind_model(model, optimizer, plan)
         self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
+        self._loss_fn = loss_fn
         self._mean_loss = MeanLoss(runtime)
 
+    @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
         """Train on one batch.
 
@@ -69,14 +73,25 @@ class TrainStep:
         """
         inputs, targets = structure_of(inputs), structure_of(targets)
         build_on_all_ranks(self.model, self.optimizer, inputs)
-        return self._mean(self._runner.run(inputs, targets))
+        if (check := pending_check(self.model)) is not None:
+            check.before_step(
+                lambda: (self._runner.predict(inputs), self._runner.evaluate(inputs, targets)),
+                inputs,
+                lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
+            )
+        loss = self._mean(self._runner.run(inputs, targets))
+        shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
+        context.current().progress.report({"loss": loss}, int(shapes[0][0]) if shapes else 0)
+        return loss
 
+    @calling("train_step.evaluate()")
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
         """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
         inputs, targets = structure_of(inputs), structure_of(targets)
         build_on_all_ranks(self.model, self.optimizer, inputs)
         return self._mean(self._runner.evaluate(inputs, targets))
 
+    @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for this rank's inputs as in inference, on every rank along the model's axes."""
         inputs = structure_of(inputs)

@@ -5,10 +5,10 @@ May import `models`, `framework` and the modules at the root of this package.
 
 from unidist_torch.checkpoint.api import load, save
 from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState, is_slot, scalar_dtype
-from unidist_torch.checkpoint.states import ModelState, TorchStates
+from unidist_torch.checkpoint.states import HoldsParameters, ModelState, TorchStates
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 
 __all__ = [
-    "MASTER", "ModelState", "OptimizerState", "TorchStates", "is_slot", "load", "piece_of", "read_into", "save",
-    "scalar_dtype",
+    "HoldsParameters", "MASTER", "ModelState", "OptimizerState", "TorchStates", "is_slot", "load", "piece_of",
+    "read_into", "save", "scalar_dtype",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
 from unidist.checkpoint.save_request import OnError, SaveHandle
+from unidist.waits import calling
 from unidist_torch.checkpoint.states import TorchStates
 
 __all__ = ["Loaded", "SaveHandle", "load", "save"]
@@ -19,6 +20,7 @@ Models = torch.nn.Module | Mapping[str, torch.nn.Module] | None
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None
 
 
+@calling("ud.save()")
 def save(
     path: str | os.PathLike[str],
     model: Models = None,
@@ -70,6 +72,7 @@ def save(
     )
 
 
+@calling("ud.load()")
 def load(
     path: str | os.PathLike[str],
     model: Models = None,

@@ -15,13 +15,13 @@ from unidist.checkpoint.format.interface import (
     Plain,
     SavedSection,
     WholeParameters,
-    placements_of,
 )
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
 from unidist.checkpoint.format.slots import TORCH, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
+from unidist_torch.checkpoint.placements import ModulePlacements
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
@@ -185,7 +185,7 @@ def parameter_placements(
     paths: dict[int, tuple[str, str, PlacesParameters]] = {}
     for prefix, model in models.items():
         model = uncompiled(model)
-        placements = placements_of(model)
+        placements: PlacesParameters = ModulePlacements(model)
         for path, parameter in model.named_parameters():
             paths[id(parameter)] = (prefix, path, placements)
     found: dict[int, Placement] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import FrameworkStates
@@ -17,10 +18,19 @@ from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
 from unidist.optim.update import Update
 from unidist_torch.checkpoint.optimizer import OptimizerState, parameter_placements
+from unidist_torch.checkpoint.placements import ModulePlacements
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import buffer_of, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
+
+
+class HoldsParameters(ABC):
+    """Capability of an object attached to a module: holds its parameters elsewhere, and provides their state."""
+
+    @abstractmethod
+    def state_of(self, model: torch.nn.Module) -> KeepsState:
+        """Return the state of a model that the module is, or is a part of."""
 
 
 class TorchStates(FrameworkStates):
@@ -30,7 +40,14 @@ class TorchStates(FrameworkStates):
 
     @override
     def model(self, model: torch.nn.Module) -> KeepsState:
-        return ModelState(model)
+        attached = [module.__dict__.get(STATE_ATTRIBUTE) for module in model.modules()]
+        holders = [each for each in attached if isinstance(each, HoldsParameters)]
+        if len(holders) > 1:
+            raise UsageError(
+                f"{len(holders)} modules of this {type(model).__name__} were distributed, each with shards of its "
+                "own: give each by name, model={'generator': model.generator, ...}"
+            )
+        return holders[0].state_of(model) if holders else ModelState(model)
 
     @override
     def optimizer(self, optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]) -> KeepsState:
@@ -70,7 +87,7 @@ class ModelState(KeepsState):
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model = uncompiled(model)
-        self._placements = placements_of(model)
+        self._placements = ModulePlacements(model)
         self._tensors: dict[str, torch.Tensor] = {}
         self._others: dict[str, Any] = {}
         seen: set[int] = set()

@@ -6,16 +6,15 @@ use a separate store on a free port, never MASTER_PORT.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
-import struct
+import sys
 from datetime import timedelta
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
-
-_PORT = struct.Struct("!H")
 
 
 class GlooEngine(Engine):
@@ -26,11 +25,12 @@ class GlooEngine(Engine):
         missing = _torch_missing()
         if missing:
             return Availability(False, missing)
-        import torch.distributed
+        if "torch" in sys.modules:  # else the launcher would wait seconds for what practically every build has
+            import torch.distributed
 
-        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-            return Availability(False, "this build of torch has no gloo; install a build with torch.distributed")
-        return Availability(True, f"torch {torch.__version__}")
+            if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+                return Availability(False, "this build of torch has no gloo; install a build with torch.distributed")
+        return Availability(True, f"torch {importlib.metadata.version('torch')}")
 
     def supports(self, topology: Topology) -> Availability:
         """Support any number of ranks on any hosts."""
@@ -39,8 +39,9 @@ class GlooEngine(Engine):
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Make a store on a free port of rank 0, and a group over it."""
         from unidist_torch.engines.gloo import GlooCommunicator
+        from unidist_torch.engines.store import authenticated_store
 
-        store = _make_store(topology, rendezvous, timeout)
+        store = authenticated_store(topology, rendezvous, timeout)
         return GlooCommunicator(
             store,
             "world",
@@ -83,8 +84,9 @@ class NcclEngine(Engine):
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Make a store on a free port of rank 0, and a group over it."""
         from unidist_torch.engines.nccl import NcclCommunicator
+        from unidist_torch.engines.store import tcp_store
 
-        store = _make_store(topology, rendezvous, timeout)
+        store = tcp_store(topology, rendezvous, timeout)
         return NcclCommunicator(
             store,
             "world",
@@ -98,20 +100,3 @@ class NcclEngine(Engine):
 
 def _torch_missing() -> str:
     return "" if importlib.util.find_spec("torch") else "torch is not installed; pip install 'unidist-train[torch]'"
-
-
-def _make_store(topology: Topology, rendezvous: Rendezvous, timeout: timedelta):  # type: ignore[no-untyped-def]  # torch.distributed.Store
-    """Return a key-value store that rank 0 serves on a free port of its address in the job (loopback on one host)."""
-    from torch._C._distributed_c10d import TCPStore
-
-    leads = topology.rank == 0
-    store = None
-    if leads:
-        store = TCPStore(rendezvous.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-    own = _PORT.pack(store.port) + rendezvous.address.encode() if store else b""
-    replies = rendezvous.allgather(own, timeout=timeout)
-    if store is None:
-        (port,) = _PORT.unpack_from(replies[0].payload)
-        address = replies[0].payload[_PORT.size :].decode()
-        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return store

@@ -28,6 +28,7 @@ from unidist.communicator import (
 from unidist.errors import PeerLostError, UsageError
 from unidist_torch.engines.carriers import Reduction
 from unidist_torch.engines.group_work import GroupWork, Translation
+from unidist_torch.engines.store import SharedStore
 
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -46,7 +47,7 @@ class ProcessGroupCommunicator(Communicator):
     """The common part of the communicators over gloo and NCCL.
 
     Args:
-        store: key-value store that all members reach.
+        store: that all members reach; this communicator shares it until it is closed.
         name: of the group; distinct for every group on one store.
         rank: of this process in the group.
         members: world ranks.
@@ -63,7 +64,7 @@ class ProcessGroupCommunicator(Communicator):
 
     def __init__(
         self,
-        store: Store,
+        store: SharedStore,
         name: str,
         rank: int,
         members: tuple[int, ...],
@@ -89,8 +90,13 @@ class ProcessGroupCommunicator(Communicator):
         self._sent = [0] * self.size
         self._received = [0] * self.size
         self._lock = threading.Lock()
-        with self._translated("connect", timeout):
-            self._group: Any = self._make_group(PrefixStore(f"unidist/{name}", store))
+        store.share()
+        try:
+            with self._translated("connect", timeout):
+                self._group: Any = self._make_group(PrefixStore(f"unidist/{name}", store.store))
+        except BaseException:
+            store.release()
+            raise
 
     @abstractmethod
     def _make_group(self, store: Store) -> Any:
@@ -298,6 +304,7 @@ class ProcessGroupCommunicator(Communicator):
                 for work in list(self._unfinished):
                     work.abandon()
             self._group = None
+            self._store.release()
 
     def _start(
         self,

@@ -26,6 +26,13 @@ def cut(value: Any, piece: tuple[int, int], *, total: int) -> Any:
     return pytree.tree_map_only(torch.Tensor, take, value)
 
 
+def num_samples(inputs: Any) -> int:
+    """Return the number of samples of a batch: the first dim of its first tensor; 0 if it has none."""
+    tensors = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    first = next(tensors, None)
+    return 0 if first is None else first.shape[0]
+
+
 def check_samples(inputs: Any, targets: Any, total: int) -> None:
     """Make sure that inputs and targets can be cut.
 

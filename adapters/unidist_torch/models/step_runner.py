@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from unidist.runtime import context
+
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """What `TrainStep` takes: outputs of the model and targets to the mean loss over the samples, a scalar."""
 
@@ -76,8 +78,13 @@ class WholeStepRunner(StepRunner):
 
     @override
     def run(self, inputs: Any, targets: Any) -> torch.Tensor:
+        recorder = context.current().recorder
+        recorder.begin("forward")
         loss = self._loss_fn(call(self._model, inputs), targets)
+        recorder.end("forward")
+        recorder.begin("backward")
         loss.backward()
+        recorder.end("backward")
         return loss.detach()
 
     @override

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from unidist.errors import UsageError
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import allgather_object as allgather_pickled
 from unidist.negotiation import broadcast_object as broadcast_pickled
@@ -60,15 +60,10 @@ def broadcast_optimizer_state(
     A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped.
 
     Args:
-        optimizer: of the same kind and parameters on every rank; every stock one but LBFGS.
+        optimizer: of the same kind and parameters on every rank; any stock one.
         root_rank: whose state it is.
         model: accepted for Horovod's sake; it is not used.
-
-    Raises:
-        UsageError: an optimizer whose state is not per parameter (LBFGS).
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("the state of LBFGS cannot be broadcast: it belongs to no parameter; use broadcast_object")
     runtime = context.current()
     is_root = runtime.topology.rank == root_rank
     state_dict = optimizer.state_dict()
@@ -91,15 +86,21 @@ def broadcast_optimizer_state(
 
 
 def _outline(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with (shape, dtype) in place of every tensor."""
+    """Return the state with (shape, dtype) in place of every tensor; those in lists (LBFGS) travel as they are."""
     state = {
         index: {
-            key: ("tensor", tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else ("value", value)
+            key: ("tensor", tuple(value.shape), value.dtype)
+            if isinstance(value, torch.Tensor)
+            else ("value", _on_host(value))
             for key, value in entry.items()
         }
         for index, entry in state_dict["state"].items()
     }
     return {"state": state, "param_groups": state_dict["param_groups"]}
+
+
+def _on_host(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, value)
 
 
 def _filled(outline: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from unidist.algorithms import scale_in_place
+from unidist.buffer import Buffer
 from unidist.errors import UsageError
-from unidist.horovod_api.reduce_ops import Op, allreduction, reducescatter_scale, reduction_of
+from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering, reduction_of
 from unidist.horovod_api.scope import scope_of
-from unidist.negotiation import OperationKind, Request, reducescatter_rows
+from unidist.negotiation import Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
@@ -213,9 +215,8 @@ def reducescatter(
     compressed, ctx = compression.compress(tensor)
 
     def run(values: torch.Tensor) -> torch.Tensor:
-        return _reducescatter(
-            values, name, op, process_set, prescale_factor * postscale_factor, background=False
-        ).wait()
+        scaling = (prescale_factor, postscale_factor)
+        return _reducescatter(values, name, op, process_set, scaling, background=False).wait()
 
     def backward(gradient: torch.Tensor) -> torch.Tensor:
         return _reducescatter_backward(gradient, op, process_set, prescale_factor * postscale_factor)
@@ -232,7 +233,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
     """Start `reducescatter` and return a handle."""
-    return _reducescatter(tensor, name, op, process_set, prescale_factor * postscale_factor, background=True)
+    return _reducescatter(tensor, name, op, process_set, (prescale_factor, postscale_factor), background=True)
 
 
 def grouped_reducescatter(
@@ -268,10 +269,10 @@ def grouped_reducescatter_async(
 ) -> AnyHandle:
     """Start `grouped_reducescatter` and return a handle."""
     name = scope_of(process_set).name("grouped_reducescatter", name)
-    scale = prescale_factor * postscale_factor
+    scaling = (prescale_factor, postscale_factor)
     return GroupHandle(
         [
-            _reducescatter(tensor, f"{name}.{index}", op, process_set, scale, background=True)
+            _reducescatter(tensor, f"{name}.{index}", op, process_set, scaling, background=True)
             for index, tensor in enumerate(tensors)
         ]
     )
@@ -315,8 +316,6 @@ def _allreduce(
     scope = scope_of(process_set)
     asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     source = tensor.detach()
-    if asked.prescale != 1.0:
-        source = source.mul_(asked.prescale) if target is not None else source * asked.prescale
     if target is None:
         source = source.contiguous()
         target = torch.empty_like(source)
@@ -326,37 +325,47 @@ def _allreduce(
         given, copy_back = staged(source)
         result = given
     request = Request(
-        scope.name("allreduce", name),
-        asked.kind,
-        buffer_of(given),
-        buffer_of(result),
-        tuple(source.shape),
-        asked.op,
-        0,
-        asked.scale,
+        *(scope.name("allreduce", name), asked.kind, _scaled(given, asked.prescale), buffer_of(result)),
+        shape=tuple(source.shape),
+        op=asked.op,
+        scale=asked.scale,
+        prescale=asked.prescale,
     )
     return Handle(scope.submit(request, background=background), lambda: target, copy_back)
 
 
 def _reducescatter(
-    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet, scale: float, *, background: bool
+    tensor: torch.Tensor,
+    name: str | None,
+    op: Op,
+    process_set: ProcessSet,
+    scaling: tuple[float, float],
+    *,
+    background: bool,
 ) -> Handle:
     scope = scope_of(process_set)
-    factor = reducescatter_scale(op, prescale=scale, postscale=1.0, size=scope.size)
+    asked = reducescattering(op, prescale=scaling[0], postscale=scaling[1], size=scope.size)
     if not tensor.dim():
         raise UsageError("reducescatter divides rows; a scalar has none")
     source = host_copy(tensor)
     rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
     target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype)
     request = Request(
-        scope.name("reducescatter", name),
-        OperationKind.REDUCESCATTER,
-        buffer_of(source),
-        buffer_of(target),
-        tuple(source.shape),
-        scale=factor,
+        *(scope.name("reducescatter", name), asked.kind, _scaled(source, asked.prescale), buffer_of(target)),
+        shape=tuple(source.shape),
+        scale=asked.scale,
+        prescale=asked.prescale,
     )
     return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device))
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> Buffer:
+    """Return the contiguous host tensor times `factor`, in new memory unless the factor is 1."""
+    if factor == 1.0:
+        return buffer_of(tensor)
+    scaled = buffer_of(tensor.clone())
+    scale_in_place(scaled, factor)
+    return scaled
 
 
 def _reducescatter_backward(gradient: torch.Tensor, op: Op, process_set: ProcessSet, scale: float) -> torch.Tensor:

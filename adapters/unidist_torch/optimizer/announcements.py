@@ -20,6 +20,7 @@ class Announcements:
         take_part_in_flush: the same for `flush`.
         take_part_in_loss: the same for the mean of a closure's loss.
         take_part_in_pass: the same for a pass that is not the last of its window, where that is exchanged.
+        take_part_in_extra_pass: the same for one of several backward passes before a step.
     """
 
     def __init__(
@@ -29,11 +30,14 @@ class Announcements:
         take_part_in_flush: Callable[[], None],
         take_part_in_loss: Callable[[], None],
         take_part_in_pass: Callable[[], None],
+        take_part_in_extra_pass: Callable[[], None],
     ) -> None:
         self._announcements: list[Announcement] = []
         runtime = context.current()
         if update.options.process_set is None and 1 < update.num_ranks == runtime.topology.world_size:
-            for served in (take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass):
+            for served in (
+                take_part, take_part_in_flush, take_part_in_loss, take_part_in_pass, take_part_in_extra_pass,
+            ):  # fmt: skip
                 self._announcements.append(runtime.announcements.register(served))
 
     def announce_update(self) -> None:
@@ -51,6 +55,10 @@ class Announcements:
     def announce_end_of_pass(self) -> None:
         """Announce the end of a pass that is exchanged. Collective."""
         self._announce(3)
+
+    def announce_end_of_extra_pass(self) -> None:
+        """Announce the end of one of several backward passes before a step. Collective."""
+        self._announce(4)
 
     def _announce(self, number: int) -> None:
         if self._announcements:

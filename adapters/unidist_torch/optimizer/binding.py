@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +16,12 @@ from unidist.errors import PluginError, UsageError
 from unidist.optim.update import Update
 from unidist.training import autotune
 from unidist_torch.framework import TorchFramework
+from unidist_torch.gradients.partial_gradient import PartNorms
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import buffer_of
 from unidist_torch.optimizer.announcements import Announcements
+from unidist_torch.optimizer.elementwise import needs_closure
+from unidist_torch.optimizer.grad_scaler import unscale
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
 from unidist_torch.optimizer.parameter_gradients import ParameterGradients
 
@@ -33,6 +37,7 @@ class Binding:
         plain: its class before.
         update: the framework-free side.
         names: paths of parameters, where known.
+        cut: identities of the parameters of which this rank has a part.
 
     Attributes:
         gradients: of its parameters, in the present context.
@@ -46,14 +51,17 @@ class Binding:
         plain: type[torch.optim.Optimizer],
         update: Update,
         names: Mapping[str, torch.Tensor] | None,
+        cut: Collection[int] = (),
     ) -> None:
         self.skip = False
         self.warns = False
         self._synchronized = False
+        self._is_concluded = False  # the reduced gradients are clipped
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
+        self._cut = cut
         self._begin()
         follow_generations(self)
 
@@ -79,17 +87,30 @@ class Binding:
             inner=self._inner,
             sparse=self._sparse,
             before_gradient=self._finish_after_backward,
+            end_extra_pass=self._end_extra_pass,
+            cut=dict.fromkeys(self._cut, self._part_norms()) if self._cut else {},
         )
         self._announcements = Announcements(
-            update, self._take_part, self._take_part_in_flush, self._take_part_in_loss, update.end_pass
+            update,
+            self._take_part,
+            self._take_part_in_flush,
+            self._take_part_in_loss,
+            update.end_pass,
+            update.end_extra_pass,
         )
         self.gradients.agree()
         self._tuner = autotune.tuner_for(update)
 
+    def _part_norms(self) -> PartNorms:
+        """Return the norms of cut parameters' gradients. Collective over the ranks that have their parts."""
+        context = self._update.context
+        axes = context.mesh.model_axes
+        return PartNorms(context.new_communicator(axes[0]) if len(axes) == 1 else None)
+
     def rebind(self, context: RuntimeAPI) -> None:
         """Move to a new generation's context: parameters and state stay where they are, gradients are dropped."""
         self.gradients.close()
-        self._synchronized = False
+        self._synchronized = self._is_concluded = False
         self._update.rebind(context)
         self._begin()
 
@@ -97,14 +118,14 @@ class Binding:
 
     def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
         """Complete the exchange and do the inner step, unless a window is open."""
-        if closure is not None:
+        if closure is not None and not self._evaluates_once:
             return self._step_with_closure(closure)
         accumulation = self._update.accumulation
         if grad_scaler is not None and self._update.rules is not None:
             raise UsageError(
                 "torch's GradScaler and a strategy that clips or scales gradients (clip_norm, clip_value, "
-                "precision=fp16): the strategy acts when the backward pass ends, before the scaler has unscaled. Leave "
-                "the scaler out and use --strategy precision=fp16, or clip after scaler.unscale_(optimizer)"
+                "precision=fp16): the strategy needs the gradients unscaled before the scaler's step. Leave the scaler "
+                "out and use --strategy precision=fp16, or clip after scaler.unscale_(optimizer)"
             )
         if grad_scaler is not None and accumulation.stepwise and accumulation.passes > 1:
             raise UsageError(
@@ -112,16 +133,25 @@ class Binding:
                 "between gradients that are added up. Use bfloat16, which needs no scaler, or "
                 "backward_passes_per_step."
             )
-        if self._update.reduces_each_pass and not self._update.completes_window:
+        loss = None
+        if closure is not None:
+            self._refuse_several_evaluations()
+            with torch.enable_grad():
+                loss = closure()
+        if self._update.syncs and self._update.reduces_each_pass and not self._update.completes_window:
             self._announcements.announce_end_of_pass()
         if not self._update.begin_step():
-            return None
+            return loss
         self._check_order()
-        if not (self.skip or self._update.window.finished):
-            self._finish()
-        loss = self._inner_step(grad_scaler)
+        if self.skip:
+            self._conclude()
+        else:
+            self._complete_window()
+        if closure is not None:
+            loss = self._mean_loss(loss)
+        result = self._inner_step(grad_scaler)
         self._applied()
-        return loss
+        return result if closure is None else loss
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Drop the gradients, unless a window is open; complete an exchange under way first."""
@@ -138,18 +168,17 @@ class Binding:
     def synchronize(self) -> None:
         """Complete the exchange of this window, if this was its last pass."""
         if self._update.completes_window:
-            if not self._update.window.finished:
-                self._finish()
+            self._complete_window()
             self._synchronized = True
 
     def clip_norm(self, max_norm: float, order: float) -> float:
         """Clip the reduced gradients; returns their norm before, 0 if no update is completed."""
         if not self._update.completes_window:
             return 0.0
-        if not self._update.window.finished:
-            self._finish()
+        self._complete_window()
         norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self.gradients.parameters))
         self.gradients.refresh_sparse()
+        self.gradients.mark_parts()
         return norm
 
     def flush(self) -> bool:
@@ -159,9 +188,19 @@ class Binding:
         if scale is None:
             return False
         self._complete(scale=scale)
+        self._conclude()
         self._inner_step(None)
         self._applied()
         return not self._update.overflowed
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See `DistributedOptimizerMixin.no_sync`."""
+        synced, self._update.syncs = self._update.syncs, False
+        try:
+            yield
+        finally:
+            self._update.syncs = synced
 
     def complete_exchange(self) -> None:
         """Complete an exchange that is under way."""
@@ -214,27 +253,33 @@ class Binding:
             )
         self._synchronized = False
 
-    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
-        if self._update.accumulation.passes > 1:
-            raise UsageError("step(closure) and accumulation of several passes do not go together; use one of them")
-        if self._update.scaler is not None:
+    @property
+    def _evaluates_once(self) -> bool:
+        """Whether a closure is called once, before the step begins.
+
+        Shards are stepped on when the gradients are there; a window takes one evaluation for each pass; and whether a
+        scaled gradient has overflowed decides whether there is a step.
+        """
+        accumulation = self._update.accumulation
+        in_window = accumulation.stepwise and accumulation.passes > 1
+        return self._inner.sharded or in_window or self._update.scaler is not None
+
+    def _refuse_several_evaluations(self) -> None:
+        if needs_closure(self._plain):
+            accumulation = self._update.accumulation
+            asked = f"accumulate={accumulation.passes}" if accumulation.passes > 1 else "precision=fp16"
             raise UsageError(
-                "step(closure) and a scaled loss do not go together: an overflow shows when the step has begun. Call "
-                "the closure before step(), or use precision=bf16, which needs no scaling"
+                f"{self._plain.__name__} calls the closure several times in a step, and {asked} takes one call for "
+                "each backward pass. Leave it out, and compute the loss of the whole batch in the closure"
             )
 
-        if self._inner.sharded:  # which no closure finds: the step begins when the gradients are there
-            with torch.enable_grad():
-                loss = closure()
-            self._finish()
-            loss = self._mean_loss(loss)
-            self._inner_step(None)
-            self._applied()
-            return loss
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
+        """Let the optimizer call the closure as it likes: each call is exchanged, and returns the mean loss."""
 
         def reduced() -> Any:
             loss = closure()
-            self._finish()
+            self._complete_window()
+            self.gradients.unmark_parts()
             self._update.reset_window()
             return self._mean_loss(loss)
 
@@ -259,10 +304,13 @@ class Binding:
         if self._update.overflowed:
             self._inner.skip()
             return None
+        if grad_scaler is not None and self._cut and not self._inner.sharded:
+            unscale(self._optimizer, grad_scaler)  # while parts are marked: all ranks must find the same overflows
+        self.gradients.unmark_parts()
         return self._inner.step(grad_scaler)
 
     def _applied(self) -> None:
-        self._callback_queued = False
+        self._callback_queued = self._is_concluded = False
         self._sparse.clear()
         if self._update.overflowed:
             self._update.reset_window()
@@ -286,18 +334,23 @@ class Binding:
         """Exchange without gradients, except for those of a window that `join` has cut short."""
         self.gradients.clear()
         self._complete(scale=scale)
+        self._conclude()
         if self._update.overflowed:
             self._inner.skip()
         else:
             self._inner.take_part()
         self.gradients.clear()
+        self._is_concluded = False
         self._update.reset_window()
 
     # The exchange
 
     def _finish_after_backward(self) -> None:
-        """Complete the exchange when this backward pass ends, if it is the last of its window."""
-        if self._callback_queued or not self._update.completes_window:
+        """Complete the exchange when this backward pass ends, if it is the last of its window.
+
+        Clipping waits for the step: another backward pass may add to the gradients before.
+        """
+        if self._callback_queued or not (self._update.completes_window and self._update.syncs):
             return
         self._callback_queued = True
 
@@ -306,6 +359,17 @@ class Binding:
             self._finish()
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _end_extra_pass(self) -> None:
+        """Complete the exchange of an earlier backward pass before the same step. Collective."""
+        self._announcements.announce_end_of_extra_pass()
+        self._update.end_extra_pass()
+
+    def _complete_window(self) -> None:
+        """Complete the exchange, if backward did not, and conclude it. Collective."""
+        if not self._update.window.finished:
+            self._finish()
+        self._conclude()
 
     def _finish(self) -> None:
         """Complete the exchange and give every parameter its reduced gradient. Collective."""
@@ -323,8 +387,22 @@ class Binding:
             if len(gradients.parameters) > known:
                 self._finish_from(known, scale)
         self._sparse.exchange(gradients.parameters, scale=self._update.whole_scale(scale))
-        self._update.conclude(self._sparse.reduced(gradients.parameters))
         self._sparse.make_sparse(gradients.parameters)
+        gradients.exchanged()
+        gradients.mark_parts()
+        self._is_concluded = False
+
+    def _conclude(self) -> None:
+        """Post-process the reduced gradients of the window, once: unscale, check for overflow, clip. Collective."""
+        if self._is_concluded:
+            return
+        self._is_concluded = True
+        gradients = self.gradients
+        if self._update.rules is not None:
+            gradients.take_changed()
+        self._update.conclude(self._sparse.reduced(gradients.parameters))
+        gradients.refresh_sparse()
+        gradients.mark_parts()
         if self._tuner is not None and self._tuner.due():
             self._retune(self._tuner)
 

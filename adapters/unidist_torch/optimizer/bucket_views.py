@@ -55,7 +55,7 @@ class MovingBucketView(BucketView):
         self._is_plain = parameter.is_cpu
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Return False: no gradient of an earlier pass is there."""
+        """Return False: autograd does not know the memory."""
         return False
 
     def copy(self, gradient: torch.Tensor) -> None:
@@ -69,8 +69,9 @@ class MovingBucketView(BucketView):
             shaped(tensor_of(buffer), form).copy_(gradient)
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Not called: a gradient that moves is reduced in every pass."""
-        raise AssertionError("gradients of several passes do not meet in memory that moves")
+        """Add a gradient to the one in the bucket, which stays where it is until it is exchanged."""
+        with torch.no_grad():
+            shaped(tensor_of(self._update.buffer(self._index)), self._form).add_(gradient)
 
 
 def make_bucket_view(update: Update, index: int, parameter: torch.Tensor) -> BucketView:

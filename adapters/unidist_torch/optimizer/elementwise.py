@@ -32,7 +32,7 @@ def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.opti
         UsageError: it looks at several parameters at once (LBFGS), so no part of it can be updated by itself.
     """
     plain = plain or type(optimizer)
-    if _needs_closure(plain):
+    if needs_closure(plain):
         raise UsageError(
             f"{plain.__name__}.step() asks for a closure, which it calls more than once and whose gradients it looks "
             "at all together; it cannot update a shard of the parameters. Use another optimizer, or the strategy 'data'"
@@ -50,7 +50,8 @@ def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.opti
     return False
 
 
-def _needs_closure(plain: type[torch.optim.Optimizer]) -> bool:
+def needs_closure(plain: type[torch.optim.Optimizer]) -> bool:
+    """Say whether the step of an optimizer's class cannot be called without a closure (LBFGS)."""
     closure = inspect.signature(plain.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -17,9 +17,14 @@ def scaled_step(plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optim
     """
     if grad_scaler is None:
         return plain.step(optimizer)
+    unscale(optimizer, grad_scaler)
     state = grad_scaler._per_optimizer_states[id(optimizer)]
-    if state["stage"].name == "READY":
-        grad_scaler.unscale_(optimizer)
     if any(found.item() for found in state["found_inf_per_device"].values()):
         return None
     return plain.step(optimizer)
+
+
+def unscale(optimizer: torch.optim.Optimizer, grad_scaler: Any) -> None:
+    """Unscale the gradients, and look for overflows in them, unless the script has done so."""
+    if grad_scaler._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+        grad_scaler.unscale_(optimizer)

@@ -7,7 +7,7 @@ whose `step` and `zero_grad` ask the binding first.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.optim.update import Update
+from unidist.waits import calling
 from unidist_torch.optimizer.binding import Binding
 
 # GradScaler hands itself to `step(grad_scaler=...)`, which is what lets the overflow check see reduced gradients.
@@ -28,11 +29,15 @@ class DistributedOptimizerMixin:
     _unidist: Binding
     _step_supports_amp_scaling = True
 
+    @calling("optimizer.step()")
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
         """Complete the exchange and update the parameters, or, inside a window of accumulate=N, do nothing.
 
         Args:
-            closure: computes the loss again, as for any torch optimizer; its loss is averaged over the ranks.
+            closure: computes the loss and its gradients, as for any torch optimizer. The loss that the optimizer and
+                the script get is the mean over the ranks of the data axis, so that a line search decides the same on
+                every rank. Within a window of accumulate=N, each call of `step` calls it once, and all but the N-th
+                return this rank's loss.
             grad_scaler: given by torch's GradScaler.
         """
         return self._unidist.step(closure, grad_scaler)
@@ -45,6 +50,7 @@ class DistributedOptimizerMixin:
         """
         self._unidist.zero_grad(set_to_none)
 
+    @calling("optimizer.synchronize()")
     def synchronize(self) -> None:
         """Complete the exchange: afterwards every `p.grad` holds the reduced gradient (to clip it, say).
 
@@ -61,6 +67,23 @@ class DistributedOptimizerMixin:
         finally:
             self._unidist.skip = False
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of the backward passes inside this block on this rank; they are exchanged with the next.
+
+            with optimizer.no_sync():
+                loss_of(first).backward()
+            loss_of(second).backward()  # exchanges the sum of both
+            optimizer.step()
+
+        As `DistributedDataParallel.no_sync`, which `model.no_sync` of a distributed model is too. A `step` that comes
+        before another backward pass exchanges what there is. Every rank enters it for the same passes. With `zero=2`
+        and `zero=3` a rank holds whole gradients meanwhile.
+        """
+        with self._unidist.no_sync():
+            yield
+
+    @calling("optimizer.flush()")
     def flush(self) -> bool:
         """Apply a window of accumulate=N that the end of an epoch cut short; the mean is over its actual passes.
 
@@ -84,12 +107,14 @@ class DistributedOptimizerMixin:
         """
         self._unidist.set_passes(passes)
 
+    @calling("optimizer.load_state_dict()")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
         self._unidist.complete_exchange()
         super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.state_loaded(state_dict)
 
+    @calling("optimizer.state_dict()")
     def state_dict(self) -> dict[str, Any]:
         """Return state and options as torch does: of all parameters, on every rank.
 
@@ -115,13 +140,26 @@ class DistributedOptimizerMixin:
 DistributedOptimizerMixin.step.hooked = True  # type: ignore[attr-defined]
 
 
-def bind(optimizer: torch.optim.Optimizer, update: Update, *, names: Mapping[str, torch.Tensor] | None = None) -> Any:
-    """Bind `update` to `optimizer` and return it; see `unidist.optim.BindsOptimizers`. Collective."""
+def bind(
+    optimizer: torch.optim.Optimizer,
+    update: Update,
+    *,
+    names: Mapping[str, torch.Tensor] | None = None,
+    cut: Collection[int] = (),
+) -> Any:
+    """Bind `update` to `optimizer` and return it; see `unidist.optim.BindsOptimizers`. Collective.
+
+    Args:
+        optimizer: not bound yet.
+        update: for it.
+        names: paths of parameters, where known.
+        cut: identities of the parameters of which this rank has a part.
+    """
     check_plain(optimizer)
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
     optimizer.__class__ = with_mixin(plain, DistributedOptimizerMixin)
-    optimizer._unidist = Binding(optimizer, plain, update, names)  # type: ignore[attr-defined]
+    optimizer._unidist = Binding(optimizer, plain, update, names, cut)  # type: ignore[attr-defined]
     if wrapped_step is not None:
         rewrap(optimizer)
     return optimizer

@@ -18,6 +18,7 @@ from unidist.optim.update import Update
 from unidist.training.agreement import Description, check_equal, sparse_anywhere, trained_anywhere
 from unidist_torch.allocator import keep_freed_memory
 from unidist_torch.gradients.parameters import describe
+from unidist_torch.gradients.partial_gradient import PartialGradient, PartNorms, partial_gradient, plain_part
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import dtype_of, memory_kind
@@ -35,6 +36,8 @@ class ParameterGradients:
         inner: told of new parameters and bucket views.
         sparse: takes the gradients that are sparse.
         before_gradient: called for each gradient of a backward pass, before it is taken.
+        end_extra_pass: completes the exchange of an earlier backward pass before the same step. Collective.
+        cut: identities of the parameters of which this rank has a part, and the norms of their gradients.
 
     Attributes:
         parameters: those that are exchanged, as numbered by the `Update`.
@@ -50,6 +53,8 @@ class ParameterGradients:
         inner: InnerStep,
         sparse: SparseGradients,
         before_gradient: Callable[[], None],
+        end_extra_pass: Callable[[], None],
+        cut: Mapping[int, PartNorms],
     ) -> None:
         self.parameters: list[torch.Tensor] = []
         self.changed = False
@@ -59,10 +64,14 @@ class ParameterGradients:
         self._inner = inner
         self._sparse = sparse
         self._before_gradient = before_gradient
+        self._end_extra_pass = end_extra_pass
+        self._is_reduced = False  # the shown gradients are
+        self._cut = cut
         self._shows = not inner.sharded
         self._views: list[BucketView] = []
         self._index: dict[int, int] = {}
         self._hooks: list[Any] = []
+        self._more_hooks: list[Any] = []
 
     def agree(self) -> None:
         """Agree with the other ranks on the parameters; new ones get a bucket view and a hook. Collective."""
@@ -127,6 +136,8 @@ class ParameterGradients:
         for index, parameter in enumerate(self.parameters):
             if self._hooks[index] is None and parameter.requires_grad:
                 self._hooks[index] = parameter.register_post_accumulate_grad_hook(self._make_hook(index))
+                if self._shows and self._update.in_backward and not self._update.repeats_unchanged:
+                    self._more_hooks.append(parameter.register_hook(self._make_hook_before_accumulation()))
 
     def take_computed(self, parameter: torch.Tensor) -> None:
         """Take a gradient that did not come from autograd's own accumulation, see `step_runner.gradient_computed`."""
@@ -144,10 +155,17 @@ class ParameterGradients:
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring a gradient that was just computed into its bucket, and report it to the update."""
         gradient = parameter.grad
+        added = isinstance(gradient, ShardedGradient)  # the script keeps what an earlier pass has left
+        if isinstance(gradient, ShardedGradient):
+            gradient = gradient.added
         assert gradient is not None
         update = self._update
         if update.in_backward:
             self._before_gradient()
+        if update.is_repeated(index):
+            if not (added or update.window.is_open):
+                self._refuse_dropped(index)
+            self._end_extra_pass()
         if gradient.layout is not torch.strided:
             if not self._sparse.agreed(index):
                 self.changed = True
@@ -159,12 +177,16 @@ class ParameterGradients:
             gradient = self._sparse.densify(index, gradient)
         view = self._views[index]
         if not view.holds(gradient):
-            if update.has_gradient(index):
+            # Within a window p.grad is None between passes; else None says that the script has dropped the gradient.
+            if update.has_gradient(index) and (added or update.accumulation.passes > 1):
                 view.add(gradient)
             else:
                 view.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
         parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
+        recorder = update.context.recorder
+        if recorder.timeline is not None:
+            recorder.begin("backward", again=False)
         update.gradient_ready(index)
 
     def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -187,6 +209,32 @@ class ParameterGradients:
             if not self._shows:
                 self.parameters[index].grad = None  # its shard will be elsewhere
 
+    def take_changed(self) -> None:
+        """Bring what the script has put in the place of a reduced gradient to its bucket, or zeros if it dropped it."""
+        if not self._shows:
+            return
+        for index, parameter in enumerate(self.parameters):
+            view, gradient = self._views[index], parameter.grad
+            if view.tensor is None or self._sparse.agreed(index) or (gradient is not None and view.holds(gradient)):
+                continue
+            if gradient is None:
+                view.tensor.zero_()
+            else:
+                view.copy(gradient)
+                parameter.grad = view.tensor
+
+    def exchanged(self) -> None:
+        """Note that the gradients are reduced."""
+        self._is_reduced = True
+
+    def _prepare_to_add(self) -> None:
+        """Scale reduced gradients, before autograd adds those of another pass, for the exchange of both."""
+        self._is_reduced = False
+        with torch.no_grad():
+            for index, parameter in enumerate(self.parameters):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._update.repeat_factor(index))
+
     def refresh_sparse(self) -> None:
         """Show sparse gradients that travelled as dense ones as their buckets hold them now, made sparse again."""
         if self._sparse.as_dense:
@@ -195,6 +243,19 @@ class ParameterGradients:
                     parameter.grad = self._shown(index, parameter)
             self._sparse.make_sparse(self.parameters)
 
+    def mark_parts(self) -> None:
+        """Let the script see which reduced gradients are parts, see `PartialGradient`."""
+        for parameter in self.parameters if self._cut and self._shows else ():
+            gradient, norms = parameter.grad, self._cut.get(id(parameter))
+            if norms is not None and gradient is not None and gradient.layout is torch.strided:
+                parameter.grad = partial_gradient(gradient, norms)
+
+    def unmark_parts(self) -> None:
+        """Undo `mark_parts`, for the inner optimizer."""
+        for parameter in self.parameters if self._cut else ():
+            if isinstance(parameter.grad, PartialGradient):
+                parameter.grad = plain_part(parameter.grad)
+
     def clear(self) -> None:
         """Drop the gradients of all parameters."""
         for parameter in self.parameters:
@@ -202,7 +263,7 @@ class ParameterGradients:
 
     def close(self) -> None:
         """Remove the hooks, and drop the gradients."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._more_hooks):
             if hook is not None:
                 hook.remove()
         self.clear()
@@ -216,6 +277,23 @@ class ParameterGradients:
                 gradients._take(index, parameter)
 
         return hook
+
+    def _make_hook_before_accumulation(self) -> Callable[[torch.Tensor], None]:
+        owner = weakref.ref(self)
+
+        def hook(gradient: torch.Tensor) -> None:
+            gradients = owner()
+            if gradients is not None and gradients._is_reduced:
+                gradients._prepare_to_add()
+
+        return hook
+
+    def _refuse_dropped(self, index: int) -> None:
+        raise UsageError(
+            f"p.grad of {self._update.parameters[index].name!r} was set to None after a backward pass that is "
+            "exchanged already, and the strategy shards gradients: its shards cannot be dropped so. To drop the "
+            "gradients of a pass call optimizer.zero_grad(), on every rank"
+        )
 
     def _refuse_sparse(self, index: int) -> None:
         raise UsageError(

@@ -81,7 +81,7 @@ def shard(
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
         raise UsageError(
             "shard() divides the samples of a dataset of known length, in batches: an IterableDataset or a "
-            "batch_sampler of your own has to look at ud.rank() and ud.size() itself"
+            "batch_sampler of your own has to look at ud.data_rank() and ud.data_size() itself"
         )
     if shuffle is None:
         shuffle = isinstance(loader.sampler, torch.utils.data.RandomSampler)

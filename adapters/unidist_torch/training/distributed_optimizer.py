@@ -7,28 +7,32 @@ from typing import Any
 import torch
 
 from unidist.checkpoint.format.interface import placements_of
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
-from unidist.training.binding import check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
+from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
 from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.optimizer.mixin import bind, check_plain
 from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import follow_model, prepare_to_divide
+from unidist_torch.training.no_sync import add_no_sync
+from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
+from unidist_torch.training.verification import output_check, replica_check
 
 
 def distribute(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike = None
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike = None, *, op: Op = Average
 ) -> tuple[torch.nn.Module, Any]:
     """Distribute training over all ranks; the script keeps its loop, its model and its optimizer.
 
@@ -41,6 +45,7 @@ def distribute(
         optimizer: over the model's parameters.
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
+        op: Average, or Sum: gradients are added up over the ranks, for losses that are sums over samples.
 
     Returns:
         The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
@@ -52,11 +57,11 @@ def distribute(
     runtime = context.current()
     plan = runtime.plan_for(strategy)
     check_leaves_loop(plan)
-    return bind_model(model, optimizer, plan, in_backward=True), optimizer
+    return bind_model(model, optimizer, plan, in_backward=True, average=averages(op)), optimizer
 
 
 def bind_model(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool, average: bool = True
 ) -> torch.nn.Module:
     """Bind the optimizer of a model that the plan distributes; returns this rank's model. Collective.
 
@@ -65,24 +70,33 @@ def bind_model(
         optimizer: over its parameters; afterwards over those that this rank holds.
         plan: of the run.
         in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
+        average: gradients are averaged over the ranks, else added up.
     """
     runtime = context.current()
     framework = TorchFramework()
     check_plain(optimizer)
+    refuse_wrapped(model)
     _check_owned(optimizer, framework.parameters(model))
     divided = bool(plan.model_axes)
     deferred = prepare_deferred(model, plan)
     if divided:
+        _refuse_closure(optimizer, plan)
         prepare_to_divide(model, optimizer, runtime)
+    outputs = output_check(model, runtime, plan, deferred=deferred)
     model = plan.prepare(model, runtime)
     names = framework.parameters(model)
     places = placements_of(model)
-    if divided:
-        follow_model(optimizer, names, places)
-    update = planned_update(runtime, plan, framework, in_backward=in_backward, places=places)
-    bind(optimizer, update, names=names)
+    cut = follow_model(optimizer, names, places) if divided else frozenset()
+    update = planned_update(runtime, plan, framework, average=average, in_backward=in_backward, places=places)
+    bind(optimizer, update, names=names, cut=cut)
     for item in plan.strategies:
         item.attach(model, update, framework)
+    add_no_sync(model, optimizer)
+    refuse_wrapping(model)
+    if (replicas := replica_check(model, runtime, plan)) is not None:
+        update.follow(replicas)
+    if outputs is not None:
+        outputs.attach(model)
     if not divided:
         if not deferred:  # then all ranks have the same values already
             broadcast_parameters(framework.model_state(model), root_rank=0)
@@ -175,6 +189,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     bound = bind(optimizer, update, names=names)
     bound._unidist.warns = True
     return bound
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    if needs_closure(type(optimizer)):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} looks at all parameters at once, and with "
+            f"{' and '.join(plan.model_axes)} parallelism each rank holds a part of them; use strategy data, or an "
+            "optimizer that updates each parameter by itself (AdamW)"
+        )
 
 
 def _check_owned(optimizer: torch.optim.Optimizer, names: Any) -> None:

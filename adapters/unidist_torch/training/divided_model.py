@@ -33,8 +33,10 @@ def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         runtime.divide(memory=kind)
 
 
-def follow_model(optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Tensor], places: PlacesParameters) -> None:
-    """Turn the optimizer of the whole model into that of this rank's part.
+def follow_model(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Tensor], places: PlacesParameters
+) -> frozenset[int]:
+    """Turn the optimizer of the whole model into that of this rank's part; returns identities of cut parameters.
 
     Args:
         optimizer: not bound yet.
@@ -69,3 +71,4 @@ def follow_model(optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Ten
                     if len(indices) != value.shape[dim]:
                         value = value.index_select(dim, torch.tensor(indices, device=value.device))
                 state[slot] = value.clone()
+    return frozenset(id(parameter) for parameter in cut)

@@ -12,11 +12,14 @@ from unidist.runtime import context
 from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
+from unidist.waits import calling
 from unidist_torch.elastic.state import has_sharded_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
+from unidist_torch.models.batches import num_samples
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import bind_model
+from unidist_torch.training.verification import pending_check
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -79,6 +82,7 @@ class TrainStep:
         self._has_begun = False
         self._training: StepTraining | None = None
 
+    @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Train on one batch.
 
@@ -104,12 +108,19 @@ class TrainStep:
             self._has_begun = True
         self.model.train()
         if self._training is not None:
-            return self._like_parameters(self._training.step(lambda share: self._take(share, inputs, targets)))
+            told = self._training.step(lambda share: self._take(share, inputs, targets))
+            context.current().progress.report({"loss": told}, num_samples(inputs))
+            return self._like_parameters(told)
+        if (check := pending_check(self.model)) is not None:
+            check.before_step(self._runner, self._loss_fn, inputs, targets)
         loss = self._runner.run(inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return self._mean(loss)
+        mean = self._mean(loss)
+        context.current().progress.report({"loss": mean}, num_samples(inputs))
+        return mean
 
+    @calling("train_step.evaluate()")
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Return the mean loss of a batch in evaluation mode; arguments as for a call. Changes nothing.
 
@@ -119,6 +130,7 @@ class TrainStep:
             return self._like_parameters(float(self._runner.evaluate(inputs, targets)))
         return self._mean(self._runner.evaluate(inputs, targets))
 
+    @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
         return self._runner.predict(inputs)

@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
@@ -25,6 +25,7 @@ from unidist_launch.output.lines import Stream
 
 _TURN_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0
+_REPORTS_SEC = 0.5
 _GOODBYE_SEC = 1.0
 _READ_BYTES = 1 << 16
 _MAX_READS = 256
@@ -54,7 +55,7 @@ class AgentRanks:
         self._server = f"[{server}]:{order.port}" if ":" in server else f"{server}:{order.port}"
         self._address = address
         self._heartbeat_sec = order.heartbeat_sec
-        self._heard = self._beat = time.monotonic()
+        self._heard = self._beat = self._reported = time.monotonic()
         self._processes: LocalProcesses | None = None
         self._places: tuple[Topology, ...] = ()
         self._ended: set[int] = set()
@@ -122,8 +123,19 @@ class AgentRanks:
         if now - self._beat >= self._heartbeat_sec / BEATS_PER_LIMIT:
             self._beat = now
             self._send({"type": "beat"})
+        if now - self._reported >= _REPORTS_SEC:
+            self._reported = now
+            reports = self._new_reports()
+            if reports:
+                self._send({"type": "progress", "reports": reports})
         if now - self._heard > self._heartbeat_sec:
             raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
+
+    def _new_reports(self) -> list[list[Any]]:
+        """Return new progress reports, with the rank of each, or the worker's number."""
+        if self._processes is None:
+            return []
+        return [[self._places[i].rank, report] for i, report in self._processes.new_reports()]
 
     def _look(self) -> None:
         """Wait a moment for what comes from the ranks, the launcher and signals, and deal with it."""
@@ -178,7 +190,9 @@ class AgentRanks:
         if kind == "start":
             self._start(message)
         elif kind == "signal" and self._processes is not None:
-            self._processes.signal(int(message["number"]))
+            wanted = message.get("ranks")
+            chosen = None if wanted is None else [i for i, each in enumerate(self._places) if each.rank in wanted]
+            self._processes.signal(int(message["number"]), chosen)
         elif kind == "taken":
             self._num_untaken -= int(message["bytes"])
         elif kind == "end":

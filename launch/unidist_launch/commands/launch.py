@@ -18,7 +18,15 @@ from unidist.jobs import preflight
 from unidist.launcher import Host, Job, KnowsHosts, RemoteShell, RunsElasticJobs
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import VARIABLES, Settings
-from unidist_launch.options import command_line, elastic_options, horovodrun, job_environment, observer_options
+from unidist_launch.display import machine
+from unidist_launch.options import (
+    command_line,
+    elastic_options,
+    horovodrun,
+    job_environment,
+    observer_options,
+    torchrun,
+)
 from unidist_launch.options import hosts as host_list
 from unidist_launch.options.launch_options import add_options
 from unidist_launch.options.observer_options import ObservedCommand
@@ -77,7 +85,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     launcher = manager.launchers.get(launcher_name).load()
     if not given and isinstance(launcher, KnowsHosts):
         given = launcher.hosts()
-    num_proc = _num_proc(ctx, options, given)
+    command_line.check_order(command, options["num_proc"])
+    num_proc = _num_proc(ctx, options, given, merged)
     hosts = host_list.used(given, num_proc) if given else ()
     is_elastic = elastic_options.is_elastic(options)
     observers = observer_options.observers(ctx, manager, options, is_elastic=is_elastic)
@@ -95,7 +104,12 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     output_dir: Path | None = options["output_dir"]
     _check_descriptors(num_proc, output_dir)
     place = host_list.places(hosts)[0][0] if hosts else None
-    preflight.check(settings, num_proc, manager, topology=place, elastic=is_elastic)
+    starts_here = (
+        launcher_name in (_HERE, _ELASTIC)
+        and all(map(host_list.is_local, hosts))
+        and (elastic is None or elastic.discovery_script is None)
+    )
+    preflight.check(settings, num_proc, manager, topology=place, elastic=is_elastic, here=starts_here, environ=merged)
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")
@@ -113,6 +127,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         verbose=options["verbose"],
         quiet=options["quiet"],
         timestamps=options["prefix_output_with_timestamp"],
+        full_tracebacks=options["full_tracebacks"],
         hosts=hosts if elastic is None else given,
         remote_shell=_remote_shell(options, here and (elastic is None or elastic.discovery_script is None)),
         network_interfaces=job_environment.network_interfaces(options),
@@ -149,14 +164,22 @@ def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tu
     return _HERE if all(map(host_list.is_local, given)) else _ELSEWHERE
 
 
-def _num_proc(ctx: click.Context, options: Mapping[str, Any], hosts: tuple[Host, ...]) -> int:
-    """Return the number of ranks; where it is not given, that of the slots which the launcher knows."""
+def _num_proc(
+    ctx: click.Context, options: Mapping[str, Any], hosts: tuple[Host, ...], environ: Mapping[str, str]
+) -> int:
+    """Return the number of ranks; where it is not given, that of the slots, else of this host's devices or cores."""
     if options["num_proc"] is not None:
         return int(options["num_proc"])
-    if hosts and options["hosts"] is None and options["hostfile"] is None:
+    if elastic_options.is_elastic(options) and not (hosts and options["hosts"] is None and options["hostfile"] is None):
+        parameter = next(each for each in ctx.command.params if each.name == "num_proc")
+        raise click.MissingParameter(ctx=ctx, param=parameter)
+    if hosts:
         return sum(host.slots for host in hosts)
-    parameter = next(each for each in ctx.command.params if each.name == "num_proc")
-    raise click.MissingParameter(ctx=ctx, param=parameter)
+    devices = machine.num_devices(environ)
+    number, what = (devices, "devices") if devices else (machine.usable_cores(), "cores")
+    if not options["quiet"]:
+        click.echo(f"unidist: -np is not given: {number}, the number of this machine's {what}", err=True)
+    return number
 
 
 def _remote_shell(options: Mapping[str, Any], here: bool) -> RemoteShell:
@@ -195,3 +218,4 @@ def _check_descriptors(num_proc: int, output_dir: Path | None) -> None:
 
 
 horovodrun.accept_flags(launch)
+torchrun.refuse_flags(launch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unidist.jobs.processes import describe_exit
@@ -12,6 +13,9 @@ from unidist_launch.elastic_job.workers import StartedWorker
 from unidist_launch.remote.failure import RankExit
 
 _USEFUL_SEC = 10.0
+"""A worker that fails later, counted from its start if it has made a commit, is no sign of a bad slot."""
+
+_LAST_EXIT_SEC = 3.0
 _LEFT_PAUSE_SEC = 30.0
 
 
@@ -28,6 +32,9 @@ class WorkerEnds:
     def __init__(self, parts: ElasticParts) -> None:
         self._parts = parts
         self._round = 0
+        self._members: set[int] = set()  # of the present world
+        self._failed: dict[int, RankExit] = {}  # since it began, by worker
+        self._blame_by: float | None = None
         self.verdict = ""
 
     def next_round(self) -> None:
@@ -58,16 +65,40 @@ class WorkerEnds:
             parts.slots.vacated(number, now, pause=_LEFT_PAUSE_SEC)
         else:
             self._note_failure(worker, returncode, host_lost, now)
+        parts.output.show_end(worker.seat)
+
+    def world_began(self, members: Sequence[int], too_many: str) -> None:
+        """A generation has begun, of these workers; `too_many`: why that is one too many, and the job is to end."""
+        if too_many:
+            # Those that have come to their end since the last one began, and were not asked to leave.
+            gone = self._members - set(members)
+            running = {worker.number for worker in self._parts.workers if not worker.is_leaving}
+            failures = [end for number, end in self._failed.items() if number in gone]
+            self._decide(too_many, failures, awaited=bool(gone & running))
+        self._members = set(members)
+        self._failed.clear()
 
     def give_up(self, text: str) -> None:
         """End the job, and blame what failed first since something was achieved."""
+        self._decide(text, self._parts.patience.failures, awaited=False)
+
+    def turn(self, now: float) -> None:
+        """End a job that was given up, if there is still nobody to blame."""
+        ending = self._parts.ending
+        if self._blame_by is not None and now >= self._blame_by and not ending.has_begun and not ending.exits:
+            ending.begin(signal.SIGTERM)
+
+    def _decide(self, text: str, failures: Sequence[RankExit], *, awaited: bool) -> None:
+        """Give the job up; `awaited`: the end of the process to blame is still to come."""
         parts = self._parts
         if parts.ending.has_begun or self.verdict:
             return
         self.verdict = f"the job has ended: {text}"
         parts.log.publish("give_up", reason=text)
-        parts.ending.exits += [replace(end, signalled=False) for end in parts.patience.failures]
-        if not parts.workers or not parts.patience.failures:
+        parts.ending.exits += [replace(end, signalled=False) for end in failures]
+        if awaited:
+            self._blame_by = time.monotonic() + _LAST_EXIT_SEC
+        elif not parts.workers or not failures:
             parts.ending.begin(signal.SIGTERM)
 
     def _finish(self) -> None:
@@ -81,7 +112,8 @@ class WorkerEnds:
 
     def _note_failure(self, worker: StartedWorker, returncode: int, host_lost: str, now: float) -> None:
         parts = self._parts
-        was_useful = worker.joined is not None and now - worker.joined >= _USEFUL_SEC
+        useful_since = worker.started if worker.num_commits else worker.joined
+        was_useful = useful_since is not None and now - useful_since >= _USEFUL_SEC
         tail = parts.output.stderr_tail(worker.seat)
         end = RankExit(
             worker.seat,
@@ -91,9 +123,13 @@ class WorkerEnds:
             tail,
             signalled=parts.ending.has_begun,
             host_lost=host_lost,
+            host=parts.host_names.get(worker.seat, ""),
         )
+        if end.is_victim or end.signalled:
+            parts.output.drop_end(worker.seat)
+        self._failed[worker.number] = end
         slot = parts.slots.failed(worker.number, now, was_useful=was_useful or bool(host_lost))
-        if parts.ending.has_begun:
+        if parts.ending.has_begun or self.verdict:
             parts.ending.exits.append(end)
             return
         impatient = parts.patience.failed(end)

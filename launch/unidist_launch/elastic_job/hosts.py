@@ -32,6 +32,7 @@ class ElasticHost:
         failures: agents in a row that did not come, or were lost soon.
         came_at: when the present agent came.
         free_at: when another one may be started.
+        listens_at: address at which its agent was told to listen for those of the others; "" if it was not.
         is_terminating: a scheduler takes the host back; nothing is started there any more.
         is_awaited: the agent was started by a launcher before this one, and has not come back yet.
     """
@@ -43,6 +44,7 @@ class ElasticHost:
     failures: int = 0
     came_at: float = 0.0
     free_at: float = 0.0
+    listens_at: str = ""
     is_terminating: bool = False
     is_awaited: bool = False
 
@@ -127,6 +129,7 @@ class ElasticHosts:
     def came(self, host: ElasticHost, facts: Message, now: float) -> None:
         """The agent of a host is there."""
         host.facts = facts
+        host.listens_at = ""
         host.came_at = now
         host.is_awaited = False
 
@@ -159,6 +162,10 @@ class ElasticHosts:
             self._unregister(agent)
         end_all([*present, *self._old], patient_with=patient)
         self._old.clear()
+
+    def present(self) -> list[ElasticHost]:
+        """Return the hosts whose agents are there."""
+        return [host for host in self.by_name.values() if host.facts is not None]
 
     def address_of(self, host: ElasticHost) -> str:
         """Return the address at which the others reach a host; the launcher's own is known by what they reached."""

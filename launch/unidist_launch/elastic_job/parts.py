@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from unidist.control.elastic.coordinator import ElasticCoordinator
+from unidist.control.elastic.host_links import HostLinks
 from unidist.control.elastic.membership import Membership, Phase
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator
 from unidist.control.server import ControlServer
@@ -15,7 +16,6 @@ from unidist.control.service import Action
 from unidist.control.wire import Message
 from unidist.launcher import ElasticLimits, Host, Job, ObservedWorker
 from unidist_launch.elastic_job.discovery import Discovery
-from unidist_launch.elastic_job.event_log import EventLog
 from unidist_launch.elastic_job.hosts import ElasticHosts
 from unidist_launch.elastic_job.orders import Orders, StarterOf, by_ssh
 from unidist_launch.elastic_job.patience import Patience
@@ -23,6 +23,7 @@ from unidist_launch.elastic_job.report import tell
 from unidist_launch.elastic_job.slots import Slots
 from unidist_launch.elastic_job.state import Identity, KeptState
 from unidist_launch.elastic_job.workers import StartedWorkers
+from unidist_launch.observation.event_log import EventLog
 from unidist_launch.options import hosts as host_list
 from unidist_launch.output.writer import Output
 from unidist_launch.remote.ending import Ending
@@ -72,6 +73,7 @@ class ElasticParts:
             self.discovery = Discovery(self.limits.discovery_script, self.limits.slots_per_host)
             stack.callback(self.discovery.close)
         self.workers = StartedWorkers()
+        self.links = HostLinks(job.heartbeat.total_seconds())
         self.patience = Patience(job.num_proc, self.limits.reset_limit)
         self.ending = Ending(
             job.grace_period,
@@ -84,6 +86,7 @@ class ElasticParts:
                 output_dir=job.output_dir,
                 quiet=job.quiet,
                 timestamps=job.timestamps,
+                full_tracebacks=job.full_tracebacks,
                 give_up=lambda: self.ending.is_overdue,
                 append=self.kept is not None and self.kept.found is not None,
             )

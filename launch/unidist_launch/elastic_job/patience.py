@@ -20,26 +20,27 @@ class Patience:
         self._max_failures = 2 * num_proc
         self._reset_limit = reset_limit
         self._num_worlds = 0
-        self._progress = 0
+        self._has_committed = False
         self.failures: list[RankExit] = []
-        """How processes failed since the last commit, in order."""
+        """How processes failed, in order, without a commit in between."""
 
     def snapshot(self) -> dict[str, Any]:
         """Return what another launcher needs to go on counting; plain data."""
         failures = [asdict(end) for end in self.failures]
-        return {"num_worlds": self._num_worlds, "progress": self._progress, "failures": failures}
+        return {"num_worlds": self._num_worlds, "has_committed": self._has_committed, "failures": failures}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Take over what `snapshot` returned."""
-        self._num_worlds, self._progress = int(kept["num_worlds"]), int(kept["progress"])
+        self._num_worlds, self._has_committed = int(kept["num_worlds"]), bool(kept["has_committed"])
         self.failures = [RankExit(**{**end, "stderr_tail": tuple(end["stderr_tail"])}) for end in kept["failures"]]
 
-    def world_began(self, progress: int) -> str:
-        """A generation has begun, from this commit; returns why the job is to end, or ""."""
+    def committed(self) -> None:
+        """A rank has made a commit, of whatever number: where all ranks are lost they begin to count again."""
+        self._has_committed = True
+
+    def world_began(self) -> str:
+        """A generation has begun; returns why the job is to end, or ""."""
         self._num_worlds += 1
-        if progress > self._progress:
-            self._progress = progress
-            self.failures.clear()
         num_resets = self._num_worlds - 1
         if self._reset_limit is not None and num_resets > self._reset_limit:
             return f"the world has changed {num_resets} times, and --reset-limit is {self._reset_limit}"
@@ -47,6 +48,9 @@ class Patience:
 
     def failed(self, end: RankExit) -> str:
         """A process has failed; returns why the job is to end, or ""."""
+        if self._has_committed:
+            self._has_committed = False
+            self.failures.clear()
         self.failures.append(end)
         if len(self.failures) > self._max_failures:
             return f"{len(self.failures)} processes failed, and no commit was made in between"

@@ -20,11 +20,11 @@ from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
 from unidist_launch.elastic_job.ends import WorkerEnds
-from unidist_launch.elastic_job.observation import Observation
 from unidist_launch.elastic_job.orders import StarterOf
 from unidist_launch.elastic_job.parts import ElasticParts
 from unidist_launch.elastic_job.resume import Resumption
 from unidist_launch.elastic_job.supply import Supply
+from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
 from unidist_launch.remote.signals import ForwardedSignals
 
@@ -120,6 +120,7 @@ class ElasticRun:
             if isinstance(event, JobEvent):
                 self._note(event.kind, event.fields)
             elif isinstance(event, Beat):
+                self._note_commits(event)
                 self._observation.beat(event.worker, event.step_times)
             elif isinstance(event, HostJoined):
                 self._welcome(event.host, event.facts)
@@ -140,6 +141,7 @@ class ElasticRun:
             parts.log.publish("host_joined", host=host.name, index=index, **told)
             if is_back:
                 self._resumption.welcome(host, facts)
+            self._connect_hosts()
             if facts.get("terminating"):
                 self._terminate_host(index)
 
@@ -156,11 +158,20 @@ class ElasticRun:
             if worker is not None:
                 worker.pid = int(message["pid"])
                 parts.log.publish("process", worker=worker.number, seat=worker.seat, pid=worker.pid)
+        elif kind == "progress":
+            for worker, report in message["reports"]:
+                self._observation.progressed(int(worker), report)
         elif kind == "ended":
             number = int(message["worker"])
             parts.server.call(lambda: parts.coordinator.process_ended(number, now=time.monotonic()))
         elif kind == "exit":
             self._ends.end_worker(int(message["worker"]), int(message["returncode"]))
+        elif kind == "listening":
+            parts.links.listens(index, int(message["port"]))
+            self._tell_peers()
+        elif kind == "link":
+            reached, silent_sec = bool(message["reached"]), float(message["silent_sec"])
+            parts.links.told(index, int(message["peer"]), reached=reached, silent_sec=silent_sec, now=time.monotonic())
         elif kind == "refused":
             host = parts.hosts.by_index(index)
             raise ConfigurationError(f"host {host.name if host else index}: {message['text']}")
@@ -186,9 +197,54 @@ class ElasticRun:
         said = parts.hosts.text(host)
         text = f"host {host.name} was lost: {reason}{'; ' + said if said else ''}"
         parts.log.publish("host_lost", host=host.name, reason=reason)
+        parts.links.lost(index)
+        self._tell_peers()
         parts.hosts.lost(host, time.monotonic())
         for worker in parts.workers.of_host(index):
             self._ends.end_worker(worker.number, 1, host_lost=text)
+
+    # Hosts that do not reach each other
+
+    def _connect_hosts(self) -> None:
+        """Have the agents of several hosts listen for each other, at the addresses that their ranks will use."""
+        parts = self._parts
+        present = parts.hosts.present()
+        for host in present if len(present) > 1 else ():
+            address = parts.hosts.address_of(host)
+            if host.listens_at != address:
+                host.listens_at = address
+                parts.tell({"type": "listen", "address": address}, host.index)
+
+    def _tell_peers(self) -> None:
+        parts = self._parts
+        listening = [
+            [host.index, host.listens_at, port]
+            for host in parts.hosts.present()
+            if (port := parts.links.port(host.index))
+        ]
+        for host in parts.hosts.present():
+            peers = [peer for peer in listening if peer[0] != host.index]
+            parts.tell({"type": "peers", "peers": peers}, host.index)
+
+    def _leave_out(self, now: float) -> None:
+        """Go on without a host if two do not reach each other, though this launcher reaches both."""
+        parts = self._parts
+        order = [host.index for host in parts.hosts.present()]
+        found = parts.links.leave_out(order, {index: len(parts.workers.of_host(index)) for index in order}, now)
+        if found is None or parts.ending.has_begun:
+            return
+        names = {host.index: host.name for host in parts.hosts.present()}
+        name, others = names[found.index], " and ".join(names.get(peer, "?") for peer in found.unreached)
+        reason = (
+            f"{name} and {others} do not reach each other, though the launcher reaches them: nothing was heard for "
+            f"{found.silent_sec:.1f} seconds. A firewall, a route or a cable? The job goes on without {name} until "
+            "they do"
+        )
+        parts.log.publish("hosts_apart", host=name, others=[names.get(peer, "?") for peer in found.unreached])
+        parts.links.lost(found.index)
+        parts.server.call(lambda: parts.coordinator.leave_out_host(found.index, reason))
+        if parts.generation < 0:  # nobody waits for -np ranks, of which some cannot come
+            parts.server.call(lambda: parts.coordinator.accept_fewer(now=time.monotonic()))
 
     def _note(self, kind: str, fields: dict[str, Any]) -> None:
         """The coordinator has done something."""
@@ -222,9 +278,13 @@ class ElasticRun:
             worker = parts.workers.get(number)
             if worker is not None and worker.joined is None:
                 worker.joined = now
-        impatient = parts.patience.world_began(int(fields["progress"]))
-        if impatient:
-            self._ends.give_up(impatient)
+        self._ends.world_began(fields["workers"], parts.patience.world_began())
+
+    def _note_commits(self, beat: Beat) -> None:
+        worker = self._parts.workers.get(beat.worker)
+        if worker is not None and beat.num_commits > worker.num_commits:
+            worker.num_commits = beat.num_commits
+            self._parts.patience.committed()
 
     # What nobody reports
 
@@ -232,6 +292,8 @@ class ElasticRun:
         """Look after agents that do not come, deadlines, and workers that hang."""
         parts, now = self._parts, time.monotonic()
         parts.hosts.reap()
+        self._ends.turn(now)
+        self._leave_out(now)
         self._observation.turn()
         for host, why in parts.hosts.failed():
             parts.log.publish("host_failed", host=host.name, reason=why)

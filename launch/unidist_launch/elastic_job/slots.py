@@ -35,6 +35,7 @@ class Slot:
         failures: in a row, of workers that were of no use.
         free_at: when it may be used again.
         is_gone: the host does not offer it any more.
+        was_taken_back: the host has taken it back since its worker was started.
     """
 
     host: str
@@ -43,6 +44,7 @@ class Slot:
     failures: int = 0
     free_at: float = 0.0
     is_gone: bool = False
+    was_taken_back: bool = False
 
     @property
     def is_given_up(self) -> bool:
@@ -71,6 +73,7 @@ class Slots:
         known = {(slot.host, slot.number): slot for slot in self._slots}
         for key, slot in known.items():
             slot.is_gone = key not in offered
+            slot.was_taken_back = slot.worker is not None and (slot.was_taken_back or slot.is_gone)
         ordered = [(host.name, number) for host in hosts for number in range(host.slots)]
         kept = [known[key] if key in known else Slot(*key) for key in ordered]
         self._slots = kept + [slot for slot in self._slots if slot.is_gone]
@@ -144,7 +147,7 @@ class Slots:
         slot = self.slot_of(worker)
         if slot is None:
             return None
-        slot.worker = None
+        slot.worker, slot.was_taken_back = None, False
         slot.failures = 1 if was_useful else slot.failures + 1
         pauses = slot.failures - (2 if self._at_once else 1)
         slot.free_at = now if pauses < 0 else now + min(self._longest, self._shortest * 2.0**pauses)
@@ -154,5 +157,5 @@ class Slots:
         """A worker has left in good order; its slot pauses so long, or shortly if its host took it back."""
         slot = self.slot_of(worker)
         if slot is not None:
-            slot.worker = None
-            slot.free_at = now + (min(pause, TAKEN_BACK_PAUSE_SEC) if slot.is_gone else pause)
+            slot.free_at = now + (min(pause, TAKEN_BACK_PAUSE_SEC) if slot.was_taken_back else pause)
+            slot.worker, slot.was_taken_back = None, False

@@ -75,10 +75,12 @@ class Supply:
             return
         now = time.monotonic()
         limit = parts.limits.max_num if parts.generation >= 0 else max(parts.job.num_proc, parts.limits.min_num)
+        others = [each.index for each in parts.hosts.present()]
         for slot in parts.slots.free(now, limit):
             host = parts.hosts.by_name.get(slot.host)
             if host is not None and host.is_up:
-                slot.worker = self._start_worker(host)
+                if parts.links.is_proven(host.index, others):
+                    slot.worker = self._start_worker(host)
             elif host is None or not host.is_terminating:
                 try:
                     parts.hosts.want(slot.host, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,7 +19,9 @@ class StartedWorker:
         host: index of the agent that has it.
         pid: its process, when the agent has told.
         is_ready: it waits to come into a world, or has been in one.
+        started: when it was started, or taken over from another launcher.
         joined: when it first came into a world.
+        num_commits: how many it has made, as far as it has told.
         is_leaving: it was asked to go, or has said that it goes.
         has_left: it was let go.
         kill_at: when it is to be killed, because it hangs.
@@ -30,7 +33,9 @@ class StartedWorker:
     host: int
     pid: int = 0
     is_ready: bool = False
+    started: float = field(default_factory=time.monotonic)
     joined: float | None = None
+    num_commits: int = 0
     is_leaving: bool = False
     has_left: bool = False
     kill_at: float | None = None

@@ -16,6 +16,8 @@ from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import LocalProcesses, describe_exit, watch_exit
 from unidist.launcher import Job, Launcher
+from unidist.settings.environment import Settings
+from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options.hosts import is_local, own_names
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
@@ -25,6 +27,7 @@ from unidist_launch.remote.signals import ForwardedSignals
 
 _EXIT_CHECK_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0
+_REPORTS_SEC = 0.25
 _MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process that never stops is cut short
 
 
@@ -73,9 +76,12 @@ class _Run:
                 output_dir=job.output_dir,
                 quiet=job.quiet,
                 timestamps=job.timestamps,
+                full_tracebacks=job.full_tracebacks,
                 give_up=lambda: self._ending.is_overdue,
             )
         )
+        self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
+        self._reports_at = 0.0
         self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
         self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
 
@@ -86,14 +92,37 @@ class _Run:
             self._wait()
             self._round += 1
             self._collect_exits()
-            self._output.show(running=len(self._processes.processes) - len(self._ending.exits))
+            self._read_reports()
+            self._events.turn()
+            running = len(self._processes.processes) - len(self._ending.exits)
+            self._output.show(running=running, state=self._events.summary)
             self._ending.advance(self._output)
         self._processes.close()  # also what ranks left in the background, which would keep the pipes open
         self._read_to_end()
-        self._output.finish()
-        return self._ending.conclude(self._output)
+        code = self._ending.conclude(self._output)
+        self._events.ended(code)
+        if code == 0:
+            self._warn_of_strategy_without_effect()
+        return code
+
+    def _warn_of_strategy_without_effect(self) -> None:
+        strategy = Settings.read({**os.environ, **self._job.env}).strategy
+        if strategy and not self._processes.num_initialized:
+            self._output.message(
+                f"unidist: warning: --strategy {strategy} had no effect: no rank has called init(), so each of the "
+                f"{self._job.num_proc} processes ran alone. Call it in the script: `import unidist.torch as ud` (or "
+                "unidist.tensorflow, unidist.keras), `ud.init()`, and `ud.distribute(model, optimizer)`"
+            )
+
+    def _read_reports(self) -> None:
+        now = time.monotonic()
+        if now - self._reports_at >= _REPORTS_SEC:
+            self._reports_at = now
+            self._events.progressed(self._processes.new_reports())
 
     def _start(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._events.host_joined(0, socket.gethostname(), address="127.0.0.1", cores=cores)
         for rank in range(self._job.num_proc):
             if self._ending.has_begun:
                 return  # a signal came meanwhile
@@ -111,8 +140,10 @@ class _Run:
                 self._stack.callback(os.close, exit_fd)
                 # Stays readable once the process has ended: it has done its work when it has woken the loop.
                 self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._selector.unregister, exit_fd))
+            self._events.started(0, {rank: process.pid})
             if self._job.verbose:
                 self._output.message(f"unidist: rank {rank} is process {process.pid}")
+        self._events.complete(self._job.num_proc)
 
     def _wait(self) -> None:
         """Wait for the next event, and read what there is to read."""
@@ -147,6 +178,7 @@ class _Run:
             tail = self._output.stderr_tail(rank)
             end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
             self._ending.exits.append(end)
+            self._events.exited(rank, process.pid, process.returncode)
             if self._job.verbose:
                 self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
 
@@ -164,3 +196,6 @@ class _Run:
 
     def _signal_ranks(self, number: int) -> None:
         self._processes.signal(number)
+
+    def _signal_rank(self, rank: int, number: int) -> None:
+        self._processes.signal(number, [rank])

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
+from unidist_launch.options.torchrun import NUMBER_FLAGS
+
+_NUMBER_FLAGS = ("-np", "--num-proc", *NUMBER_FLAGS)
 
 
 def resolve(command: Sequence[str], *, module: bool, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -42,6 +45,29 @@ def resolve(command: Sequence[str], *, module: bool, environ: Mapping[str, str])
     if program is None:
         raise ConfigurationError(_why_not_runnable(name))
     return (program, *arguments)
+
+
+def check_order(command: Sequence[str], num_proc: int | None) -> None:
+    """Refuse a number of processes that stands after the script, which would get it as an argument of its own.
+
+    Args:
+        command: the words after the options.
+        num_proc: the number that stands before them; with one, the script's arguments are its own affair.
+
+    Raises:
+        ConfigurationError: the number is misplaced; shows the order.
+    """
+    if num_proc is not None:
+        return
+    for index, word in enumerate(command[1:], start=1):
+        flag, equals, value = word.partition("=")
+        if flag in _NUMBER_FLAGS:
+            number = value if equals else " ".join(command[index + 1 : index + 2])
+            raise ConfigurationError(
+                f"{flag} stands after {command[0]!r}, which would get it as an argument. Options of `unidist launch` "
+                f"stand before the command: `unidist launch -np {number or 'N'} {command[0]}`. If {command[0]!r} has "
+                f"an option {flag} of its own, give -np before it, too."
+            )
 
 
 def _check_script(script: Path) -> None:

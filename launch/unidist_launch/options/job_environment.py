@@ -20,6 +20,7 @@ _TEXTS = {
     "UNIDIST_ENGINE": "engine",
     "UNIDIST_ALLREDUCE_ALGORITHM": "allreduce_algorithm",
     "UNIDIST_LOG_LEVEL": "log_level",
+    "UNIDIST_VERIFY": "verify",
 }
 _NUMBERS = {
     "UNIDIST_TIMEOUT_SEC": "timeout",
@@ -30,6 +31,7 @@ _NUMBERS = {
 }
 _SWITCHES = {
     "UNIDIST_TIMELINE_MARK_CYCLES": "timeline_mark_cycles",
+    "UNIDIST_TIMELINE_PER_TENSOR": "timeline_per_tensor",
     "UNIDIST_LOG_TIMESTAMP": "log_with_timestamp",
     "UNIDIST_AUTOTUNE": "autotune",
 }
@@ -64,7 +66,9 @@ def variables(ctx: click.Context, options: Mapping[str, Any], *, here: bool = Tr
 
 
 def check_timeline(options: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse to mark the cycles of a trace that is not written."""
+    """Refuse details of a trace that is not written."""
+    if options["timeline_per_tensor"] and settings.timeline is None:
+        raise ConfigurationError("--timeline-per-tensor is about a trace; add --timeline FILE.")
     if options["timeline_mark_cycles"] and settings.timeline is None:
         raise ConfigurationError("--timeline-mark-cycles marks the cycles of a trace; add --timeline FILE.")
 

@@ -13,7 +13,7 @@ import click
 
 from unidist.settings.environment import LOG_LEVELS, MAX_CACHE_CAPACITY
 from unidist_launch.display.grouped_help import GroupedOption
-from unidist_launch.options import config_file, elastic_options, horovodrun
+from unidist_launch.options import completion, config_file, elastic_options, horovodrun
 from unidist_launch.options.config_file import Kind
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -67,7 +67,7 @@ OPTIONS: tuple[Decorator, ...] = (
         *("-np", "-n", "--num-proc"),
         type=click.IntRange(min=1),
         metavar="N",
-        help="Number of processes (default: all slots of a scheduler's allocation; required elsewhere).",
+        help="Number of processes (default: all slots of the hosts or the allocation, else of GPUs, else of cores).",
     ),
     _option(
         _HOSTS,
@@ -127,9 +127,22 @@ OPTIONS: tuple[Decorator, ...] = (
         _SPREAD,
         "--strategy",
         metavar="LINE",
+        shell_complete=completion.strategies,
         help="How training is spread: NAME=VALUE:OPTION=VALUE,NAME=... (default: data).",
     ),
-    _option(_SPREAD, "--engine", metavar="NAME", help="What moves the data (default: auto)."),
+    _option(
+        _SPREAD,
+        "--verify",
+        metavar="WHEN",
+        help="Compare the distributed model with the script's own: first, every=N or off (default: off).",
+    ),
+    _option(
+        _SPREAD,
+        "--engine",
+        metavar="NAME",
+        shell_complete=completion.engines,
+        help="What moves the data (default: auto).",
+    ),
     _option(
         _SPREAD,
         "--allreduce-algorithm",
@@ -206,10 +219,22 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         _OUTPUT,
+        "--timeline-per-tensor/--no-timeline-per-tensor",
+        default=None,
+        help="The trace has a row for each tensor instead of one for each phase.",
+    ),
+    _option(
+        _OUTPUT,
         "--prefix-output-with-timestamp",
         aliases=("-prefix-timestamp",),
         is_flag=True,
         help="Lines of the ranks begin with the time.",
+    ),
+    _option(
+        _OUTPUT,
+        "--full-tracebacks",
+        is_flag=True,
+        help="Show the tracebacks of all ranks, with the frames of unidist.",
     ),
     _option(
         _OUTPUT,

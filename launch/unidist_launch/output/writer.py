@@ -13,6 +13,7 @@ from typing import Self
 from unidist.errors import ConfigurationError
 from unidist_launch.output.lines import Folder, LineSplitter, Stream
 from unidist_launch.output.screen import Screen
+from unidist_launch.output.tracebacks import HeldTracebacks
 
 _TAIL_LINES = 200
 _FIRST_STATUS_SEC = 1.0
@@ -27,6 +28,8 @@ class Output:
     A progress bar (text ended by carriage returns) is the live line on a terminal. Elsewhere its frames
     come out every few seconds and at its end, all of them.
 
+    A traceback waits until `blame` or `show_end` says whether it matters; see `HeldTracebacks`. Files get all at once.
+
     Args:
         num_ranks: number of ranks.
         output_dir: folder for `rank.R/stdout` and `rank.R/stderr`; None writes none.
@@ -34,6 +37,7 @@ class Output:
         timestamps: see `Screen`.
         give_up: see `Screen`.
         append: add to the files that are there, as another launcher has begun them.
+        full_tracebacks: show tracebacks of all ranks, at once, with all of their frames.
 
     Raises:
         ConfigurationError: the files cannot be made.
@@ -48,9 +52,12 @@ class Output:
         timestamps: bool = False,
         give_up: Callable[[], bool],
         append: bool = False,
+        full_tracebacks: bool = False,
     ) -> None:
         self._num_ranks = num_ranks
         self._quiet = quiet
+        self._held = None if full_tracebacks else HeldTracebacks()
+        self._blamed: int | None = None
         self._screen = Screen(timestamps=timestamps, give_up=give_up)
         self._folder = Folder(num_ranks)
         self._splitters = {(rank, stream): LineSplitter() for rank in range(num_ranks) for stream in Stream}
@@ -114,9 +121,12 @@ class Output:
             running: number of ranks that run.
             state: returns what the live line says of the job instead of that number; "" to leave it.
         """
+        now = time.monotonic()
+        if self._held is not None:
+            for rank in self._held.due(now):
+                self.show_end(rank)
         self._emit(flush=False)
         self._screen.flush()
-        now = time.monotonic()
         if self._screen.is_live:
             if now - self._status_at >= _STATUS_SEC:
                 self._screen.live(self._live_text(now, running, state))
@@ -126,7 +136,8 @@ class Output:
 
     def deadline(self) -> float | None:
         """Return when `show` has something to do again; None when only new output can give it that."""
-        return self._folder.deadline()
+        held = None if self._held is None else self._held.deadline()
+        return min((at for at in (self._folder.deadline(), held) if at is not None), default=None)
 
     def stderr_tail(self, rank: int) -> tuple[str, ...]:
         """Return the last lines of a rank's standard error, an incomplete one included."""
@@ -134,11 +145,33 @@ class Output:
         lines = [*self._tails[rank], *([partial] if partial else [])]
         return tuple(line.decode(errors="replace").rstrip() for line in lines)
 
+    def blame(self, rank: int) -> None:
+        """Show how this rank ended, and not the tracebacks of others from now on: theirs follow from it."""
+        self._blamed = rank
+        self.show_end(rank)
+        if self._held is not None:
+            self._held.hold_on()
+
+    def show_end(self, rank: int) -> None:
+        """Show the traceback with which a rank has ended."""
+        if self._held is not None:
+            self._show(rank, Stream.STDERR, self._held.release(rank), time.monotonic())
+
+    def drop_end(self, rank: int) -> None:
+        """Do not show the traceback with which a rank has ended: it is the consequence of another's failure."""
+        if self._held is not None:
+            self._held.drop(rank)
+
     def finish(self) -> None:
-        """Write all that is left, incomplete lines included."""
+        """Write all that is left, incomplete lines included; if a rank is blamed, no tracebacks but its own."""
         now = time.monotonic()
         for (rank, stream), splitter in self._splitters.items():
             self._take(rank, stream, splitter.finish(), now)
+        for rank in () if self._held is None else self._held.ranks:
+            if self._blamed in (None, rank):
+                self.show_end(rank)
+            else:
+                self.drop_end(rank)
         self._emit(flush=True)
         self._screen.live("")
         self._screen.flush()
@@ -159,6 +192,11 @@ class Output:
                 listener(rank, stream, lines)
         if stream is Stream.STDERR:
             self._tails[rank].extend(line.rpartition(b"\r")[2] for line in lines)
+            if self._held is not None:
+                lines = self._held.take(rank, lines, now)
+        self._show(rank, stream, lines, now)
+
+    def _show(self, rank: int, stream: Stream, lines: list[bytes], now: float) -> None:
         if self._is_shown(rank, stream):
             self._num_lines += len(lines)
             self._folder.add(rank, stream, lines, now)

@@ -74,7 +74,7 @@ class Ending:
 
     def advance(self, output: Output) -> None:
         """End the other ranks once it is settled who failed, or nobody reads our output; kill what is overdue."""
-        self._end_if_failed()
+        self._end_if_failed(output)
         lost = output.failures.get(Stream.STDOUT)
         if lost is not None and self._kill_at is None:
             if not is_broken_pipe(lost):
@@ -82,10 +82,13 @@ class Ending:
             self.begin(signal.SIGTERM)
 
     def conclude(self, output: Output) -> int:
-        """Write the report and return the exit code."""
+        """Write what is left of the ranks' output, then the report, and return the exit code."""
         culprit = failure.choose_culprit(self.exits)
         if culprit is not None:
-            output.message(failure.report(culprit, self.exits, self._host_of(culprit.rank)))
+            output.blame(culprit.rank)
+        output.finish()
+        if culprit is not None:
+            output.message(failure.report(culprit, self.exits, culprit.host or self._host_of(culprit.rank)))
             return culprit.exit_code
         if self._signals:
             number = self._signals[0]
@@ -96,16 +99,18 @@ class Ending:
             return 128 + signal.SIGPIPE if is_broken_pipe(lost) else 1
         return 0
 
-    def _end_if_failed(self) -> None:
+    def _end_if_failed(self, output: Output) -> None:
         now = time.monotonic()
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._signal_ranks(signal.SIGKILL)
             return
-        if failure.choose_culprit(self.exits) is None:
+        culprit = failure.choose_culprit(self.exits)
+        if culprit is None:
             return
         if self._first_failure_at is None:
             self._first_failure_at = now
         self._decide_at = self._first_failure_at + failure.settle_seconds(self.exits)
         if now >= self._decide_at:
+            output.blame(culprit.rank)
             self.begin(signal.SIGTERM)

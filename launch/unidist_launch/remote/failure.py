@@ -18,12 +18,14 @@ SETTLE_FOR_CULPRIT_SEC = 3.0
 
 # What a rank raises because another one is gone or does not come.
 _VICTIMS_ERRORS = frozenset({"PeerLostError", "StalledError", "HorovodInternalError"})
+# What all ranks of a group raise together; one that failed in another way may have been the reason.
+_GROUPS_ERRORS = frozenset({"DeadlockError"})
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?")  # by PyTorch, once its default process group is initialized
 _HEADERS = ("Traceback (most recent call last):", "Fatal Python error: ")
 _EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 # TensorFlow's AutoGraph puts the trace within a graph, and the real text, into the exception's own.
 _IN_USER_CODE = ": in user code:"
 _INNER_EXCEPTION_LINE = re.compile(r" {4}[A-Za-z_][\w.]*: ")
-_MAX_LINES = 24
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class RankExit:
         stderr_tail: its last lines on standard error.
         signalled: the launcher had already told it to end.
         host_lost: that its host was given up and why, if that is what happened; nothing else is known then.
+        host: name of its host, where ranks come and go; "" where a rank has one host.
     """
 
     rank: int
@@ -47,13 +50,15 @@ class RankExit:
     stderr_tail: tuple[str, ...] = ()
     signalled: bool = False
     host_lost: str = ""
+    host: str = ""
 
     @property
     def traceback(self) -> tuple[str, ...]:
         """The last traceback on standard error, from its header to the end; empty if there is none."""
-        for i in range(len(self.stderr_tail) - 1, -1, -1):
-            if self.stderr_tail[i].startswith(_HEADERS):
-                return self.stderr_tail[i:]
+        tail = tuple(_RANK_PREFIX.sub("", line, count=1) for line in self.stderr_tail)
+        for i in range(len(tail) - 1, -1, -1):
+            if tail[i].startswith(_HEADERS):
+                return tail[i:]
         return ()
 
     @property
@@ -71,8 +76,22 @@ class RankExit:
     @property
     def is_victim(self) -> bool:
         """True when it ended because of another rank."""
-        name = self.exception_line.partition(":")[0].rpartition(".")[2]
-        return not self.host_lost and self.returncode > 0 and name in _VICTIMS_ERRORS
+        return not self.host_lost and self.returncode > 0 and self.exception_name in _VICTIMS_ERRORS
+
+    @property
+    def may_be_consequence(self) -> bool:
+        """True when another rank that failed is to blame rather than this one."""
+        return self.is_victim or (not self.host_lost and self.returncode > 0 and self.exception_name in _GROUPS_ERRORS)
+
+    @property
+    def exception_name(self) -> str:
+        """The class of the exception, without its module ("ValueError"), or ""."""
+        return self.exception_line.partition(":")[0].rpartition(".")[2]
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in one line."""
+        return self.host_lost or self.exception_line or describe_exit(self.returncode)
 
     @property
     def exit_code(self) -> int:
@@ -87,17 +106,24 @@ def choose_culprit(exits: Sequence[RankExit]) -> RankExit | None:
     it is the one that could not have waited for anybody. None when nothing failed.
     """
     failed = [end for end in exits if end.returncode and not end.signalled]
-    return min(failed, key=lambda end: (end.is_victim, end.round, end.returncode > 0, end.rank), default=None)
+    return min(
+        failed,
+        key=lambda end: (end.is_victim, end.may_be_consequence, end.round, end.returncode > 0, end.rank),
+        default=None,
+    )
 
 
 def settle_seconds(exits: Sequence[RankExit]) -> float:
     """Return how long after the first failure the launcher waits before it decides."""
     culprit = choose_culprit(exits)
-    return SETTLE_FOR_CULPRIT_SEC if culprit and culprit.is_victim else SETTLE_SEC
+    return SETTLE_FOR_CULPRIT_SEC if culprit and culprit.may_be_consequence else SETTLE_SEC
 
 
 def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
-    """Return the text that ends a failed job: the cause first, then what became of the other ranks."""
+    """Return the text that ends a failed job: the cause first, then what became of the other ranks.
+
+    It has no traceback: the launcher has shown that of the culprit among the ranks' lines.
+    """
     others = [end for end in exits if end is not culprit]
     if culprit.host_lost:
         with_it = [end.rank for end in exits if end.host_lost == culprit.host_lost]
@@ -108,11 +134,18 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
     ended = [end.rank for end in others if end.signalled]
     if ended:
         text.append(f"unidist: ended by the launcher: {_ranks(ended)}")
-    text += [
-        f"unidist: also failed: rank {end.rank}: {end.host_lost or end.exception_line or describe_exit(end.returncode)}"
-        for end in others
-        if end.returncode and not end.signalled
-    ]
+    failed = [end for end in others if end.returncode and not end.signalled]
+    victims = [end for end in failed if end.is_victim]
+    if victims:
+        names = dict.fromkeys(end.exception_name for end in victims)
+        text.append(f"unidist: failed in consequence: {_ranks([end.rank for end in victims])} ({', '.join(names)})")
+    alike: dict[str, list[int]] = {}
+    for end in failed:
+        if not end.is_victim:
+            alike.setdefault(end.reason, []).append(end.rank)
+    for reason, ranks in alike.items():
+        told = "the same" if reason == culprit.reason and culprit.exception_line else reason
+        text.append(f"unidist: also failed: {_ranks(ranks)}: {told}")
     text.append(f"unidist: exit code {culprit.exit_code}")
     return "\n".join(text)
 
@@ -120,22 +153,13 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
 def _cause(culprit: RankExit, host: str) -> list[str]:
     cause = describe_exit(culprit.returncode)
     if culprit.returncode > 0 and culprit.exception_line:
-        cause = f"{culprit.exception_line} ({cause})"
+        cause = f"{culprit.exception_line.rstrip(':')} ({cause})"
     text = [f"unidist: rank {culprit.rank} failed first (host {host}, pid {culprit.pid}): {cause}"]
     if culprit.returncode == -signal.SIGKILL:
         text.append(
             "  SIGKILL comes from outside: an operator, a scheduler, or the kernel, out of memory (`dmesg` tells)."
         )
-    text += [f"  {line}" for line in _excerpt(culprit)]
     return text
-
-
-def _excerpt(end: RankExit) -> list[str]:
-    lines = list(end.traceback) or list(end.stderr_tail[-5:])
-    if len(lines) > _MAX_LINES:
-        kept = _MAX_LINES - 2
-        lines = [lines[0], f"... ({len(lines) - 1 - kept} lines left out)", *lines[-kept:]]
-    return lines
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from unidist.launcher import Host, Job
 from unidist.topology import Topology
 from unidist_launch.agent.agent import interface_address
 from unidist_launch.agent.order import AgentOrder, exported_variables
+from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options import hosts as host_list
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
@@ -86,9 +87,11 @@ class RemoteRun:
                 output_dir=job.output_dir,
                 quiet=job.quiet,
                 timestamps=job.timestamps,
+                full_tracebacks=job.full_tracebacks,
                 give_up=lambda: self._ending.is_overdue,
             )
         )
+        self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
         self._secret = secret or secrets.token_bytes(32)
         self._coordinator = Coordinator(
             num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
@@ -116,12 +119,15 @@ class RemoteRun:
         while self._is_running and len(self._done) < len(self._agents) and not self._ending.is_hopeless:
             self._turn()
             self._watch_commands()
-            self._output.show(running=self._job.num_proc - len(self._ending.exits))
+            self._events.turn()
+            running = self._job.num_proc - len(self._ending.exits)
+            self._output.show(running=running, state=self._events.summary)
             self._ending.advance(self._output)
             if self._refused:
                 raise ConfigurationError("; ".join(self._refused))
-        self._output.finish()
-        return self._ending.conclude(self._output)
+        code = self._ending.conclude(self._output)
+        self._events.ended(code)
+        return code
 
     def _start_agents(self) -> None:
         job_id = secrets.token_hex(8)
@@ -218,10 +224,10 @@ class RemoteRun:
         self._round += 1
         for event in self._server.take_events():
             if isinstance(event, HostJoined):
-                self._facts[event.host] = event.facts
+                facts = self._facts[event.host] = event.facts
+                name = self._agents[event.host].host.name
+                self._events.host_joined(event.host, name, address=str(facts["address"]), cores=int(facts["cores"]))
                 if self._job.verbose:
-                    facts = event.facts
-                    name = self._agents[event.host].host.name
                     self._output.message(
                         f"unidist: host {name} ({facts['name']}) is {facts['address']}, {facts['cores']} cores"
                     )
@@ -249,11 +255,17 @@ class RemoteRun:
                     )
                 )
         elif kind == "started":
-            self._pids.update(zip((place.rank for place in self._places[host]), message["pids"], strict=True))
+            pids = dict(zip((place.rank for place in self._places[host]), message["pids"], strict=True))
+            self._pids.update(pids)
+            self._events.started(host, pids)
+            if len(self._pids) == self._job.num_proc:
+                self._events.complete(self._job.num_proc)
             if self._job.verbose:
                 for place in self._places[host]:
                     name = self._name(host)
                     self._output.message(f"unidist: rank {place.rank} is process {self._pids[place.rank]} on {name}")
+        elif kind == "progress":
+            self._events.progressed([(int(rank), report) for rank, report in message["reports"]])
         elif kind == "done":
             self._done.add(host)
         elif kind == "terminating":
@@ -281,6 +293,7 @@ class RemoteRun:
             raise ConfigurationError(f"host {name} was lost before its ranks started: {reason} {said}")
         self._done.add(host)
         self._lost.add(host)
+        self._events.host_lost(name, reason)
         ended = {end.rank for end in self._ending.exits}
         for place in self._places[host]:
             if place.rank not in ended:
@@ -297,6 +310,7 @@ class RemoteRun:
 
     def _note_exit(self, end: RankExit) -> None:
         self._ending.exits.append(end)
+        self._events.exited(end.rank, end.pid, end.returncode)
         if self._job.verbose:
             self._output.message(f"unidist: rank {end.rank} ended: {end.host_lost or describe_exit(end.returncode)}")
 
@@ -344,6 +358,9 @@ class RemoteRun:
 
     def _tell(self, message: Message, hosts: Sequence[int] | None = None) -> None:
         self._server.call(lambda: self._coordinator.tell(message, hosts))
+
+    def _signal_rank(self, rank: int, number: int) -> None:
+        self._tell({"type": "signal", "number": number, "ranks": [rank]}, [self._host_of[rank]])
 
     def _own_addresses(self) -> tuple[str, ...]:
         """Return this host's address on the interface that was asked for; none if none was, or it has other names."""

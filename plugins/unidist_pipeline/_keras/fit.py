@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.negotiation.objects import gather_objects
-from unidist_pipeline._keras.losses import check_loss
-from unidist_tensorflow.training.step_runner import structure_of
+from unidist_pipeline._keras.losses import check_loss, targets_of_outputs
+from unidist_tensorflow.training import pending_check, structure_of
 
 if TYPE_CHECKING:
     from unidist_pipeline._keras.model import PipelineModel
@@ -42,21 +42,28 @@ class PipelineFit:
 
     def train(self, x: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
         """Train on a batch; returns the metrics."""
-        x, y, sample_weight = _tensors(x), _tensors(y), _tensors(sample_weight)
+        x, y, sample_weight = structure_of(x), structure_of(y), structure_of(sample_weight)
         self._check(sample_weight)
-        loss = self._runner.train(x, y, sample_weight, self._loss, training=self._takes_training)
+        if (check := pending_check(self._model)) is not None:
+            targets = self._targets(y)
+
+            def found() -> tuple[Any, Any]:
+                return self._runner.predict(x), self._runner.compute(x, targets, sample_weight, self._loss)
+
+            check.before_step(found, x, lambda outputs: self._loss_of_whole(y, outputs, sample_weight))
+        loss = self._runner.train(x, self._targets(y), sample_weight, self._loss, training=self._takes_training)
         return self._measured(loss, x, y, sample_weight)
 
     def test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, Any]:
         """Evaluate a batch; returns the metrics."""
-        x, y, sample_weight = _tensors(x), _tensors(y), _tensors(sample_weight)
+        x, y, sample_weight = structure_of(x), structure_of(y), structure_of(sample_weight)
         self._check(sample_weight)
-        loss = self._runner.compute(x, y, sample_weight, self._loss)
+        loss = self._runner.compute(x, self._targets(y), sample_weight, self._loss)
         return self._measured(loss, x, y, sample_weight)
 
     def predict(self, x: Any) -> Any:
         """Return the outputs for a batch."""
-        return self._runner.predict(_tensors(x))
+        return self._runner.predict(structure_of(x))
 
     def _loss(self, targets: Any, outputs: Any, sample_weight: Any) -> Any:
         compiled_loss = self._model._compile_loss
@@ -65,6 +72,17 @@ class PipelineFit:
         if self._compiled is None:
             self._compiled = tf.function(compiled_loss, autograph=False)
         return self._compiled(targets, outputs, sample_weight)
+
+    def _loss_of_whole(self, y: Any, outputs: Any, sample_weight: Any) -> Any:
+        """Return the loss as Keras computes it of a whole batch."""
+        made = self._model._compile_loss
+        fresh = type(made)(made._user_loss, made._user_loss_weights, output_names=made.output_names)
+        return fresh(y, outputs, sample_weight)
+
+    def _targets(self, y: Any) -> Any:
+        model = self._model
+        names = getattr(model, "output_names", None) or ()
+        return targets_of_outputs(y, self._runner.outputs_structure, model._compile_loss._user_loss, names)
 
     def _check(self, sample_weight: Any) -> None:
         loss = self._model._compile_loss
@@ -86,7 +104,3 @@ class PipelineFit:
             found = {name: np.asarray(value) for name, value in model.own_metrics_result().items()}
         (self.results,) = (each for each in gather_objects(runner.communicator, found) if each)
         return dict(self.results)
-
-
-def _tensors(value: Any) -> Any:
-    return None if value is None else structure_of(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,3 +51,34 @@ def check_loss(loss_fn: Any, *, masked: bool, weighted: bool = False) -> None:
             "pipeline and not within the batch. Leave mask_zero out of what leads to the outputs, and weight the loss "
             "by yourself: sample_weight in fit, or in the loss function"
         )
+
+
+def targets_of_outputs(targets: Any, outputs: Any, losses: Any, names: Sequence[str]) -> Any:
+    """Return targets in the structure of the outputs, where it is one tensor for the only output that has a loss.
+
+    Keras finds that out for each batch, and takes a tensor of as many samples as there are outputs for their targets:
+    of a whole batch that is rare, of a micro-batch it is not.
+
+    Args:
+        targets: of the batch.
+        outputs: the structure that the model returns.
+        losses: what `compile` got.
+        names: of the outputs, flat.
+
+    Raises:
+        UsageError: it is not one output that has a loss.
+    """
+    if targets is None or keras.tree.is_nested(targets) or not keras.tree.is_nested(outputs):
+        return targets
+    num_outputs = len(keras.tree.flatten(outputs))
+    if isinstance(losses, dict):
+        flat = [losses.get(name) for name in (sorted(outputs) if isinstance(outputs, dict) else names)]
+    else:
+        flat = keras.tree.flatten(losses) if keras.tree.is_nested(losses) else [losses] * num_outputs
+    wanted = [num_outputs == 1 or each is not None for each in flat]
+    if len(wanted) != num_outputs or sum(wanted) != 1:
+        raise UsageError(
+            f"the model has {num_outputs} outputs, {sum(wanted)} of them with a loss, and one tensor as their targets. "
+            "Give targets in the structure of the outputs"
+        )
+    return keras.tree.pack_sequence_as(outputs, [targets if each else None for each in wanted])

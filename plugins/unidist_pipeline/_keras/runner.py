@@ -84,6 +84,11 @@ class PipelineRunner(StepRunner):
             self._loss = mean_loss(loss_fn)
 
     @property
+    def outputs_structure(self) -> Any:
+        """The structure that the model returns; its leaves mean nothing."""
+        return self._division.programs[0].outputs
+
+    @property
     def masks_outputs(self) -> bool:
         """Say whether a Keras mask would reach the loss."""
         program = self._division.programs[0]

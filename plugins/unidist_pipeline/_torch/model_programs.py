@@ -14,7 +14,13 @@ from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.costs import held_bytes, measured_costs, seconds
 from unidist_pipeline._torch.model import Division, RemovedTensors
 from unidist_pipeline._torch.tracing.export import ExportCache, Exported
-from unidist_pipeline._torch.tracing.fx import bound_arguments, is_value, parameters_of, plain_forward, unnamed
+from unidist_pipeline._torch.tracing.fx import (
+    bound_arguments,
+    constants_of,
+    default_arguments,
+    plain_forward,
+    unnamed,
+)
 from unidist_pipeline._torch.tracing.program import Program, SplitPoint
 from unidist_pipeline._torch.tracing.split import (
     CannotTrace,
@@ -155,17 +161,11 @@ class ModelPrograms:
         costs: Costs,
         example: Mapping[str, Any] | None,
     ) -> tuple[Program, Cut]:
-        if example is None:
-            constants = {
-                each.name: each.default
-                for each in parameters_of(self.forward)
-                if each.default is not each.empty and not is_value(each.default)
-            }
-        else:
-            constants = {name: value for name, value in example.items() if not is_value(value)}
-            if variadic := unnamed(self.forward, example):
-                raise CannotTrace(f"the model's {variadic} cannot be followed")
-        tracer = FxTracer(model, self.forward, constants)
+        arguments = default_arguments(self.forward) if example is None else example
+        constants_of(arguments)  # or they are refused
+        if example is not None and (variadic := unnamed(self.forward, example)):
+            raise CannotTrace(f"the model's {variadic} cannot be followed")
+        tracer = FxTracer(model, self.forward, arguments)
         cut = find_points(model, tracer, num_stages, strategy.split_points, costs)
         self._points, self._looked_into = cut.points, cut.looked_into
         return Program.cut_at(tracer.graph(cut.looked_into), cut.points), cut
@@ -185,13 +185,12 @@ class ModelPrograms:
         return program
 
     def _of_fx(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Program:
-        constants = {name: value for name, value in arguments.items() if not is_value(value)}
         modes = tuple(model.get_submodule(path).training for path in ("", *self._looked_into))
-        key = (tuple(constants.items()), modes)
+        key = (constants_of(arguments), modes)
         if key not in self._programs:
             with nullcontext() if self._removed is None else self._removed.with_placeholders():
                 try:
-                    graph = FxTracer(model, self.forward, constants).graph(self._looked_into)
+                    graph = FxTracer(model, self.forward, arguments).graph(self._looked_into)
                 except Exception as error:
                     raise UsageError(
                         f"with these arguments the pipeline cannot follow the model: {brief(error)}. {_HOW}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from unidist_pipeline._torch.model_programs import ModelPrograms
 from unidist_pipeline._torch.stage import Batch, Outcome, StageRandom, TorchStage
 from unidist_pipeline._torch.tied import TiedGradients
 from unidist_pipeline._torch.tracing.fx import bound_arguments
-from unidist_pipeline._torch.tracing.values import changed, message_of, tensors_in, value_of
+from unidist_pipeline._torch.tracing.values import changed, message_of, parts_of, tensors_in, value_of
 from unidist_pipeline.execution.microbatches import bounds, sizes
 from unidist_pipeline.execution.rank import PipelineRank
 from unidist_pipeline.strategy import Pipeline
@@ -26,6 +27,8 @@ from unidist_torch.memory import DTYPES, memory_kind
 from unidist_torch.models.step_runner import LossFunction, StepRunner, evaluating, gradient_computed, gradient_memory
 
 _DTYPES = tuple(DTYPES)
+_DIGEST_ELEMENTS = 1024
+"""Elements of a tensor, at most, that ranks compare before each run."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ class PipelineRunner(StepRunner):
         self._trained = trained
         self._rank.run(
             stages,
-            description=f"{word} {len(pieces)} micro-batches of {_described(arguments)}; targets {_described(targets)}",
+            description=f"{word} {len(pieces)} micro-batches of {_described(arguments, values=True)}; "
+            f"targets {_described(targets, values=True)}",
             keys=[(word, _described(each)) for each in batch.arguments],
             forward_only=not trains,
             renews=renews,
@@ -221,12 +225,28 @@ def _cut(value: Any, total: int, piece: tuple[int, int]) -> Any:
     return changed(take, value)
 
 
-def _described(value: Any) -> str:
-    """Return shapes and types of tensors, and other values, as text: equal for structures of the same form."""
+def _described(value: Any, *, values: bool = False) -> str:
+    """Return shapes and types of tensors, and other values, as text: equal for structures of the same form.
 
-    def describe(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-        return item
+    With `values` also a digest of (some of) the tensors' values: ranks with different data would train the outputs of
+    one batch on the targets of another.
+    """
+    if isinstance(value, torch.Tensor):
+        form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return f"{form} (digest {_digest(value)})" if values and value.layout is torch.strided else form
+    parts = parts_of(value)
+    if parts is None:
+        return str(getattr(value, "__qualname__", None) or repr(value))
+    texts = [(key, _described(item, values=values)) for key, item in parts]
+    if type(value) in (tuple, list):
+        inside = ", ".join(text for _, text in texts)
+        return f"({inside})" if type(value) is tuple else f"[{inside}]"
+    inside = ", ".join(f"{key}: {text}" for key, text in texts)
+    return f"{{{inside}}}" if type(value) is dict else f"{type(value).__qualname__}({inside})"
 
-    return str(changed(describe, value))
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().reshape(-1)
+    step = -(-flat.numel() // _DIGEST_ELEMENTS) | 1  # odd: an even one could meet the same column of each row
+    sample = flat[::step].contiguous().view(torch.uint8).cpu()
+    return hashlib.blake2b(sample.numpy().tobytes(), digest_size=8).hexdigest()

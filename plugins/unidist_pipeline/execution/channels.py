@@ -94,7 +94,8 @@ class Channels:
         listed = "; ".join(f"rank {host.members[rank]}: {text}" for rank, text in enumerate(everywhere))
         raise DifferentInputsError(
             "the ranks of a pipeline must be called with the same: inputs and targets are those of the whole pipeline, "
-            f"on each of its ranks. Found: {listed}"
+            "on each of its ranks. Divide the data by ud.shard(), or by ud.data_rank() and ud.data_size(), and seed "
+            f"what draws them by ud.seed(n). Found: {listed}"
         )
 
     def send(self, fact: Fact, message: Message, *, to: int) -> None:

@@ -6,16 +6,16 @@ preceded by a description (`Form`); both sides keep it, and every later message 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from unidist.buffer import HOST, DType
 from unidist.errors import UsageError
+from unidist.negotiation import seal, unseal
 from unidist_pipeline.schedules.facts import ACTIVATION_AT, Fact
+
+_PURPOSE = "the form of a pipeline's messages"
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class KnownForms:
 
 def pack(form: Form) -> bytearray:
     """Return a form as bytes."""
-    return bytearray(cloudpickle.dumps(form))
+    return seal(form, _PURPOSE)
 
 
 def unpack(data: bytearray) -> Form:
     """Return the form of these bytes, which come from a rank of the same job."""
-    form = pickle.loads(data)
+    form = unseal(data, _PURPOSE)
     assert isinstance(form, Form)
     return form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +12,13 @@ from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.cutter import Cutter
 from unidist_tensor_parallel._torch.describe import describe, parameter_count
-from unidist_tensor_parallel._torch.guards import install_guards, keep_off_fused_paths
+from unidist_tensor_parallel._torch.guards import install_guards, keep_off_fused_paths, watch_rows
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel._torch.layers.sequence import make_sequence_regions
+from unidist_tensor_parallel._torch.layers.sequence import Row, find_rows, make_sequence_regions
 from unidist_tensor_parallel._torch.probe import check_outputs, find_attentions, try_on_all_ranks
+from unidist_tensor_parallel._torch.sequence_probe import RowProbe, needs_all_tokens
 from unidist_tensor_parallel._torch.tracing import feeds_of
 from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
@@ -55,18 +56,31 @@ class TorchTensor(TensorBinding):
         random = CutRandom(axis)
         others = [name for name in context.mesh.model_axes if name != AXIS]
         regions: dict[str, Region] = {"": Region(axis, random)}
+        rows: list[Row] = []
+        probes: list[RowProbe] = []
         if strategy.sequence or Role.SEQUENCE in found.roles.values():
             if others:
                 raise ConfigurationError(
                     f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} "
                     "divides them. Leave sequence out, or the other strategy"
                 )
-            regions |= make_sequence_regions(model, found.roles, axis, random)
+            rows = find_rows(model, found.roles)
+            probes = [RowProbe(row.paths, model, found.roles, tokens=2 * axis.size, dim=row.dim) for row in rows]
+            gathering = _gathering(model, rows, found)
+            regions |= make_sequence_regions(model, rows, found.roles, axis, random, gathering=gathering)
         total = parameter_count(model)
         sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
         cutter = Cutter(model, found.roles, regions)
         cutter.cut()
         cutter.check_shared()
+        for probe in probes:
+            probe.check()
+            if probe.expected is None:
+                found.notes.append(
+                    f"{general(probe.paths[0])}: its tokens are cut untried, since the blocks cannot be run on one "
+                    "activation alone"
+                )
+        watch_rows(model, rows)
         random.synchronize()
         keep_off_fused_paths(model)
         if not others:  # a model that is divided along another axis too is never run as a whole
@@ -78,6 +92,24 @@ class TorchTensor(TensorBinding):
             text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
             print(text, file=sys.stderr, flush=True)
         return model
+
+
+def _gathering(model: torch.nn.Module, rows: Sequence[Row], found: Assignment) -> list[str]:
+    """Return the attentions of rows of blocks whose own code needs all tokens, with a note on each kind."""
+    owners = []
+    for attention in find_attentions(model, found.roles, whole=True):
+        row = next((row for row in rows if any(_is_in(attention.owner, path) for path in row.paths)), None)
+        if row is not None and needs_all_tokens(model, attention, dim=row.dim):
+            owners.append(attention.owner)
+            found.notes.append(
+                f"{general(attention.owner)}: its forward reshapes by the number of tokens of its input: they are "
+                "gathered before it and cut again afterwards"
+            )
+    return owners
+
+
+def _is_in(path: str, owner: str) -> bool:
+    return path == owner or path.startswith(f"{owner}.")
 
 
 def assignment(model: torch.nn.Module, patterns: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:

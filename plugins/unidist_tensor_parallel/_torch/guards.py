@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region
+from unidist_tensor_parallel._torch.layers.sequence import Row
 
 
 def keep_off_fused_paths(model: nn.Module) -> None:
@@ -26,7 +28,57 @@ def keep_off_fused_paths(model: nn.Module) -> None:
 def install_guards(model: nn.Module, region: Region, random: CutRandom) -> None:
     """Let the model close cut regions that an error has left open, and compare its first inputs over the ranks."""
     model.register_forward_pre_hook(_Inputs(region, random), with_kwargs=True)
-    model.register_forward_hook(lambda *_: random.end(), always_call=True)
+    model.register_forward_hook(_End(random), always_call=True)
+
+
+class _End:
+    """Hook after the model has run: closes regions that are open."""
+
+    def __init__(self, random: CutRandom) -> None:
+        self._random = random
+
+    def __call__(self, *args: Any) -> None:
+        self._random.end()
+
+
+def watch_rows(model: nn.Module, rows: Sequence[Row]) -> None:
+    """Let rows of blocks check, in their first pass, that nothing is computed between two blocks of a row.
+
+    There each rank has some of the tokens, and nobody looks at what the model's own code does with them.
+    """
+    for row in rows:
+        between = _Between(row)
+        for path in row.paths[1:]:
+            model.get_submodule(path).register_forward_pre_hook(between.entering(path), prepend=True)
+        for path in row.paths[:-1]:
+            model.get_submodule(path).register_forward_hook(between.left)
+
+
+class _Between:
+    """Hooks of a row's blocks: each takes what the last one has returned."""
+
+    def __init__(self, row: Row) -> None:
+        self._last = row.paths[-1]
+        self._output: tuple[int, torch.Size] | None = None
+        self._checked = False
+
+    def left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._checked and isinstance(output, torch.Tensor) and not torch.compiler.is_compiling():
+            self._output = output.data_ptr(), output.shape
+
+    def entering(self, path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if self._checked or self._output is None or torch.compiler.is_compiling():
+                return
+            if not args or not isinstance(args[0], torch.Tensor) or (args[0].data_ptr(), args[0].shape) != self._output:
+                raise UsageError(
+                    f"tensor: sequence=true: the input of {path!r} is not the output of the block before it. Between "
+                    "blocks each rank has some of the tokens, and what is computed there might need all. Move it into "
+                    "a block, or leave sequence out"
+                )
+            self._checked = path == self._last
+
+        return hook
 
 
 class _Inputs:
@@ -54,5 +106,5 @@ class _Inputs:
             raise UsageError(
                 f"the {axis.size} ranks along the axis tensor compute one batch together, and got different inputs "
                 f"(this is rank {axis.rank} of them). Give them the same: divide the data by ud.shard(loader), or by "
-                "the rank and size of the axis data, and seed what draws them alike"
+                "ud.data_rank() and ud.data_size(), and seed what draws them by ud.seed(n)"
             )

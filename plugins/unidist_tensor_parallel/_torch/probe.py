@@ -72,18 +72,27 @@ class AloneRegion(Region):
         return x
 
 
-def find_attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attention]:
-    """Return the attentions among the roles that have one output layer beside their projections."""
+def find_attentions(model: nn.Module, roles: Mapping[str, Role], *, whole: bool = False) -> list[Attention]:
+    """Return the attentions among the roles that have one output layer beside their projections.
+
+    Args:
+        model: whole.
+        roles: of its layers.
+        whole: also those whose heads are not cut: projections that gather their outputs.
+    """
+    projecting = (Role.QKV, Role.HEADS, *((Role.COLUMN_GATHER,) if whole else ()))
+    ending = (Role.ROW, *((Role.ROW_SPLIT,) if whole else ()))
     modules: dict[str, Any] = dict(model.named_modules())
     groups: dict[tuple[str, str], dict[str, Role]] = {}
     widths: dict[tuple[str, str], int] = {}
     for path, role in roles.items():
-        counts = head_counts(modules, path) if role in (Role.QKV, Role.HEADS) else None
+        counts = head_counts(modules, path) if role in projecting else None
         if counts is not None and type(modules[path]) in LINEARS:
             owner, heads, kv_heads = counts
             key = (owner, path.rpartition(".")[0])
             outputs = modules[path].out_features
-            width = heads * (outputs // (heads + 2 * kv_heads)) if role is Role.QKV else outputs
+            fused = role is Role.QKV or (role is Role.COLUMN_GATHER and outputs > modules[path].in_features)
+            width = heads * (outputs // (heads + 2 * kv_heads)) if fused else outputs
             groups.setdefault(key, {})[path] = role
             widths[key] = max(width, widths.get(key, 0))
     found = []
@@ -91,13 +100,13 @@ def find_attentions(model: nn.Module, roles: Mapping[str, Role]) -> list[Attenti
         rows = [
             path
             for path, role in roles.items()
-            if role is Role.ROW
+            if role in ending
             and path.rpartition(".")[0] == parent
             and modules[path].in_features == widths[owner, parent]
         ]
         if len(rows) == 1:
             start = len(owner) + 1 if owner else 0
-            inside = {path[start:]: role for path, role in {**projections, rows[0]: Role.ROW}.items()}
+            inside = {path[start:]: role for path, role in {**projections, rows[0]: roles[rows[0]]}.items()}
             found.append(Attention(owner, tuple(inside.items()), rows[0][start:]))
     return found
 

@@ -89,8 +89,9 @@ class FragmentedModel(GathersParameters, HasKeptState):
 
     def _connect(self) -> None:
         buffers = TensorBuffers(self.communicator)
-        for unit in self.units:
-            unit.movement.connect(self.partition, self.communicator, buffers)
+        names = [unit.name for unit in self.units]
+        for number, unit in enumerate(self.units):
+            unit.movement.connect(self.partition, self.communicator, buffers, number=number, names=names)
 
     def divide_again(self, context: RuntimeAPI) -> None:
         """Shard over the ranks of this context, if it is another one; values are loaded next. Collective."""
@@ -138,7 +139,7 @@ def fragment_model(model: Any, update: Update) -> None:
     Raises:
         UsageError: the model is not built, or has variables that cannot be sharded.
     """
-    if not model.built:
+    if not (model.built and model.trainable_variables):
         raise UsageError(
             f"zero=3 divides the variables of a model, and {model.name!r} has none yet: build it before distribute, by "
             "model.build(input_shape) or by calling it on one batch; within `with unidist_zero.deferred():` that "

@@ -60,7 +60,7 @@ class ShardGather:
             self._recorder.wait(work)
             timeline = self._recorder.timeline
             if timeline is not None and started:
-                timeline.record(f"parameters {number}", "ALLGATHER", started, time.monotonic_ns())
+                timeline.record("exchange", "ALLGATHER", started, time.monotonic_ns(), tensor=f"parameters {number}")
 
     def all(self) -> None:
         """Gather every bucket."""

@@ -3,6 +3,9 @@
 Stage 1 keeps every bucket and reduces a window of several backward passes once; this rank's shard is the bucket's own
 piece. Stages 2 and 3 keep the shards only: a bucket has memory while it is filled and reduced, so each pass of a window
 is reduced by itself and the shards are added up, which costs as much traffic as an update after every pass.
+
+Several backward passes before a step are reduced one by one at every stage; gradients that are only accumulated
+(`no_sync`) stay whole in their buckets, also at stages 2 and 3, until the next pass is reduced.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class _Bucket:
     scale: float = 1.0
     crosses: bool = False  # the work is the one between replicas
     posted_ns: int = 0
+    kept: Buffer | None = None  # at stage 1, whose shard is overwritten by the next pass: the sum of earlier passes
 
 
 class ReduceScatterExchange(GradientExchange):
@@ -95,6 +99,7 @@ class ReduceScatterExchange(GradientExchange):
         self.shard_groups = dict(shard_groups)
         self.everyone = everyone
         self.buffers_move = self.reduces_each_pass = not keeps_buckets
+        self.adds_passes = True
         self._framework = framework
         self._recorder = recorder or Recorder()
         self._pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
@@ -148,10 +153,29 @@ class ReduceScatterExchange(GradientExchange):
             self._post(self._buckets[self._posted], self.scale)
 
     @override
+    def holds(self, index: int) -> bool:
+        return index in self._touched
+
+    @override
+    def was_ready(self, index: int) -> bool:
+        return index not in self._place[index][0].missing
+
+    @override
     def end_pass(self) -> None:
         self._complete(self.scale)
+        if not self.buffers_move:
+            for bucket in self._buckets:
+                self._keep(bucket)
         self._num_passes += 1
         self._start_pass()
+
+    def _keep(self, bucket: _Bucket) -> None:
+        """Add the result of a pass at stage 1 to those of earlier ones."""
+        if bucket.kept is None:
+            bucket.kept = self.allocate(bucket.shard.count, bucket.cut)
+        elif not self._num_passes:
+            self._framework.zero(bucket.kept)
+        self._framework.add(bucket.shard, bucket.kept)
 
     @override
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
@@ -161,9 +185,14 @@ class ReduceScatterExchange(GradientExchange):
             raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
         if self._num_passes and factor != self.scale:  # of a window that ends early
             for bucket in self._buckets:
-                self._framework.multiply(bucket.shard, factor / self.scale)
+                sums = bucket.shard if bucket.kept is None else bucket.kept
+                self._framework.multiply(sums, factor / self.scale)
         self._status_bytes[-1] = notice
         self._complete(factor)
+        if self._num_passes:
+            for bucket in self._buckets:
+                if bucket.kept is not None:
+                    self._framework.add(bucket.kept, bucket.shard)
         self._recorder.wait(self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX))
         values = self._status_bytes.tolist()
         self._num_passes = 0
@@ -274,14 +303,14 @@ class ReduceScatterExchange(GradientExchange):
     def _post(self, bucket: _Bucket, scale: float) -> None:
         memory = self._memory(bucket)
         for slot in bucket.cut.slots:
-            has_gradient = slot.parameter in self._touched if self.buffers_move else self._status_bytes[slot.parameter]
-            if not has_gradient:
+            if slot.parameter not in self._touched:
                 self._framework.zero(memory.slice(slot.offset, slot.count))
         shard = bucket.shard_group.communicator
         bucket.scale = scale
-        # From the second pass on the shard holds a sum already; the new one goes to this rank's piece of the bucket.
-        piece = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
-        bucket.result = bucket.target = piece if self._num_passes else bucket.shard
+        bucket.result = bucket.target = bucket.shard
+        if self._num_passes and self.buffers_move:
+            # The shard holds a sum already: the new one goes to this rank's piece of the bucket.
+            bucket.result = bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
         dtype = bucket.cut.dtype
         wanted = dtype if self._precision is None else self._precision.reduce_dtype(dtype)
         if wanted is not dtype:
@@ -314,7 +343,8 @@ class ReduceScatterExchange(GradientExchange):
         self._recorder.wait(bucket.work)
         timeline = self._recorder.timeline
         if timeline is not None and bucket.posted_ns:
-            timeline.record(f"gradients {bucket.number}", "REDUCESCATTER", bucket.posted_ns, time.monotonic_ns())
+            stop = time.monotonic_ns()
+            timeline.record("exchange", "REDUCESCATTER", bucket.posted_ns, stop, tensor=f"gradients {bucket.number}")
         assert bucket.target is not None
         assert bucket.result is not None
         if bucket.wide is not None:

@@ -82,6 +82,10 @@ def _named() -> None:
         for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.float64):
             mean = ud.allreduce(torch.full((3,), 2 * rank, dtype=dtype), name=f"mean of {dtype}")
             assert mean.tolist() == [size - 1] * 3, dtype
+        halves = ud.allreduce(torch.tensor([3, -5, 7]), op=ud.Sum, prescale_factor=0.5)
+        assert halves.tolist() == [size, -2 * size, 3 * size]
+        top = torch.full((size,), 60000 / size, dtype=torch.float16) * size
+        assert torch.equal(ud.reducescatter(top, op=ud.Sum, prescale_factor=1 / size), top[:1])
         rows = torch.full((rank + 1, 2), rank)
         gathered = ud.allgather(rows, name="gather")
         assert gathered[:, 0].tolist() == [other for other in range(size) for _ in range(other + 1)]

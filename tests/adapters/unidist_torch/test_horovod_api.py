@@ -402,6 +402,47 @@ def test_a_timeline_is_recorded_between_start_and_stop(pool: Pool, tmp_path: obj
 
 
 @has_horovod
+def test_a_timeline_has_a_row_for_each_phase_of_a_step(pool: Pool, tmp_path: object) -> None:
+    def on_rank(folder: str) -> None:
+        import json
+
+        import unidist.torch as ud
+
+        def train(with_step: bool) -> list[str]:
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            x, y = torch.ones(8, 4), torch.ones(8, 1)
+            path = f"{folder}/{with_step}-%r.json"
+            if with_step:
+                step = ud.TrainStep(model, optimizer, torch.nn.functional.mse_loss)
+                ud.start_timeline(path)
+                for _ in range(3):
+                    step(x, y)
+            else:
+                model, optimizer = ud.distribute(model, optimizer)
+                ud.start_timeline(path)
+                for _ in range(3):
+                    torch.nn.functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            ud.stop_timeline()
+            with open(path.replace("%r", str(ud.rank()))) as file:
+                events = json.load(file)
+            rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+            found = sorted((event["ts"], rows[event["tid"]]) for event in events if event["ph"] == "X")
+            return [row for _, row in found if not row.startswith("exchange ")]
+
+        with runtime():
+            of_step, of_loop = train(True), train(False)
+            assert of_loop.count("backward") == of_loop.count("step") == 3, of_loop
+            assert of_step.count("forward") == of_step.count("backward") == of_step.count("step") == 3, of_step
+            assert set(of_step) == {"forward", "backward", "exchange", "step"}
+            assert of_step[:2] == ["forward", "backward"]
+            assert of_step.index("exchange") < of_step.index("step")
+
+    pool(2, "shm").run(on_rank, (str(tmp_path),))
+
+
 def test_every_function_of_horovod_has_its_parameters_here() -> None:
     import horovod.torch as original
 

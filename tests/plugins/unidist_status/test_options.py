@@ -22,11 +22,10 @@ def test_other_options_of_the_page_need_the_port() -> None:
         options.page({**NONE, "status_address": "::1"})
 
 
-def test_the_page_is_for_elastic_jobs() -> None:
-    assert options.observer(NONE, False) is None
-    assert options.observer(NONE, True) is not None
-    with pytest.raises(ConfigurationError, match="--status-port is for elastic jobs; give --min-np"):
-        options.observer({**NONE, "status_port": 0}, False)
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_every_job_is_watched_for_the_status_line_and_only_with_a_page_for_its_output(is_elastic: bool) -> None:
+    assert not options.observer(NONE, is_elastic).wants_output
+    assert options.observer({**NONE, "status_port": 0}, is_elastic).wants_output
 
 
 def test_what_was_asked_for_and_how_long_a_recovery_took_is_told() -> None:

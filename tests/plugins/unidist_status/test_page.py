@@ -1,4 +1,4 @@
-"""The status page of a real elastic job: over HTTP as a program would use it, and in a browser as a person does."""
+"""The status page of real jobs: over HTTP as a program would use it, and in a browser as a person does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ SLOW_RANK_1 = "if place.rank == 1 and not os.path.exists('fast'): time.sleep(0.3
 class Seen:
     """A job and its page."""
 
-    def __init__(self, job: ElasticJob, file: Path) -> None:
+    def __init__(self, job: ElasticJob, file: Path, *, first: str | None = r"step 5 .*") -> None:
         self.job = job
-        job.wait_for(r"step 5 .*")
+        if first is not None:
+            job.wait_for(first)
         self.file = file
         self.address: StatusAddress = status_file.read(file)
 
@@ -126,6 +127,103 @@ def _has_prometheus() -> bool:
     return True
 
 
+TRAINING = """
+import unidist.torch as ud, torch
+ud.init()
+model = torch.nn.Linear(8, 1)
+step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), 0.05), torch.nn.functional.mse_loss)
+while True:
+    x = torch.randn(16, 8)
+    time.sleep(0.05 if rank == 1 else 0.01)
+    loss = step(x, x.sum(1, keepdim=True))
+    ud.report(accuracy=torch.tensor([0.5 + rank / 4]), samples=0)
+    if ud.allreduce(torch.tensor(float(os.path.exists("stop"))), name="stop") > 0:
+        break
+"""
+
+
+def watched(command: Command, *options: str) -> Iterator[Seen]:
+    """Run a job whose ranks do not change, and end it."""
+    file = command.folder / "status.json"
+    arguments = ["launch", "-np", "2", "--status-port", "0", "--status-file", str(file), *options]
+    with ElasticJob(command.start(*arguments, command.script(TRAINING)), command.folder / "none") as job:
+        deadline = time.monotonic() + WAIT_SEC
+        while not file.exists():
+            assert job.process.poll() is None, "\n".join(job.lines)
+            assert time.monotonic() < deadline, "\n".join(job.lines)
+            time.sleep(0.05)
+        seen = Seen(job, file, first=None)
+        seen.wait_for(lambda: len(seen.status()["history"]) >= 3)
+        yield seen
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+        assert not file.exists()
+
+
+@pytest.fixture
+def fixed_job(command: Command) -> Iterator[Seen]:
+    yield from watched(command)
+
+
+@pytest.mark.parallel
+def test_a_job_whose_ranks_do_not_change_shows_its_steps_samples_values_waiting_and_memory(fixed_job: Seen) -> None:
+    status = fixed_job.status()
+    assert (status["title"], status["is_elastic"], status["state"]) == ("script.py", False, "training")
+    assert 1 < status["steps_per_sec"] < 20
+    assert status["samples_per_sec"] == pytest.approx(32 * status["steps_per_sec"], rel=0.3)
+    assert status["values"]["accuracy"] == pytest.approx(0.625)
+    assert set(status["values"]) == {"accuracy", "loss"}
+    waiting = {rank["rank"]: rank["waiting"] for rank in status["ranks"]}
+    assert waiting[0] > waiting[1]  # rank 1 is the slow one
+    assert all(rank["memory_bytes"] > 50e6 for rank in status["ranks"])
+    assert all(point["values"].keys() <= {"accuracy", "loss"} for point in status["history"])
+    if _has_prometheus():
+        assert re.search(r'^unidist_value\{name="accuracy"\} 0.625', fixed_job.ask("metrics"), re.MULTILINE)
+    fixed_job.ask("stacks/1", "POST")
+    fixed_job.wait_for(lambda: "most recent call first" in fixed_job.ask("logs/1"))
+    assert "most recent call first" not in fixed_job.ask("logs/0")
+
+
+@pytest.mark.parallel
+def test_agents_pass_on_the_progress_of_their_ranks(command: Command) -> None:
+    for seen in watched(command, "--launcher", "ssh", "-H", "localhost:2"):
+        status = seen.status()
+        assert status["steps_per_sec"] > 0
+        assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
+        assert status["hosts"][0]["processes"] == 2
+
+
+@pytest.mark.parallel
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_page_is_readable_on_a_phone_and_on_a_desk_light_and_dark(fixed_job: Seen, tmp_path: Path) -> None:
+    with Browser(tmp_path / "browser") as browser:
+        browser.open(fixed_job.address.full_url)
+        browser.wait_for("document.querySelectorAll('figure polyline').length >= 7")
+        assert browser.value("document.title") == "script.py: 2 ranks, training \N{EN DASH} unidist"
+        titles = browser.value("[...document.querySelectorAll('figcaption')].map(each => each.firstChild.textContent)")
+        assert titles[:2] == ["Steps per second", "Samples per second"]
+        assert {"accuracy", "loss", "Waiting for other ranks", "Memory of the largest rank"} == set(titles[2:])
+        colors = {}
+        for width in (420, 1100):
+            for is_dark in (False, True):
+                picture = tmp_path / f"page-{width}-{'dark' if is_dark else 'light'}.png"
+                browser.screenshot(picture, width=width, height=1000, is_dark=is_dark)
+                assert picture.read_bytes().startswith(b"\x89PNG")
+                # Nothing is cut off at the right, and nothing is smaller than one can read.
+                assert browser.value("document.documentElement.scrollWidth") <= width
+                assert browser.value(
+                    "[...document.querySelectorAll('figure, dl div, td, th')].filter(each => each.offsetWidth)"
+                    ".every(each => each.getBoundingClientRect().right <= innerWidth + 1)"
+                )
+                sizes = (
+                    "[...document.querySelectorAll('body *')].map(each => parseFloat(getComputedStyle(each).fontSize))"
+                )
+                assert browser.value(f"Math.min(...{sizes})") >= 11
+                colors[width, is_dark] = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert colors[420, False] == colors[1100, False] == "rgb(255, 255, 255)"
+        assert colors[420, True] == colors[1100, True] != colors[420, False]
+
+
 @pytest.mark.parallel
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_person_reads_the_page_and_presses_its_buttons(command: Command, tmp_path: Path) -> None:
@@ -138,7 +236,7 @@ def test_a_person_reads_the_page_and_presses_its_buttons(command: Command, tmp_p
         seen = Seen(job, file)
         with Browser(tmp_path / "browser") as browser:
             browser.open(seen.address.full_url)
-            browser.wait_for(f"document.title.startsWith('3 ranks, training') && {rows}.length == 3")
+            browser.wait_for(f"document.title.includes(': 3 ranks, training') && {rows}.length == 3")
             assert browser.value("location.search") == ""  # the token is not left where one can read it
             before = dict(browser.value(rows))
             assert {int(pid) for pid in before.values()} == {job.pid(rank, 3) for rank in range(3)}
@@ -157,7 +255,7 @@ def test_a_person_reads_the_page_and_presses_its_buttons(command: Command, tmp_p
                 "document.querySelector('#recovery').textContent.includes('first step in')"
             )
             browser.open(seen.address.url)  # again, without the token
-            browser.wait_for("document.title.startsWith('3 ranks')")
+            browser.wait_for("document.title.includes(': 3 ranks')")
             end(seen, command)
             browser.wait_for("document.querySelector('#notice').textContent.includes('the job has ended')")
     assert [event["rank"] for event in job.events("lost")] == [1]

@@ -51,6 +51,7 @@ def source() -> Source:
 def server(source: Source) -> Iterator[StatusServer]:
     before = threading.active_count()
     made = StatusServer(source, TOKEN, address="127.0.0.1", port=0)
+    made.start()
     yield made
     made.close()
     assert threading.active_count() == before
@@ -203,6 +204,7 @@ def _status_or_none(server: StatusServer) -> int | None:
 
 def test_closing_does_not_wait_for_clients() -> None:
     server = StatusServer(Source(), TOKEN, address="127.0.0.1", port=0)
+    server.start()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET / HT")
         began = time.monotonic()

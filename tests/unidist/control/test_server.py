@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from unidist.control import server as server_module
+from unidist.control import wire as wire_module
 from unidist.control.client import ConnectionLost, ControlClient
 from unidist.control.server import ControlServer
 from unidist.control.service import Action, Drop, Publish, Send, Service
@@ -77,6 +78,45 @@ def test_a_client_that_is_gone_is_reported(server: ControlServer) -> None:
     kinds = events(server, 2)
     assert kinds[0] == "hello"
     assert kinds[1][0] == "lost"  # type: ignore[index]
+
+
+class Strict(Echo):
+    """Reads a number, a mapping and a list, as coordinators do."""
+
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        int(message.get("host", 0))
+        dict(**message.get("fields", {}))
+        message.get("names", []).sort()
+        return super().received(peer, message, now)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xff\xfe",
+        b"{",
+        b"[" * 100_000,
+        b"[1, 2]",
+        b'{"type": []}',
+        b'{"type": "x", "host": Infinity}',
+        b'{"type": "x", "host": NaN}',
+        b'{"type": "x", "host": "' + b"9" * 10_000 + b'"}',
+        b'{"type": "x", "fields": {"1": 2, "a": {}}, "names": 5}',
+        b'{"type": "x", "fields": 7}',
+    ],
+    ids=range(10),
+)
+def test_a_peer_with_the_secret_that_talks_nonsense_is_dropped_and_the_server_serves_on(payload: bytes) -> None:
+    with ControlServer(Strict(), SECRET) as server:
+        with client(server) as mine:
+            wire = mine._connection._wire
+            mine._connection._pending += (
+                wire_module._LENGTH.pack(len(payload)) + wire._tag(0, payload) + payload  # as no message of ours is
+            )
+            mine._connection.flush()
+            with pytest.raises(ConnectionLost):
+                mine.receive(timeout=30)
+        works(server)
 
 
 def test_other_threads_act_through_call(server: ControlServer) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +43,32 @@ def test_arenas_that_are_in_use_stay() -> None:
     for number, allocation in enumerate(kept):
         allocation.buffer().bytes()[0] = number
     assert [allocation.buffer().bytes()[0] for allocation in kept] == list(range(len(kept)))
+
+
+def test_memory_may_be_collected_in_the_middle_of_an_allocation() -> None:
+    arena = _arena.Arena(1 << 24)
+
+    def allocate() -> None:
+        for _ in range(1000):
+            cycle: list[object] = [arena.allocate(4096)]
+            cycle.append(cycle)
+
+    # Each thread leaves garbage that another one collects, at any container that it makes.
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(1)
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=allocate, daemon=True) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "allocate waits for a lock that its own thread holds"
+    finally:
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
+    gc.collect()
+    assert arena.allocate(arena.capacity).offset == 0  # nothing was lost
 
 
 @pytest.mark.parallel

@@ -111,6 +111,15 @@ def test_an_engine_asked_for_that_does_not_move_the_memory_leaves_it_to_auto() -
     assert choose("nccl", "host", TWO, engines).spec.name == "shm"
 
 
+@pytest.mark.parametrize(
+    ("engine", "reason"), [(Broken, "its library is missing"), (OneRankOnly, "connects one process")]
+)
+def test_host_memory_needs_an_engine_asked_for_that_can_be_used_too(engine: type[Engine], reason: str) -> None:
+    engines = registry(nccl=(engine, 60, CUDA), shm=(Good, 50))
+    with pytest.raises(ConfigurationError, match=f"'nccl' was asked for, but cannot be used: {reason}"):
+        choose("nccl", "host", TWO, engines)
+
+
 class Replies(Rendezvous):
     """A rendezvous at which the other rank says something fixed."""
 

@@ -51,3 +51,13 @@ def test_what_peers_look_at_is_there_when_a_collected_communicator_leaves(kind: 
     del host, shared, slot, shared_pages, looked_at, communicator
     gc.collect()
     assert seen == [b"\7" * NBYTES]
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 511, 512])
+def test_a_window_has_room_for_a_share_of_each_rank(size: int) -> None:
+    host = HostMemory(0, 1, SingleRendezvous(), capacity=1 << 24, timeout=timedelta(seconds=30))
+    window = SharedHost(host, 1).window_bytes(size)
+    widest, elements = 16, 64
+    assert window // widest // size >= elements  # else an alltoall through windows divides by zero
+    assert window % 4096 == 0
+    host.close()

@@ -6,7 +6,7 @@ import pytest
 
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
-from unidist.horovod_api.reduce_ops import Op, Reduction, allreduction, reducescatter_scale, reduction_of
+from unidist.horovod_api.reduce_ops import Op, Reduction, allreduction, reducescattering, reduction_of
 from unidist.negotiation import OperationKind
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 
@@ -15,15 +15,15 @@ def _asked(op: Op, *, prescale: float = 2.0, postscale: float = 3.0, size: int =
     return allreduction(op, prescale=prescale, postscale=postscale, size=size, process_set=global_process_set)
 
 
-def test_sums_and_averages_are_scaled_by_the_engine_once() -> None:
-    assert _asked(Op.Sum) == (OperationKind.ALLREDUCE, ReduceOp.SUM, 1.0, 6.0)
-    assert _asked(Op.Average) == (OperationKind.ALLREDUCE, ReduceOp.SUM, 1.0, 1.5)
+def test_an_average_is_divided_by_the_engine() -> None:
+    assert _asked(Op.Average) == (OperationKind.ALLREDUCE, ReduceOp.SUM, 2.0, 0.75)
 
 
 @pytest.mark.parametrize(
-    ("op", "reduction"), [(Op.Min, ReduceOp.MIN), (Op.Max, ReduceOp.MAX), (Op.Product, ReduceOp.PRODUCT)]
+    ("op", "reduction"),
+    [(Op.Sum, ReduceOp.SUM), (Op.Min, ReduceOp.MIN), (Op.Max, ReduceOp.MAX), (Op.Product, ReduceOp.PRODUCT)],
 )
-def test_others_are_scaled_before_and_after(op: Op, reduction: ReduceOp) -> None:
+def test_every_reduction_is_scaled_before_and_after(op: Op, reduction: ReduceOp) -> None:
     assert _asked(op) == (OperationKind.ALLREDUCE, reduction, 2.0, 3.0)
 
 
@@ -45,7 +45,8 @@ def test_average_is_the_default_and_the_old_argument_is_understood() -> None:
 
 
 def test_reducescatter_sums_and_averages_only() -> None:
-    assert reducescatter_scale(Op.Sum, prescale=2.0, postscale=3.0, size=4) == 6.0
-    assert reducescatter_scale(Op.Average, prescale=2.0, postscale=3.0, size=4) == 1.5
+    expected = (OperationKind.REDUCESCATTER, ReduceOp.SUM, 2.0)
+    assert reducescattering(Op.Sum, prescale=2.0, postscale=3.0, size=4) == (*expected, 3.0)
+    assert reducescattering(Op.Average, prescale=2.0, postscale=3.0, size=4) == (*expected, 0.75)
     with pytest.raises(UsageError, match="Max"):
-        reducescatter_scale(Op.Max, prescale=1.0, postscale=1.0, size=4)
+        reducescattering(Op.Max, prescale=1.0, postscale=1.0, size=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from unidist.builtin import plugin as builtin
@@ -47,10 +49,22 @@ def test_an_engine_that_the_machine_lacks_says_why(manager: PluginManager, monke
         preflight.check(Settings(engine="single"), 1, manager)
 
 
-def test_a_foreign_engine_is_known_by_name_and_not_imported(manager: PluginManager) -> None:
-    preflight.check(Settings(engine="foreign"), 2, manager)
+def test_a_foreign_engine_is_asked_in_a_process_of_its_own(manager: PluginManager) -> None:
+    with pytest.raises(ConfigurationError, match="unknown engine 'foreign'"):  # that process knows what is installed
+        preflight.check(Settings(engine="foreign"), 2, manager)
+
+
+def test_where_ranks_run_elsewhere_a_foreign_engine_is_known_by_name(manager: PluginManager) -> None:
+    preflight.check(Settings(engine="foreign"), 2, manager, here=False)
     with pytest.raises(ConfigurationError, match=r"unknown engine 'foreing'. Did you mean 'foreign'"):
         preflight.check(Settings(engine="foreing"), 2, manager)
+
+
+def test_the_environment_of_the_ranks_decides_what_an_engine_finds() -> None:
+    everything = PluginManager().load()
+    with pytest.raises(ConfigurationError, match="these 2 processes were not started by mpirun"):
+        preflight.check(Settings(engine="mpi"), 2, everything)
+    preflight.check(Settings(engine="mpi"), 2, everything, environ={**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"})
 
 
 def test_algorithms_and_strategies_are_looked_up(manager: PluginManager) -> None:

@@ -19,12 +19,14 @@ from unidist.optim.accumulation import Accumulation
 from unidist.optim.loss_scaling import LossScaler
 from unidist.optim.rules import GradientRules
 from unidist.optim.update import Update, UpdateParts
+from unidist.timeline import Recorder
 
 
 class FakeContext:
     """Four ranks that all do the same."""
 
     def __init__(self) -> None:
+        self.recorder = Recorder()
         self.steps: list[int] = []
         self.failures: list[BaseException] = []
 

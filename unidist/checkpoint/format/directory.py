@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from unidist.checkpoint.format import index
@@ -112,10 +113,17 @@ def prune(series: Path, keep: int, last: int) -> None:
         shutil.rmtree(doomed)
 
 
-def sweep(series: Path) -> None:
-    """Remove what killed processes have left in the folder of a series, while it is not being written to."""
+def sweep(series: Path, *, kept: Collection[Path] = ()) -> None:
+    """Remove what killed processes have left in the folder of a series.
+
+    Args:
+        series: the folder.
+        kept: checkpoints of it that are being written.
+    """
+    spared = {writing(path) for path in kept}
     for folder in series.glob(".step-*.writing"):
-        shutil.rmtree(folder)
+        if folder not in spared:
+            shutil.rmtree(folder)
 
 
 def find(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """The control plane of elastic jobs: membership and generations on the launcher's side, and a worker's side of it.
 
-`membership`, `coordinator` and `resumable_coordinator` are pure; `worker_link` and `member` belong to the workers.
+`membership`, `coordinator`, `resumable_coordinator` and `host_links` are pure; `worker_link` and `member` belong to the
+workers.
 Imports `control`, `settings` and the root.
 """
 
@@ -12,6 +13,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, JobEvent
+    from unidist.control.elastic.host_links import HostLinks
     from unidist.control.elastic.member import Member, join, present
     from unidist.control.elastic.membership import NO_STATE, Membership, Phase
     from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
 
 __all__ = [
-    "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "JobEvent", "Member", "Membership", "NO_STATE",
-    "Phase", "ResumableCoordinator", "Snapshot", "StepTimeReport", "WorkerLink", "join", "present",
+    "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "HostLinks", "JobEvent", "Member", "Membership",
+    "NO_STATE", "Phase", "ResumableCoordinator", "Snapshot", "StepTimeReport", "WorkerLink", "join", "present",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "coordinator": "Beat ElasticCoordinator JobEvent",
+        "host_links": "HostLinks",
         "member": "Member join present",
         "membership": "Membership NO_STATE Phase",
         "resumable_coordinator": "Snapshot ResumableCoordinator",

@@ -54,10 +54,12 @@ class Beat:
 
     Args:
         worker: its number.
+        num_commits: how many it has made since it was started.
         step_times: fields of `unidist.control.elastic.step_times.StepTimeReport`; what the worker says, unchecked.
     """
 
     worker: int
+    num_commits: int
     step_times: Message
 
 
@@ -141,6 +143,13 @@ class ElasticCoordinator(Coordinator):
         self.membership.leave(number)
         yield from self._advance(now)
 
+    def leave_out_host(self, host: int, reason: str) -> Iterator[Action]:
+        """Go on without a host whose agent is there, but is of no use: it ends its workers, and is taken for lost."""
+        for peer in [peer for peer, agent in self._agents.items() if agent.host == host]:
+            yield Send(peer, {"type": "end"})
+            yield from self._lose_host(peer, reason)
+            yield Drop(peer, reason)
+
     def accept_fewer(self, *, now: float) -> Iterator[Action]:
         """Do not wait for all workers of the first world any longer."""
         self.membership.accepts_fewer = True
@@ -211,7 +220,7 @@ class ElasticCoordinator(Coordinator):
             yield from self._take_back(worker, message, now)
         elif kind == "beat":
             self._note_steps(link, int(message["steps"]), now)
-            yield Publish(Beat(worker.number, dict(message.get("step_times", {}))))
+            yield Publish(Beat(worker.number, link.steps, dict(message.get("step_times", {}))))
         elif kind == "leaving":
             self.membership.leave(worker.number)
             yield Publish(JobEvent("leaving", {"worker": worker.number, "rank": worker.rank}))

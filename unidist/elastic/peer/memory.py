@@ -9,7 +9,6 @@ that it has marked.
 from __future__ import annotations
 
 import mmap
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from unidist.elastic.peer.transfers import guards, lost_origins, places
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import StateLostError
 from unidist.negotiation.objects import gather_objects
+from unidist.negotiation.pickles import seal, unseal
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -195,7 +195,7 @@ class PeerMemory:
     def _exchange(self, peers: Peers, commit: _Commit, own: Holding | None, error: Exception | None) -> None:
         """Give this rank's holding to its guard, and take those that it guards."""
         communicator = peers.communicator
-        header = b"" if own is None else pickle.dumps((own.pieces, own.values))
+        header = bytearray() if own is None else seal((own.pieces, own.values), _COMMIT)
         place = (peers.worker, tuple(peers.leaving), peers.host)
         sizes = (len(header), 0 if own is None else own.memory.nbytes)
         told: list[tuple[tuple[int, tuple[int, ...], int], tuple[int, int]]] = agree(
@@ -210,13 +210,13 @@ class PeerMemory:
         commit.keepers = keepers
         guarded = [origin for origin, keeper in enumerate(keepers) if keeper == communicator.rank]
         headers = Buffer.allocate(sum(told[origin][1][0] for origin in guarded), DType.UINT8)
-        self._send(communicator, keepers, Buffer.of(bytearray(header)), headers, [size[0] for _, size in told])
+        self._send(communicator, keepers, Buffer.of(header), headers, [size[0] for _, size in told])
         memory = self._memory(sum(told[origin][1][1] for origin in guarded), commit)
         self._send(communicator, keepers, own.memory, memory, [size[1] for _, size in told])
         at_header = at_memory = 0
         for origin in guarded:
             header_bytes, nbytes = told[origin][1]
-            pieces, values = pickle.loads(headers.slice(at_header, header_bytes).bytes())
+            pieces, values = unseal(headers.slice(at_header, header_bytes).bytes(), _COMMIT)
             commit.holdings[origin] = Holding(pieces, values, memory.slice(at_memory, nbytes))
             at_header, at_memory = at_header + header_bytes, at_memory + nbytes
 

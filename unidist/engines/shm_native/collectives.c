@@ -145,9 +145,11 @@ static void fail(ud_group *group, uint32_t seq) {
         used += strlen(failure->text + used);
         if (m + 1 < group->size) used += (size_t)snprintf(failure->text + used, room - used, "; ");
     }
+    pthread_mutex_lock(&group->failure_mutex);
     ud_failure **end = &group->failures;
     while (*end) end = &(*end)->next;
     *end = failure;
+    pthread_mutex_unlock(&group->failure_mutex);
 }
 
 /* Every rank sees all descriptors and so comes to the same conclusion. */

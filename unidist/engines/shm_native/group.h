@@ -27,7 +27,7 @@
 #define UD_NO_OFFSET (-1) /* memory that is not engine memory */
 #define UD_REASON 240
 
-enum ud_status { UD_OK, UD_PENDING, UD_TIMEOUT, UD_LOST, UD_ABORTED, UD_MISMATCH, UD_UNREADABLE };
+enum ud_status { UD_OK, UD_PENDING, UD_TIMEOUT, UD_LOST, UD_ABORTED, UD_MISMATCH, UD_UNREADABLE, UD_CLOSED };
 enum ud_opcode { UD_ALLREDUCE, UD_ALLGATHER, UD_BROADCAST, UD_REDUCESCATTER, UD_ALLTOALL, UD_BARRIER };
 
 typedef struct {
@@ -109,8 +109,15 @@ typedef struct ud_misfit { /* a message of another size or dtype than its receiv
     ud_message found;
 } ud_misfit;
 
+typedef struct { /* one process's groups that have operations under way; see progress.c */
+    pthread_mutex_t mutex;
+    struct ud_group *first;
+} ud_process;
+
 typedef struct ud_group {
     int rank, size;
+    ud_process *process;
+    _Atomic uint32_t users; /* calls under way in this process, and UD_CLOSING once it was closed; see lifetime.c */
     ud_slot **slots;   /* every member's slot, in this process's mapping */
     char **bases;      /* every member's engine memory */
     uint64_t *capacities;
@@ -120,11 +127,12 @@ typedef struct ud_group {
     size_t small_bytes, window_bytes;
     int64_t spin_ns;   /* how long to spin before giving the processor away */
 
-    uint64_t posted, completed; /* numbers of the last operation posted and completed here; shared: the low 32 bits */
+    _Atomic uint64_t posted, completed; /* numbers of the last operation posted and completed here; shared: the low 32 bits */
     uint32_t window;            /* number of the last window used */
     ud_op ops[UD_RING];
-    ud_failure *failures;
     pthread_mutex_t mutex;      /* held while operations are posted or driven */
+    ud_failure *failures;
+    pthread_mutex_t failure_mutex; /* guards the failures; never held in a wait */
     ud_queue *outgoing, *incoming; /* per member */
     ud_misfit *misfits;
     _Atomic int awaited;           /* the member whose message a thread sleeps for, or -1 */
@@ -152,8 +160,16 @@ ud_counter *ud_op_done(ud_group *group, int member);
 ud_counter *ud_win_arrived(ud_group *group, int member);
 ud_counter *ud_win_done(ud_group *group, int member);
 int ud_is_aborted(ud_group *group);
-int ud_check_abort(ud_group *group, ud_blame *blame);
+int ud_check_abort(ud_group *group, ud_blame *blame); /* UD_ABORTED, UD_CLOSED, or UD_OK */
 void ud_abort(ud_group *group, int rank, const char *reason);
+
+/* lifetime.c: a closed group's memory is unmapped, so every call says when it begins and ends */
+int ud_init_group(ud_group *group, ud_process *process); /* of a zeroed group; whether there was memory */
+void ud_free_group(ud_group *group);
+int ud_enter(ud_group *group); /* whether the group is open; if so, ud_leave follows */
+void ud_leave(ud_group *group);
+void ud_close(ud_group *group); /* once; waits until every other call has ended, with UD_CLOSED */
+int ud_is_closing(ud_group *group);
 
 /* collectives.c */
 size_t ud_slot_bytes(int size, size_t small_bytes, size_t window_bytes);
@@ -177,7 +193,8 @@ ud_descriptor *ud_descriptor_of(ud_group *group, int member, uint32_t seq);
 /* progress.c: groups with operations under way, so that any wait moves them */
 void ud_activate(ud_group *group);
 void ud_deactivate(ud_group *group);
-int ud_progress_all(void);
+void ud_deactivate_if_idle(ud_group *group);
+int ud_progress_all(ud_process *process);
 
 /* messages.c */
 int64_t ud_send(ud_group *group, int to, ud_message message, int *is_posted); /* its number, or -1: no memory */

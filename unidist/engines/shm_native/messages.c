@@ -88,9 +88,11 @@ void ud_drop_messages(ud_group *group) {
 }
 
 int ud_has_messages(ud_group *group) {
-    for (int m = 0; group->outgoing && m < group->size; m++)
-        if (group->outgoing[m].first || group->incoming[m].first) return 1;
-    return 0;
+    int found = 0;
+    pthread_mutex_lock(&group->message_mutex);
+    for (int m = 0; !found && m < group->size; m++) found = group->outgoing[m].first || group->incoming[m].first;
+    pthread_mutex_unlock(&group->message_mutex);
+    return found;
 }
 
 int64_t ud_send(ud_group *group, int to, ud_message message, int *is_posted) {
@@ -145,6 +147,5 @@ int ud_wait_received(ud_group *group, int from, uint32_t number, int64_t deadlin
     if (!ud_is_aborted(group)) take(group, from);
     pthread_mutex_unlock(&group->message_mutex);
     if (ud_reached(received_from(group, from), number)) return UD_OK;
-    blame->rank = (int)group->slots[group->rank]->abort_rank;
-    return UD_ABORTED;
+    return ud_check_abort(group, blame);
 }

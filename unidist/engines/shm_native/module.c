@@ -17,10 +17,17 @@ typedef struct {
     ud_group *group;
 } GroupObject;
 
+static ud_process process = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+/* In a forked child, where another thread may have held the mutex: the groups are its parent's. */
+static void forget_groups(void) { process = (ud_process){.mutex = PTHREAD_MUTEX_INITIALIZER}; }
+
 /* A status and the rank that it concerns, in one negative number: -(status + 8 * (rank + 1)). */
 static PyObject *outcome(int status, const ud_blame *blame, long long value) {
     return PyLong_FromLongLong(status == UD_OK ? value : -(long long)(status + 8 * (blame->rank + 1)));
 }
+
+#define CLOSED (-(long long)UD_CLOSED) /* an outcome, of no rank */
 
 static int64_t deadline_after(long long timeout_ns) { return timeout_ns ? ud_now() + timeout_ns : 0; }
 
@@ -48,34 +55,6 @@ static int read_numbers(PyObject *tuple, int size, uint64_t **out) {
     return 0;
 }
 
-static void free_group(ud_group *group) {
-    if (!group) return;
-    ud_deactivate(group);
-    for (int i = 0; i < UD_RING; i++) ud_free_op(&group->ops[i]);
-    while (group->failures) {
-        ud_failure *next = group->failures->next;
-        free(group->failures);
-        group->failures = next;
-    }
-    ud_drop_messages(group);
-    while (group->misfits) {
-        ud_misfit *next = group->misfits->next;
-        free(group->misfits);
-        group->misfits = next;
-    }
-    free(group->outgoing);
-    free(group->incoming);
-    free(group->slots);
-    free(group->bases);
-    free(group->capacities);
-    free(group->liveness);
-    free(group->pids);
-    free(group->scratch);
-    pthread_mutex_destroy(&group->mutex);
-    pthread_mutex_destroy(&group->message_mutex);
-    free(group);
-}
-
 static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     int rank, size;
     PyObject *slots, *bases, *capacities, *liveness, *pids;
@@ -97,17 +76,13 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_XDECREF((PyObject *)self);
         return PyErr_NoMemory();
     }
-    pthread_mutex_init(&group->mutex, NULL);
-    pthread_mutex_init(&group->message_mutex, NULL);
-    atomic_store(&group->awaited, -1);
     self->group = group;
     group->rank = rank, group->size = size;
+    int has_memory = ud_init_group(group, &process);
     group->small_bytes = (size_t)small_bytes, group->window_bytes = (size_t)window_bytes, group->spin_ns = spin_ns;
     uint64_t *fds = NULL;
     group->liveness = malloc((size_t)size * sizeof *group->liveness);
-    group->outgoing = calloc((size_t)size, sizeof *group->outgoing);
-    group->incoming = calloc((size_t)size, sizeof *group->incoming);
-    if (!group->liveness || !group->outgoing || !group->incoming || read_numbers(slots, size, (uint64_t **)&group->slots) ||
+    if (!has_memory || !group->liveness || read_numbers(slots, size, (uint64_t **)&group->slots) ||
         read_numbers(bases, size, (uint64_t **)&group->bases) || read_numbers(capacities, size, &group->capacities) ||
         read_numbers(liveness, size, &fds) || read_numbers(pids, size, &group->pids)) {
         Py_DECREF((PyObject *)self);
@@ -120,7 +95,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void group_dealloc(GroupObject *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    free_group(self->group);
+    if (self->group) ud_free_group(self->group);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -144,17 +119,30 @@ static PyObject *group_post(GroupObject *self, PyObject *args) {
         ud_free_op(&op);
         return NULL;
     }
-    ud_blame blame = {-1};
-    int status;
-    long long number;
+    ud_blame blame = {group->rank};
+    int status = UD_CLOSED;
+    long long number = 0;
     Py_BEGIN_ALLOW_THREADS;
-    pthread_mutex_lock(&group->mutex);
-    status = ud_post(group, &op, deadline_after(timeout_ns), &blame);
-    number = (long long)group->posted;
-    pthread_mutex_unlock(&group->mutex);
+    if (ud_enter(group)) {
+        pthread_mutex_lock(&group->mutex);
+        status = ud_post(group, &op, deadline_after(timeout_ns), &blame);
+        number = (long long)group->posted;
+        pthread_mutex_unlock(&group->mutex);
+        ud_leave(group);
+    }
     Py_END_ALLOW_THREADS;
     if (status != UD_OK) ud_free_op(&op);
     return outcome(status, &blame, number);
+}
+
+/* Looks once without a deadline: then a thread that is in a wait on the group does the driving. */
+static int drive(ud_group *group, uint64_t number, long long timeout_ns, ud_blame *blame) {
+    if (timeout_ns) pthread_mutex_lock(&group->mutex);
+    else if (pthread_mutex_trylock(&group->mutex)) return group->completed >= number ? UD_OK : UD_PENDING;
+    int status = ud_drive(group, number, deadline_after(timeout_ns), blame);
+    pthread_mutex_unlock(&group->mutex);
+    ud_deactivate_if_idle(group);
+    return status;
 }
 
 static PyObject *group_drive(GroupObject *self, PyObject *args) {
@@ -162,14 +150,13 @@ static PyObject *group_drive(GroupObject *self, PyObject *args) {
     long long timeout_ns;
     if (!PyArg_ParseTuple(args, "KL", &number, &timeout_ns)) return NULL;
     ud_group *group = self->group;
-    ud_blame blame = {-1};
-    int status, idle;
+    ud_blame blame = {group->rank};
+    int status = UD_CLOSED;
     Py_BEGIN_ALLOW_THREADS;
-    pthread_mutex_lock(&group->mutex);
-    status = ud_drive(group, number, deadline_after(timeout_ns), &blame);
-    idle = group->posted == group->completed && !ud_has_messages(group);
-    pthread_mutex_unlock(&group->mutex);
-    if (idle) ud_deactivate(group);
+    if (ud_enter(group)) {
+        status = drive(group, number, timeout_ns, &blame);
+        ud_leave(group);
+    }
     Py_END_ALLOW_THREADS;
     return outcome(status, &blame, 0);
 }
@@ -177,11 +164,10 @@ static PyObject *group_drive(GroupObject *self, PyObject *args) {
 static PyObject *group_failures(GroupObject *self, PyObject *unused) {
     (void)unused;
     ud_group *group = self->group;
-    if (!group->failures) return PyList_New(0);
-    pthread_mutex_lock(&group->mutex);
+    pthread_mutex_lock(&group->failure_mutex);
     ud_failure *failures = group->failures;
     group->failures = NULL;
-    pthread_mutex_unlock(&group->mutex);
+    pthread_mutex_unlock(&group->failure_mutex);
     PyObject *list = PyList_New(0);
     while (failures) {
         ud_failure *next = failures->next;
@@ -197,14 +183,22 @@ static PyObject *group_failures(GroupObject *self, PyObject *unused) {
 static PyObject *group_missing(GroupObject *self, PyObject *unused) {
     (void)unused;
     ud_group *group = self->group;
+    char *is_missing = calloc((size_t)group->size, 1);
+    if (!is_missing) return PyErr_NoMemory();
+    if (ud_enter(group)) {
+        uint64_t completed = group->completed; /* first: another thread may complete what it has posted */
+        for (int m = 0; group->posted != completed && m < group->size; m++)
+            is_missing[m] = !ud_reached(ud_op_arrived(group, m), (uint32_t)completed + 1);
+        ud_leave(group);
+    }
     PyObject *list = PyList_New(0);
-    if (group->posted == group->completed) return list;
     for (int m = 0; list && m < group->size; m++) {
-        if (ud_reached(ud_op_arrived(group, m), (uint32_t)group->completed + 1)) continue;
+        if (!is_missing[m]) continue;
         PyObject *number = PyLong_FromLong(m);
         if (!number || PyList_Append(list, number)) Py_CLEAR(list);
         Py_XDECREF(number);
     }
+    free(is_missing);
     return list;
 }
 
@@ -213,9 +207,13 @@ static PyObject *group_send(GroupObject *self, PyObject *args) {
     long long offset;
     unsigned long long nbytes;
     if (!PyArg_ParseTuple(args, "iLKi", &to, &offset, &nbytes, &dtype)) return NULL;
-    long long number =
-        ud_send(self->group, to, (ud_message){.nbytes = nbytes, .offset = offset, .dtype = (uint32_t)dtype}, &is_posted);
-    if (number < 0) return PyErr_NoMemory();
+    long long number = CLOSED;
+    if (ud_enter(self->group)) {
+        ud_message message = {.nbytes = nbytes, .offset = offset, .dtype = (uint32_t)dtype};
+        number = ud_send(self->group, to, message, &is_posted);
+        ud_leave(self->group);
+        if (number < 0) return PyErr_NoMemory();
+    }
     return Py_BuildValue("(LO)", number, is_posted ? Py_True : Py_False);
 }
 
@@ -223,8 +221,12 @@ static PyObject *group_receive(GroupObject *self, PyObject *args) {
     int from, dtype;
     unsigned long long target, nbytes;
     if (!PyArg_ParseTuple(args, "iKKi", &from, &target, &nbytes, &dtype)) return NULL;
-    long long number = ud_receive(self->group, from, (char *)(uintptr_t)target, nbytes, dtype);
-    if (number < 0) return PyErr_NoMemory();
+    long long number = CLOSED;
+    if (ud_enter(self->group)) {
+        number = ud_receive(self->group, from, (char *)(uintptr_t)target, nbytes, dtype);
+        ud_leave(self->group);
+        if (number < 0) return PyErr_NoMemory();
+    }
     return PyLong_FromLongLong(number);
 }
 
@@ -235,10 +237,14 @@ static PyObject *wait_for_message(GroupObject *self, PyObject *args, message_wai
     unsigned long number;
     long long timeout_ns;
     if (!PyArg_ParseTuple(args, "ikL", &peer, &number, &timeout_ns)) return NULL;
-    ud_blame blame = {-1};
-    int status;
+    ud_group *group = self->group;
+    ud_blame blame = {group->rank};
+    int status = UD_CLOSED;
     Py_BEGIN_ALLOW_THREADS;
-    status = wait(self->group, peer, (uint32_t)number, deadline_after(timeout_ns), &blame);
+    if (ud_enter(group)) {
+        status = wait(group, peer, (uint32_t)number, deadline_after(timeout_ns), &blame);
+        ud_leave(group);
+    }
     Py_END_ALLOW_THREADS;
     return outcome(status, &blame, 0);
 }
@@ -283,26 +289,36 @@ static PyObject *group_abort(GroupObject *self, PyObject *args) {
     int rank;
     const char *reason;
     if (!PyArg_ParseTuple(args, "is", &rank, &reason)) return NULL;
-    ud_abort(self->group, rank, reason);
+    if (ud_enter(self->group)) {
+        ud_abort(self->group, rank, reason);
+        ud_leave(self->group);
+    }
     Py_RETURN_NONE;
 }
 
 static PyObject *group_aborted(GroupObject *self, PyObject *unused) {
     (void)unused;
-    ud_slot *slot = self->group->slots[self->group->rank];
-    if (atomic_load(&slot->aborted) != 2) Py_RETURN_NONE;
-    return Py_BuildValue("(is)", (int)slot->abort_rank, slot->abort_reason);
+    ud_group *group = self->group;
+    int rank = -1;
+    char reason[UD_REASON];
+    if (ud_enter(group)) {
+        if (ud_is_aborted(group)) { /* which is final */
+            rank = (int)group->slots[group->rank]->abort_rank;
+            memcpy(reason, group->slots[group->rank]->abort_reason, sizeof reason);
+        }
+        ud_leave(group);
+    }
+    if (rank < 0) Py_RETURN_NONE;
+    PyObject *text = PyUnicode_DecodeUTF8(reason, (Py_ssize_t)strlen(reason), "ignore"); /* a character may be cut */
+    return text ? Py_BuildValue("(iN)", rank, text) : NULL;
 }
 
-/* Called before the memory may be unmapped: this rank looks at the slots no more, except for `all_closed`. */
+/* Called before the memory may be unmapped: nobody here looks at the slots any more, except for `all_closed`. */
 static PyObject *group_close(GroupObject *self, PyObject *unused) {
     (void)unused;
-    ud_group *group = self->group;
-    ud_deactivate(group);
-    pthread_mutex_lock(&group->message_mutex);
-    ud_drop_messages(group); /* their buffers go back to their owners */
-    pthread_mutex_unlock(&group->message_mutex);
-    atomic_store(&group->slots[group->rank]->closed, 1);
+    Py_BEGIN_ALLOW_THREADS;
+    ud_close(self->group);
+    Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
@@ -329,7 +345,7 @@ static PyMethodDef group_methods[] = {
     {"offset", (PyCFunction)group_offset, METH_VARARGS, "Offset of an address in this rank's engine memory, or -1."},
     {"abort", (PyCFunction)group_abort, METH_VARARGS, "Mark the group as aborted, for every member."},
     {"aborted", (PyCFunction)group_aborted, METH_NOARGS, "(rank, reason) once the group was aborted, else None."},
-    {"close", (PyCFunction)group_close, METH_NOARGS, "Leave the list of groups that are moved by waits."},
+    {"close", (PyCFunction)group_close, METH_NOARGS, "End all calls of other threads, and refuse new ones."},
     {"all_closed", (PyCFunction)group_all_closed, METH_NOARGS, "Whether every member has closed the group."},
     {NULL, NULL, 0, NULL}};
 
@@ -400,6 +416,7 @@ static int add_names(PyObject *module, const char *attribute, const char *const 
 }
 
 static int module_exec(PyObject *module) {
+    pthread_atfork(NULL, NULL, forget_groups);
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);

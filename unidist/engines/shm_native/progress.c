@@ -5,36 +5,47 @@
  * groups could wait for each other in a circle. */
 #include "group.h"
 
-static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
-static ud_group *active;
-
 void ud_activate(ud_group *group) {
-    pthread_mutex_lock(&list_mutex);
+    ud_process *process = group->process;
+    pthread_mutex_lock(&process->mutex);
     if (!group->is_active) {
         group->is_active = 1;
-        group->next_active = active;
-        active = group;
+        group->next_active = process->first;
+        process->first = group;
     }
-    pthread_mutex_unlock(&list_mutex);
+    pthread_mutex_unlock(&process->mutex);
 }
 
-void ud_deactivate(ud_group *group) {
-    pthread_mutex_lock(&list_mutex);
-    for (ud_group **link = &active; *link; link = &(*link)->next_active)
+/* With the mutex of the process held. */
+static void take_out(ud_group *group) {
+    for (ud_group **link = &group->process->first; *link; link = &(*link)->next_active)
         if (*link == group) {
             *link = group->next_active;
             break;
         }
     group->is_active = 0;
-    pthread_mutex_unlock(&list_mutex);
 }
 
-/* Returns whether some group has operations or messages under way that only looking again can move. One that is being driven, by the caller or by another
- * thread, is left to it. */
-int ud_progress_all(void) {
+void ud_deactivate(ud_group *group) {
+    pthread_mutex_lock(&group->process->mutex);
+    take_out(group);
+    pthread_mutex_unlock(&group->process->mutex);
+}
+
+/* What another thread posts meanwhile stays in the list: it is posted before the group is activated, so either it is
+ * seen here, or the group is activated after this. */
+void ud_deactivate_if_idle(ud_group *group) {
+    pthread_mutex_lock(&group->process->mutex);
+    if (group->posted == group->completed && !ud_has_messages(group)) take_out(group);
+    pthread_mutex_unlock(&group->process->mutex);
+}
+
+/* Returns whether some group has operations or messages under way that only looking again can move. One that is being
+ * driven, by the caller or by another thread, is left to it. */
+int ud_progress_all(ud_process *process) {
     int busy = 0;
-    pthread_mutex_lock(&list_mutex);
-    for (ud_group *group = active; group; group = group->next_active) {
+    pthread_mutex_lock(&process->mutex);
+    for (ud_group *group = process->first; group; group = group->next_active) {
         busy |= ud_move_messages(group);
         if (pthread_mutex_trylock(&group->mutex)) continue;
         if (group->posted != group->completed) {
@@ -44,6 +55,6 @@ int ud_progress_all(void) {
         }
         pthread_mutex_unlock(&group->mutex);
     }
-    pthread_mutex_unlock(&list_mutex);
+    pthread_mutex_unlock(&process->mutex);
     return busy;
 }

@@ -1,7 +1,7 @@
 /* Waiting: spin while the peer is likely to be at work on another core, then yield, then sleep on a futex.
  *
- * A sleeper wakes every SLICE to look for what no counter tells: an abort, a dead peer, its own deadline, and
- * operations of other groups that peers wait for. */
+ * A sleeper wakes every SLICE to look for what no counter tells: an abort, a dead peer, that another thread closes the
+ * group, its own deadline, and operations of other groups that peers wait for. */
 #define _GNU_SOURCE
 #include "group.h"
 
@@ -81,6 +81,10 @@ int ud_is_aborted(ud_group *group) {
 }
 
 int ud_check_abort(ud_group *group, ud_blame *blame) {
+    if (ud_is_closing(group)) {
+        blame->rank = group->rank;
+        return UD_CLOSED;
+    }
     if (!ud_is_aborted(group)) return UD_OK;
     blame->rank = (int)group->slots[group->rank]->abort_rank;
     return UD_ABORTED;
@@ -112,7 +116,7 @@ static int wait_for_member(ud_group *group, ud_counter_of counter_of, int only, 
             blame->rank = lost;
             return UD_LOST;
         }
-        int busy = ud_progress_all();
+        int busy = ud_progress_all(group->process);
         int64_t left = deadline - ud_now();
         if (left <= 0) {
             blame->rank = member;

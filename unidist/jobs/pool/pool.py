@@ -199,6 +199,7 @@ def run(
     variables = {**(env or {}), **{name: value for name, value in chosen.items() if value is not None}}
     settings = Settings.read({**os.environ, **variables})
     if settings.strategy or settings.engine != preflight.AUTO or settings.allreduce_algorithm:
-        preflight.check(settings, num_proc, PluginManager(settings.disabled_plugins).load())
+        manager = PluginManager(settings.disabled_plugins).load()
+        preflight.check(settings, num_proc, manager, environ={**os.environ, **variables})
     with RankPool(num_proc, env=variables, timeout=timeout) as pool:
         return pool.run(func, args, kwargs)

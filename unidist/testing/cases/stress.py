@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,36 @@ from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.testing.cases._arrays import Array, exact_values, reduced
 from unidist.testing.cases._placing import Outcomes, place, room
 
-_DTYPES = (DType.UINT8, DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+T = TypeVar("T")
+
+DTYPES = (DType.UINT8, DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+KINDS = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "ring")
+# Sizes of every way through an engine, and just beside the limits between them.
+COUNTS = (0, 1, 5, 63, 64, 65, 1000, 1024, 1025, 2049, 8193, 30_000, 300_001)
+NUM_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a program, the same on every rank.
+
+    Args:
+        kind: of `KINDS`; "ring" sends to the next rank and receives from the one before.
+        dtype: of `DTYPES`.
+        op: where the kind has one.
+        count: elements, about.
+        group: 0 the communicator itself, 1 its halves, 2 all ranks but the first, backwards, 3 a duplicate.
+        seed: of the values.
+    """
+
+    kind: str
+    dtype: DType
+    op: ReduceOp
+    count: int
+    group: int
+    seed: int
 
 
 @dataclass
@@ -25,20 +55,39 @@ class _Pending:
 
 
 def random_program(communicator: Communicator, seed: int, length: int) -> None:
-    """Run `length` operations chosen by `seed`; a few are under way at a time and waited for in random order.
+    """Run `length` operations chosen by `seed`; see `run_program`."""
+    chosen = np.random.default_rng(seed)
 
-    The seed decides everything that must match between ranks. Each rank's own generator decides where its memory
-    is and what it waits for next.
+    def one_of(choices: Sequence[T]) -> T:
+        return choices[int(chosen.integers(len(choices)))]
+
+    operations = [
+        Operation(
+            one_of(("allreduce", *KINDS)),
+            one_of(DTYPES),
+            one_of(list(ReduceOp)),
+            one_of(COUNTS),
+            one_of(range(NUM_GROUPS)),
+            number,
+        )
+        for number in range(length)
+    ]
+    run_program(communicator, operations, seed)
+
+
+def run_program(communicator: Communicator, operations: Sequence[Operation], seed: int) -> None:
+    """Run operations over a group and its parts; a few are under way at a time and waited for in random order.
+
+    The operations are the same on all ranks. By `seed`, each rank decides where its memory is and what it waits for
+    next.
     """
-    shared, own = np.random.default_rng(seed), np.random.default_rng((seed, communicator.rank))
+    own = np.random.default_rng((seed, communicator.rank))
     groups = [communicator, *_parts(communicator)]
     pending: list[_Pending] = []
-    for number in range(length):
-        turn = int(shared.integers(len(groups)))
-        step = np.random.default_rng((seed, number))
-        group = groups[turn]
+    for number, operation in enumerate(operations):
+        group = groups[operation.group]
         if group is not None:  # ranks outside of it skip its turn
-            pending.append(_operation(group, step, own, f"seed {seed}, operation {number}"))
+            pending.append(_start(group, operation, own, f"seed {seed}, operation {number}"))
         while pending and (len(pending) > 8 or own.random() < 0.3):
             _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
     while pending:
@@ -59,18 +108,21 @@ def _parts(communicator: Communicator) -> list[Communicator | None]:
     ]
 
 
-def _operation(group: Communicator, step: np.random.Generator, own: np.random.Generator, where: str) -> _Pending:
-    kinds: list[Callable[..., _Pending]] = [_allreduce, _allreduce, _allgather, _broadcast, _reducescatter, _alltoall]
-    if group.size > 1:
-        kinds.append(_ring)
-    kind = kinds[int(step.integers(len(kinds)))]
-    dtype = _DTYPES[int(step.integers(len(_DTYPES)))]
-    op = list(ReduceOp)[int(step.integers(4))]
-    # Sizes of every way through an engine, and just beside the limits between them.
-    count = int(step.choice([0, 1, 5, 63, 64, 65, 1000, 1024, 1025, 2049, 8193, 30_000, 300_001], p=None))
-    engine = bool(own.integers(2))
-    what = f"{where}: {kind.__name__[1:]} {op} of {dtype} by {count} over {group.description}"
-    return kind(group, step, dtype, op, count, engine, what)
+def _start(group: Communicator, operation: Operation, own: np.random.Generator, where: str) -> _Pending:
+    starts: dict[str, Callable[..., _Pending]] = {
+        "allreduce": _allreduce,
+        "allgather": _allgather,
+        "broadcast": _broadcast,
+        "reducescatter": _reducescatter,
+        "alltoall": _alltoall,
+        "ring": _ring if group.size > 1 else _allreduce,
+    }
+    step, engine = np.random.default_rng(operation.seed), bool(own.integers(2))
+    what = (
+        f"{where}: {operation.kind} {operation.op} of {operation.dtype} by {operation.count} over {group.description}"
+    )
+    start = starts[operation.kind]
+    return start(group, step, operation.dtype, operation.op, operation.count, engine, what)
 
 
 def _allreduce(

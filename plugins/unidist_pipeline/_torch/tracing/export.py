@@ -7,9 +7,8 @@ each of them. The parameters stay those of the model: operations look them up by
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,10 @@ from torch import fx
 
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.tracing.fx import Forward, call_with, may_look_into
-from unidist_pipeline._torch.tracing.graph_rewriter import INSIDE, GraphRewriter, Index
+from unidist_pipeline._torch.tracing.graph_rewriter import INSIDE, GraphRewriter
 from unidist_pipeline._torch.tracing.program import Program
-from unidist_pipeline._torch.tracing.values import PLAIN, changed, tensors_in
+from unidist_pipeline._torch.tracing.structures import Index
+from unidist_pipeline._torch.tracing.values import PLAIN, changed, constant, form_of, tensors_in
 
 _MOST_FORMS = 32
 """Kinds of arguments whose operations are kept."""
@@ -108,7 +108,7 @@ class ExportCache:
                 *((name, each, None) for name, each in module._buffers.items() if each is not None),
             ]
         ]
-        self._found: dict[str, list[Exported]] = {}
+        self._found: dict[Hashable, list[Exported]] = {}
 
     def of(self, model: torch.nn.Module, arguments: Mapping[str, Any], num_samples: int) -> Exported:
         """Return the operations for some arguments: the same on all ranks for arguments of the same form.
@@ -125,7 +125,7 @@ class ExportCache:
         from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
         leaves = tensors_in(arguments)
-        key = str((_described(arguments, num_samples), [module.training for module in model.modules()]))
+        key = _arguments_form(arguments, num_samples), tuple(module.training for module in model.modules())
         found = self._found.setdefault(key, [])
         for each in found:
             if each.admits(leaves):
@@ -192,10 +192,10 @@ def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, 
 
         def take(item: Any) -> Any:
             if not isinstance(item, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
-                if dataclasses.is_dataclass(item) or not isinstance(item, PLAIN):
+                if not isinstance(item, PLAIN):
                     raise UsageError(
                         f"what the model returns is or contains {type(item).__module__}.{type(item).__qualname__}; "
-                        "return tensors, numbers and strings, in tuples, lists and dicts"
+                        "return tensors, numbers and strings, in tuples, lists, dicts and dataclasses"
                     )
                 return item
             numbered.append(item)
@@ -223,16 +223,16 @@ def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, 
     return Exported(graph, changes, None if guards is None else tuple(guards), _first_dims(leaves))
 
 
-def _described(arguments: Mapping[str, Any], num_samples: int) -> Any:
+def _arguments_form(arguments: Mapping[str, Any], num_samples: int) -> Hashable:
     """Return the form of arguments: equal if they differ in the number of samples only."""
 
-    def describe(item: Any) -> Any:
+    def describe(item: Any) -> Hashable:
         if not isinstance(item, torch.Tensor):
-            return item
+            return constant(item, "an argument of the model")
         varies = num_samples > 1 and item.dim() and item.shape[0] == num_samples
-        return str(item.dtype), "samples" if varies else "", list(item.shape[1:] if varies else item.shape)
+        return str(item.dtype), "samples" if varies else "", tuple(item.shape[1:] if varies else item.shape)
 
-    return changed(describe, arguments)
+    return form_of(dict(arguments), describe)
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:

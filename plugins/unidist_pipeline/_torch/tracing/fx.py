@@ -7,7 +7,8 @@ one operation, and runs as usual: with its hooks, and with changes that strategi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +17,16 @@ from torch import fx
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError, UsageError
+from unidist_pipeline._torch.tracing.structures import ArgumentTensor, Assembly, Index
+from unidist_pipeline._torch.tracing.values import PLAIN, changed, constant, form_of, parts_of, tensors_in
 
 _CONSTRUCTORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros")
 """Functions of torch that do not notice by themselves that an argument (a size) stands for a value."""
+
+_FX_STRUCTURES = (tuple, list, dict, fx.immutable_collections.immutable_list, fx.immutable_collections.immutable_dict)
+"""Structures that are arguments of operations as they are; they are tuples, lists and dicts again when these run."""
+
+_UNKNOWN = object()
 
 Forward = Callable[..., Any]
 
@@ -99,9 +107,25 @@ def call_with(forward: Forward, model: torch.nn.Module, arguments: Mapping[str, 
     return forward(model, *args, **kwargs)
 
 
-def is_value(argument: Any) -> bool:
-    """Say whether an argument is traced as a value; None, bools and strings decide what the model does."""
-    return not (argument is None or isinstance(argument, bool | str))
+def default_arguments(forward: Forward) -> dict[str, Any]:
+    """Return the arguments of a forward function that have a default value, by name."""
+    return {each.name: each.default for each in parameters_of(forward) if each.default is not each.empty}
+
+
+def constants_of(arguments: Mapping[str, Any]) -> Hashable:
+    """Return what decides, besides the values of tensors, what a model does with arguments; where they are tensors.
+
+    Raises:
+        UsageError: an argument is neither a tensor nor plain data.
+    """
+    found = []
+    for name, value in arguments.items():
+
+        def leaf(item: Any, name: str = name) -> Hashable:
+            return "tensor" if isinstance(item, torch.Tensor) else constant(item, f"argument {name!r}")
+
+        found.append((name, form_of(value, leaf)))
+    return tuple(found)
 
 
 def may_look_into(module: torch.nn.Module) -> bool:
@@ -111,7 +135,7 @@ def may_look_into(module: torch.nn.Module) -> bool:
 
 
 def trace(
-    model: torch.nn.Module, forward: Forward, looked_into: Collection[str], constants: Mapping[str, Any]
+    model: torch.nn.Module, forward: Forward, looked_into: Collection[str], arguments: Mapping[str, Any]
 ) -> fx.Graph:
     """Return the operations of the model, in the order in which they run.
 
@@ -119,12 +143,13 @@ def trace(
         model: the model; parameters that this rank does not hold have placeholders.
         forward: `plain_forward` of it.
         looked_into: paths of the modules, besides the model, whose forward is traced.
-        constants: arguments that are not values, by name; the operations are valid for these.
+        arguments: by name. Their tensors are traced; for everything else the operations are valid as it is here (see
+            `constants_of`). Those that are missing are taken for tensors.
 
     Raises:
         Exception: of any kind: what the model does with values cannot be traced.
     """
-    return _Tracer(forward, looked_into, constants).trace(model)
+    return _Tracer(forward, looked_into, arguments).trace(model)
 
 
 class _Tracer(fx.Tracer):
@@ -132,28 +157,24 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, forward: Forward, looked_into: Collection[str], constants: Mapping[str, Any]) -> None:
+    def __init__(self, forward: Forward, looked_into: Collection[str], arguments: Mapping[str, Any]) -> None:
         super().__init__()
         self._forward = forward
         self._looked_into = looked_into
-        self._constants = constants
+        self._arguments = arguments
 
     @override
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name not in self._looked_into
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """See `fx.Tracer.create_args_for_root`; arguments that decide what the model does are as they are."""
+        """See `fx.Tracer.create_args_for_root`; what is no tensor in the arguments is as it is."""
         by_position: list[Any] = []
         by_name: dict[str, Any] = {}
         for each in parameters_of(self._forward):
             if each.kind is each.VAR_POSITIONAL or each.kind is each.VAR_KEYWORD:
                 continue
-            given = (
-                self._constants[each.name]
-                if each.name in self._constants
-                else self.create_proxy("placeholder", each.name, (), {})
-            )
+            given = self._given(each.name)
             if each.kind is each.KEYWORD_ONLY:
                 by_name[each.name] = given
             else:
@@ -164,6 +185,39 @@ class _Tracer(fx.Tracer):
             return forward(root, *by_position, **by_name)
 
         return call, [self.root]
+
+    def _given(self, name: str) -> Any:
+        """Return an argument with traced values in the place of its tensors."""
+        argument = self._arguments.get(name, _UNKNOWN)
+        if argument is _UNKNOWN or isinstance(argument, torch.Tensor):
+            return self.create_proxy("placeholder", name, (), {})
+        if not tensors_in(argument):
+            return changed(lambda item: item, argument)  # a copy, which the model may change
+        whole = self.create_proxy("placeholder", name, (), {})
+        places = itertools.count()
+
+        def take(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            return self.create_proxy("call_function", ArgumentTensor(next(places)), (whole,), {})
+
+        return changed(take, argument)
+
+    @override
+    def create_arg(self, a: Any) -> Any:
+        """See `fx.Tracer.create_arg`; instances of classes that hold values are built again when the stage runs."""
+        if type(a) in _FX_STRUCTURES or isinstance(a, fx.Proxy) or parts_of(a) is None:
+            return super().create_arg(a)
+        taken: list[Any] = []
+
+        def take(item: Any) -> Any:
+            if isinstance(item, PLAIN):
+                return item
+            taken.append(self.create_arg(item))
+            return Index(len(taken) - 1)
+
+        structure = changed(take, a)
+        return self.create_node("call_function", Assembly(structure), tuple(taken), {})
 
     @override
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:

@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline._torch.tracing.program import Free
-from unidist_pipeline._torch.tracing.values import changed, tensors_in
+from unidist_pipeline._torch.tracing.structures import ArgumentTensor, Assembly, Constant
+from unidist_pipeline._torch.tracing.values import tensors_in
 
 INSIDE = "model"
 """What the model is called in the module that is exported."""
-
-
-class Constant(Free):
-    """A constant of the model's code, or operations within an operation."""
-
-    def __init__(self, value: Any) -> None:
-        self.__name__ = "held"
-        self._value = value
-
-    def __call__(self) -> Any:
-        """Return it."""
-        return self._value
-
-
-class ArgumentTensor(Free):
-    """One tensor of an argument."""
-
-    def __init__(self, place: int) -> None:
-        self.__name__ = "part"
-        self._place = place
-
-    def __call__(self, argument: Any) -> Any:
-        """Return it."""
-        return tensors_in(argument)[self._place]
-
-
-class _Output:
-    """Builds the model's outputs from tensors and sizes."""
-
-    def __init__(self, structure: Any) -> None:
-        self.__name__ = "whole"
-        self._structure = structure
-
-    def __call__(self, *parts: Any) -> Any:
-        return changed(lambda item: parts[item.number] if isinstance(item, Index) else item, self._structure)
-
-
-@dataclass(frozen=True)
-class Index:
-    """Stands for one of several values."""
-
-    number: int
 
 
 class GraphRewriter:
@@ -123,7 +80,7 @@ class GraphRewriter:
 
     def _return(self, node: fx.Node) -> None:
         parts: Any = fx.node.map_arg(node.args[0], self._values.__getitem__)
-        self._graph.output(self._graph.call_function(_Output(self._structure), tuple(parts)))
+        self._graph.output(self._graph.call_function(Assembly(self._structure), tuple(parts)))
 
 
 def _stack(node: fx.Node) -> dict[str, tuple[str, Any]]:

@@ -234,8 +234,7 @@ def _run(node: fx.Node, model: torch.nn.Module, arguments: Mapping[str, Any], va
         return arguments[str(node.target)]
     if node.op == "get_attr":
         return operator.attrgetter(str(node.target))(model)
-    args = fx.node.map_arg(node.args, values.__getitem__)
-    kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+    args, kwargs = _filled(node.args, values), _filled(node.kwargs, values)
     if node.op == "output":
         return args[0]
     if node.op == "call_module":
@@ -244,3 +243,17 @@ def _run(node: fx.Node, model: torch.nn.Module, arguments: Mapping[str, Any], va
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     assert callable(node.target)
     return node.target(*args, **kwargs)
+
+
+def _filled(argument: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """Return an argument with values in the place of operations, in plain lists and dicts: fx has immutable ones."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    if isinstance(argument, dict):
+        return {key: _filled(item, values) for key, item in argument.items()}
+    if isinstance(argument, list):
+        return [_filled(item, values) for item in argument]
+    if isinstance(argument, tuple):
+        items = [_filled(item, values) for item in argument]
+        return type(argument)(*items) if hasattr(argument, "_fields") else type(argument)(items)
+    return fx.node.map_arg(argument, values.__getitem__)  # slices, ranges

@@ -55,17 +55,17 @@ class FxTracer(Tracer):
     Args:
         model: whole.
         forward: of its class.
-        constants: see `trace`.
+        arguments: see `trace`.
     """
 
-    def __init__(self, model: torch.nn.Module, forward: Forward, constants: Mapping[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module, forward: Forward, arguments: Mapping[str, Any]) -> None:
         self._model = model
         self._forward = forward
-        self._constants = constants
+        self._arguments = arguments
 
     @override
     def graph(self, looked_into: Sequence[str]) -> fx.Graph:
-        return trace(self._model, self._forward, looked_into, self._constants)
+        return trace(self._model, self._forward, looked_into, self._arguments)
 
     @override
     def may_look_into(self, module: torch.nn.Module) -> bool:

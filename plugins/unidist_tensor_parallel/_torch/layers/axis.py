@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from unidist.communicator import ReduceOp
+from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
 from unidist_torch.operations.differentiable import apply, needs_gradients
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
 
 
-class TensorAxis:
+class TensorAxis(RankBound):
     """The ranks that compute one model together, as seen by one of them. Creation is collective.
 
     Args:

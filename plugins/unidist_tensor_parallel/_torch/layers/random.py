@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
+from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 
 
-class CutRandom:
+class CutRandom(RankBound):
     """Switches torch's generator of a device at the beginning and end of cut regions.
 
     Args:

@@ -13,10 +13,11 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
+from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel.layout.cuts import split_counts
 
 
-class Region:
+class Region(RankBound):
     """Activations between the cut layers are whole, the same on every rank.
 
     Args:

@@ -6,7 +6,8 @@ sequence, column layers gather it, row layers scatter their sums, and the last b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,16 +31,25 @@ _CUTS = (
 )
 
 
-def make_sequence_regions(
-    model: nn.Module, roles: Mapping[str, Role], axis: TensorAxis, random: CutRandom
-) -> dict[str, Region]:
-    """Return the regions of a model's blocks, by path of each block, and let activations be cut there.
+@dataclass(frozen=True)
+class Row:
+    """Blocks of one list, whose activations are cut.
+
+    Args:
+        paths: of the blocks, in their order.
+        dim: of the sequence in activations, from the end.
+    """
+
+    paths: Sequence[str]
+    dim: int
+
+
+def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
+    """Return a model's blocks: those with the role `sequence`, else those of every list that has cut layers.
 
     Args:
         model: whole.
-        roles: of layers; blocks with the role `sequence`, else those of every list that has cut layers.
-        axis: the ranks.
-        random: of the model.
+        roles: of layers.
 
     Raises:
         ConfigurationError: there are no such blocks, or they take more than one activation.
@@ -54,16 +64,54 @@ def make_sequence_regions(
             "tensor: sequence=true needs blocks one after the other in a list (nn.Sequential, nn.ModuleList) with cut "
             "layers in them, and the model has none. Name them: plan=PATTERN=sequence, or leave sequence out"
         )
+    return [Row(blocks, _sequence_dim(blocks, modules)) for blocks in _rows(chosen)]
+
+
+def make_sequence_regions(
+    model: nn.Module,
+    rows: Sequence[Row],
+    roles: Mapping[str, Role],
+    axis: TensorAxis,
+    random: CutRandom,
+    *,
+    gathering: Collection[str],
+) -> dict[str, Region]:
+    """Return the regions of rows of blocks, by path of each block, and let activations be cut there.
+
+    Args:
+        model: whole.
+        rows: of its blocks.
+        roles: of layers.
+        axis: the ranks.
+        random: of the model.
+        gathering: paths of modules in the blocks whose own code needs all tokens: they are gathered before the module
+            runs and cut again afterwards, and its layers are cut as without sequence parallelism.
+
+    Raises:
+        ConfigurationError: something in the blocks might mix tokens where each rank has some.
+    """
+    modules = dict(model.named_modules())
     found: dict[str, Region] = {}
-    for blocks in _rows(chosen):
-        region = SequenceRegion(axis, random, _sequence_dim(blocks, modules))
-        for path in blocks:
+    for row in rows:
+        region = SequenceRegion(axis, random, row.dim)
+        first, last = modules[row.paths[0]], modules[row.paths[-1]]
+        first.register_forward_pre_hook(_begin(region, row.paths[0]), with_kwargs=True)
+        for path in row.paths:
             found[path] = region
-            _check_whole(path, modules[path], roles)
-            _sum_gradients(path, modules[path], roles, region)
-        modules[blocks[0]].register_forward_pre_hook(_begin(region, blocks[0]), with_kwargs=True)
-        modules[blocks[-1]].register_forward_hook(_finish(region, blocks[-1]))
+        for path in gathering:
+            if any(path == block or path.startswith(f"{block}.") for block in row.paths):
+                found[path] = Region(axis, random)
+                modules[path].register_forward_pre_hook(_gather_before(region, path), with_kwargs=True)
+                modules[path].register_forward_hook(_cut_after(region))
+        for path in row.paths:
+            _check_whole(path, modules[path], roles, gathering)
+            _sum_gradients(path, modules[path], roles, region, gathering)
+        last.register_forward_hook(_finish(region, row.paths[-1]))
     return found
+
+
+def _is_inside(path: str, owners: Collection[str]) -> bool:
+    return any(path == owner or path.startswith(f"{owner}.") for owner in owners)
 
 
 def _block_of(path: str, modules: Mapping[str, nn.Module]) -> str:
@@ -105,12 +153,12 @@ def _sequence_dim(blocks: list[str], modules: Mapping[str, nn.Module]) -> int:
     return -3 if firsts == {False} else -2
 
 
-def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None:
+def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role], gathering: Collection[str]) -> None:
     """Check that modules that may mix tokens come after a layer that gathers them."""
     for name, module in block.named_modules():
         full = f"{path}.{name}" if name else path
         if isinstance(module, nn.Linear | nn.MultiheadAttention) and not (
-            full in roles or roles.get(full.rpartition(".")[0]) is Role.ATTENTION
+            full in roles or roles.get(full.rpartition(".")[0]) is Role.ATTENTION or _is_inside(full, gathering)
         ):
             raise ConfigurationError(
                 f"tensor: sequence=true cuts the tokens of {path!r} over the ranks, and {full!r} is not cut: what "
@@ -119,10 +167,14 @@ def _check_whole(path: str, block: nn.Module, roles: Mapping[str, Role]) -> None
             )
 
 
-def _sum_gradients(path: str, block: nn.Module, roles: Mapping[str, Role], region: SequenceRegion) -> None:
+def _sum_gradients(
+    path: str, block: nn.Module, roles: Mapping[str, Role], region: SequenceRegion, gathering: Collection[str]
+) -> None:
     """Sum the gradients of parameters that are used on some of the tokens over the ranks."""
     for name, module in block.named_modules():
         full = f"{path}.{name}" if name else path
+        if _is_inside(full, gathering):
+            continue  # every rank computes the same there
         if roles.get(full) in _CUTS or roles.get(full.rpartition(".")[0]) is Role.ATTENTION:
             continue  # their parameters are cut, and they gather tokens themselves
         own = [each for each, parameter in module.named_parameters(recurse=False) if parameter is not None]
@@ -160,6 +212,28 @@ def _begin(region: SequenceRegion, path: str) -> Any:
                 "the activation first, or leave sequence out"
             )
         return (region.cut_tokens(args[0], training=module.training), *args[1:]), kwargs
+
+    return hook
+
+
+def _gather_before(region: SequenceRegion, path: str) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or not isinstance(args[0], torch.Tensor):
+            raise ConfigurationError(
+                f"tensor: sequence=true gathers the first positional argument of {path!r}, which is no tensor here. "
+                "Pass the activation first, or leave sequence out"
+            )
+        return (region.gather_tokens(args[0]), *args[1:]), kwargs
+
+    return hook
+
+
+def _cut_after(region: SequenceRegion) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        region.random.end()
+        if isinstance(output, tuple):  # an attention may return its weights too
+            return (region.cut_tokens(output[0], training=module.training), *output[1:])
+        return region.cut_tokens(output, training=module.training)
 
     return hook
 

@@ -108,6 +108,11 @@ class Unit:
 
         layer.call = call
 
+    @property
+    def name(self) -> str:
+        """The name of its layer."""
+        return str(self._layer.name)
+
     def _gathering_call(self, args: Any, kwargs: Any) -> Any:
         if self._is_suspended():
             return self.plain_call(*args, **kwargs)

@@ -15,10 +15,12 @@ import tensorflow as tf
 from unidist.buffer import DType
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import Slot
+from unidist.waits import calling
 from unidist_tensorflow.gradients.tensors import HostFunction, host_node
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.fragments.variables import Fragment
+from unidist_zero.sharding.gather_check import GatherCheck
 from unidist_zero.sharding.partition import Partition
 
 _GATHER = "unidist_gathering_of_variables_which_needs_jit_compile_False"
@@ -48,14 +50,27 @@ class UnitMovement:
         self._reduce_dtypes = reduce_dtypes
         self._host_functions: list[HostFunction] = []
 
-    def connect(self, partition: Partition, communicator: Communicator, buffers: TensorBuffers) -> None:
+    def connect(
+        self,
+        partition: Partition,
+        communicator: Communicator,
+        buffers: TensorBuffers,
+        *,
+        number: int,
+        names: Sequence[str],
+    ) -> None:
         """Exchange between these ranks from now on.
 
         Args:
             partition: of all variables of the model.
             communicator: over the shard group, for this and other units of the model.
             buffers: for all units of the model.
+            number: of the unit.
+            names: of all units.
         """
+        moves = [f"{move} {name}" for name in names for move in ("values of", "gradients of")]
+        self._gather_check = GatherCheck(communicator, 2 * number, moves)
+        self._scatter_check = GatherCheck(communicator, 2 * number + 1, moves)
         places = partition.places()
         self._partition = partition
         self._communicator = communicator
@@ -88,6 +103,7 @@ class UnitMovement:
         """Return the whole tensors in eager mode, without gradients. Collective."""
         return self.whole([tf.convert_to_tensor(each.source) for each in self.fragments])
 
+    @calling("a pass through the model")
     def _gather(self, *values: Any) -> list[Array]:
         cuts = self._partition.buckets
         memory = {
@@ -99,10 +115,12 @@ class UnitMovement:
                 array_of_buffer(own)[:] = np.asarray(value).reshape(-1)
         rank = self._communicator.rank
         works = []
+        self._gather_check.post()
         for number in self._buckets:
             cut = self._partition.buckets[number]
             own = memory[number].slice(cut.begin(rank), cut.counts[rank])
             works.append(self._communicator.allgather(own, memory[number], counts=cut.counts))
+        self._gather_check.verify()
         for work in works:
             work.wait()
         arrays = [np.zeros((), np.int32)]
@@ -120,12 +138,14 @@ class UnitMovement:
             array_of_buffer(memory[number].slice(slot.offset, slot.count))[:] = np.asarray(gradient).reshape(-1)
         rank = self._communicator.rank
         works = []
+        self._scatter_check.post()
         for number in self._buckets:
             cut = self._partition.buckets[number]
             for offset, count in cut.gaps:
                 array_of_buffer(memory[number].slice(offset, count))[:] = 0
             own = memory[number].slice(cut.begin(rank), cut.counts[rank])
             works.append(self._communicator.reducescatter(memory[number], own, counts=cut.counts))
+        self._scatter_check.verify()
         for work in works:
             work.wait()
         arrays = [np.zeros((), np.int32)]

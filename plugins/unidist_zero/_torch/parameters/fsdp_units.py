@@ -7,13 +7,15 @@ pass. Whenever a unit is gathered, the next ones are prefetched, as many as aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from unidist.errors import ConfigurationError
+from unidist.errors import ConfigurationError, UsageError
+from unidist.waits import calling
 from unidist_zero._torch.parameters.gathered_bucket import BucketState, GatheredBucket
 
 
@@ -59,9 +61,10 @@ class Unit:
 
     def gather(self) -> None:
         """Return when all parameters have their values."""
-        self.start_gather()
-        for bucket in self.buckets:
-            bucket.finish_gather()
+        with calling(f"a pass through {self.name or 'the model'}"):
+            self.start_gather()
+            for bucket in self.buckets:
+                bucket.finish_gather()
 
     def release(self) -> None:
         """Free the memory."""
@@ -86,12 +89,13 @@ class Units:
         self.of_parameter = {key: unit for unit in self.units for key in unit.parameters}
         self._called: list[Unit] = []  # the units that were called before in this forward, the latest last
         self._next: dict[str, Unit] = {}  # which unit was called after which, last time
+        self._returning: Any = WeakTensorKeyDictionary()  # the units that return a tensor
         self._in_backward = False
         self._derived_again = False  # gradients were computed with a graph (create_graph), which uses what was gathered
         self.paused = False  # everything is there, and stays
         for unit in self.units:
-            unit.module.register_forward_pre_hook(self._before_forward(unit), prepend=True)
-            unit.module.register_forward_hook(self._after_forward(unit), always_call=True)
+            unit.module.register_forward_pre_hook(_Hook(self._before_forward(unit)), prepend=True)
+            unit.module.register_forward_hook(_Hook(self._after_forward(unit)), always_call=True)
 
     def gather(self) -> None:
         """Gather everything. Collective."""
@@ -156,7 +160,10 @@ class Units:
             hooked = 0
             for tensor in tensors_in(output):
                 if tensor.requires_grad and torch.is_grad_enabled():
-                    tensor.register_hook(self._before_backward(unit, before))  # type: ignore[no-untyped-call]  # torch
+                    together = self._returning.setdefault(tensor, [])
+                    together.append(unit)
+                    hook = self._before_backward(unit, before, together)
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch
                     hooked += 1
             if torch.is_grad_enabled() and not hooked and any(p.requires_grad for p in unit.parameters.values()):
                 unit.stays = True  # an output that cannot be looked into: its backward would not be noticed
@@ -168,12 +175,14 @@ class Units:
 
         return hook
 
-    def _before_backward(self, unit: Unit, before: Sequence[Unit]) -> Any:
+    def _before_backward(self, unit: Unit, before: Sequence[Unit], together: Sequence[Unit]) -> Any:
         """Return the hook for the gradient of a unit's output.
 
         Args:
             unit: the unit.
             before: those that were called before it, the latest first: as many as are prefetched.
+            together: the units that return this output, whose hooks run one after the other: it is that of the last
+                unit and of the whole model, say, or of a unit that returns what it was given.
 
         Autograd runs nodes in reverse order of creation (on one device), so all units called after this one are done.
         """
@@ -185,7 +194,8 @@ class Units:
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             for other in self.units:
-                if other is not unit and not (other.is_root or other.stays or other in before or self._derived_again):
+                is_next = other in together or other in before
+                if not (other.is_root or other.stays or is_next or self._derived_again):
                     other.release()
             self.root.gather()
             unit.gather()
@@ -198,6 +208,25 @@ class Units:
         self._in_backward = False
         if not (self._derived_again and torch.is_grad_enabled()):
             self.release()
+
+
+class _Hook:
+    """A hook that a copy of the module shares, and that no file can hold: the parameters are away."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> _Hook:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageError(
+            "this model is divided over the ranks (zero=3), and torch.save(model) would write no parameters: use "
+            "ud.save(path, model), or torch.save(model.state_dict(), path) with the state_dict() of every rank"
+        )
 
 
 def find_units(model: torch.nn.Module, patterns: Sequence[str] | None = None) -> list[Unit]:

@@ -7,12 +7,13 @@ from enum import Enum
 
 import torch
 
-from unidist.buffer import Buffer
+from unidist.buffer import HOST, Buffer
 from unidist.communicator import Work
-from unidist.errors import UsageError
+from unidist.errors import MismatchError, UsageError
 from unidist_torch.gradients.parameters import reattach, shaped
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 from unidist_torch.models.lazy_init import BUILT_AS
+from unidist_zero.sharding.gather_check import GatherCheck
 from unidist_zero.sharding.partition import Piece, ShardedBucket
 from unidist_zero.sharding.shard_groups import ShardGroup
 
@@ -40,6 +41,7 @@ class GatheredBucket:
         parameters: by the numbers in the slots. They become views of the bucket's memory.
         shard_group: the ranks that hold the shards.
         shard: `(cut.counts[rank],)` elements, that stay.
+        check: that all ranks gather this bucket at the same time.
         initial: WHOLE: the parameters have values; EMPTY: some or all have none yet, and `fill` is called before
             anything else; LOST: they have none, and the shard is filled before `mark_restored` is called.
         is_offloaded: the shard is not in memory that the shard group moves; it is copied there to be gathered.
@@ -53,6 +55,7 @@ class GatheredBucket:
         parameters: Mapping[int, torch.Tensor],
         shard_group: ShardGroup,
         shard: Buffer,
+        check: GatherCheck,
         *,
         initial: BucketState = BucketState.WHOLE,
         is_offloaded: bool = False,
@@ -62,6 +65,7 @@ class GatheredBucket:
         self.pieces = pieces
         self.shard_group = shard_group
         self.shard = shard
+        self._check = check
         self._is_offloaded = is_offloaded
         self._own = tensor_of(shard)
         some = next(iter(parameters.values()))
@@ -76,6 +80,7 @@ class GatheredBucket:
             self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
         self.state = BucketState.EMPTY
         self._work: Work | None = None
+        self._mismatched: Work | None = None
         if initial is BucketState.WHOLE:
             self.fill()
         elif initial is BucketState.EMPTY:
@@ -133,6 +138,7 @@ class GatheredBucket:
             )
         if self.state is not BucketState.ABSENT or self._work is not None:
             return
+        self._check.post()
         self._storage.resize_(self._nbytes)
         shard = self.shard
         if self._is_offloaded:
@@ -147,11 +153,17 @@ class GatheredBucket:
         self.start_gather()
         if self._work is not None:
             work, self._work = self._work, None
+            try:
+                self._check.verify(wait=self.cut.memory == HOST)  # an accelerator's queue need not be waited for
+            except MismatchError:
+                self._mismatched, self.state = work, BucketState.LOST  # its memory may still be written to
+                raise
             work.wait()
             self._show()
 
     def update_shard(self) -> None:
         """Copy this rank's part of the whole to the shard, if the whole is what counts."""
+        self._check.verify()
         if self.state is BucketState.WHOLE:
             for parameter, view, _ in self._places.values():
                 reattach(parameter, view)

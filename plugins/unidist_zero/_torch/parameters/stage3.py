@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import override
 
-from unidist.buffer import Buffer
+from unidist.buffer import HOST, Buffer
 from unidist.checkpoint.format.interface import HasKeptState, KeepsState, SavedSection
 from unidist.checkpoint.format.pieces import Piece as SavedPiece
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
-from unidist_torch.checkpoint.states import ModelState
+from unidist.waits import calling
+from unidist_torch.checkpoint.states import HoldsParameters, ModelState
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, dtype_of, memory_kind
@@ -27,6 +28,7 @@ from unidist_zero._torch.parameters.gathered_bucket import BucketState, Gathered
 from unidist_zero._torch.parameters.lazy_init import DeferredModel, has_deferred
 from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero._torch.parameters.shared_pages import PagedModel
+from unidist_zero.sharding.gather_check import GatherCheck
 from unidist_zero.sharding.gathered_model import GathersParameters
 from unidist_zero.sharding.partition import Partition, Piece, ShardedBucket
 from unidist_zero.sharding.partition import partition as cut
@@ -41,7 +43,7 @@ UNIT = "_unidist_units"
 """The attribute by which a parameter knows the `ShardedModel`, or `PagedModel`, that it is of."""
 
 
-class ShardedModel(HasKeptState, GathersParameters):
+class ShardedModel(HasKeptState, HoldsParameters, GathersParameters):
     """Attached to a model at stage 3.
 
     Args:
@@ -61,6 +63,7 @@ class ShardedModel(HasKeptState, GathersParameters):
         self._context: RuntimeAPI | None = None
         self._is_moving = False  # the parameters have lost their shards, and not all have a new place yet
         self._shard_groups: dict[str, ShardGroup] = {}
+        self._names: list[str] = []  # of the unit of each bucket that was made, for messages
         self._deferred = DeferredModel(model) if has_deferred(model) else None
         self.units = Units(model, patterns, num_ahead=num_ahead)
         for parameter in model.parameters():
@@ -93,6 +96,7 @@ class ShardedModel(HasKeptState, GathersParameters):
             for shard_group in self._shard_groups.values():
                 shard_group.close()
             self._shard_groups = {}
+            self._names = []
         self._context = context
 
     def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -123,6 +127,9 @@ class ShardedModel(HasKeptState, GathersParameters):
                 self._leave_old_bucket(parameter)
             shard = self._allocate(bucket, shard_group)
             pieces = [piece for piece in partition.pieces(rank) if piece.bucket == number]
+            unit = self._unit_of(own.values())
+            self._names.append(unit.name or "the parameters outside of all units")
+            check = GatherCheck(shard_groups[HOST].communicator, len(self._names) - 1, self._names)
             is_offloaded = self.offload is not None
             made.append(
                 GatheredBucket(
@@ -132,11 +139,11 @@ class ShardedModel(HasKeptState, GathersParameters):
                     own,
                     shard_group,
                     shard,
+                    check,
                     initial=self._initial_state,
                     is_offloaded=is_offloaded,
                 )
             )
-            unit = self._unit_of(own.values())
             unit.buckets.append(made[-1])
         return made
 
@@ -196,9 +203,13 @@ class ShardedModel(HasKeptState, GathersParameters):
 
     @override
     def kept_state(self) -> KeepsState:
+        return self.state_of(self._model)
+
+    @override
+    def state_of(self, model: torch.nn.Module) -> KeepsState:
         self._quiet = True  # only names are wanted of `state_dict`
         try:
-            return ShardedModelState(self._model, self)
+            return ShardedModelState(model, self)
         finally:
             self._quiet = False
 
@@ -249,7 +260,8 @@ class ShardedModel(HasKeptState, GathersParameters):
 
     def _before_state_dict(self, module: torch.nn.Module) -> None:
         if module is self._model and not (self._quiet or self.units.paused):
-            self.units.gather()
+            with calling("model.state_dict()"):
+                self.units.gather()
 
     def _after_state_dict(self, module: torch.nn.Module, state: dict[str, Any]) -> None:
         if self._quiet or module is not self._model:
@@ -274,7 +286,7 @@ class ShardedModelState(ModelState):
     """The model's part in checkpoints: shards of parameters, and whole buffers.
 
     Args:
-        model: the model.
+        model: the model, or one that it is a module of.
         sharded: has the shards.
     """
 

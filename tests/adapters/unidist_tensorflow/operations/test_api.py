@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,36 @@ def test_reductions_shapes_and_scaling(ranks: RankPool, mode: str) -> None:
 
             average = call(mode, lambda x: ud.allreduce(x, name="default"), np.full((50,), 49, np.int64))
             np.testing.assert_array_equal(average, np.full((50,), 49, np.int64))
+
+    ranks.run(on_rank)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_are_scaled_before_they_are_added_up(ranks: RankPool, mode: str) -> None:
+    def on_rank() -> None:
+        with runtime():
+            size, rank = ud.size(), ud.rank()
+            halves = {"op": ud.Sum, "prescale_factor": 0.5}
+
+            def body(*tensors: tf.Tensor) -> list[Any]:
+                return [
+                    [ud.allreduce(tensor, name=f"one{index}", **halves) for index, tensor in enumerate(tensors)],
+                    ud.grouped_allreduce(tensors, name="group", **halves),
+                    [ud.reducescatter(tensor, name=f"rs{index}", **halves) for index, tensor in enumerate(tensors)],
+                    ud.grouped_reducescatter(tensors, **halves),
+                ]
+
+            integers = np.repeat(np.array([3], np.int32), size)
+            tops = [np.full(size, value, dtype) for value, dtype in ((3e38, np.float32), (60000.0, np.float16))]
+            reduced, grouped, scattered, rows = call(mode, body, integers, *tops)
+            for results, part in ((reduced, slice(None)), (grouped, slice(None)), (scattered, [rank]), (rows, [rank])):
+                np.testing.assert_array_equal(results[0], np.full(size, size * 1, np.int32)[part])
+                for result, top in zip(results[1:], tops, strict=True):
+                    with np.errstate(over="ignore"):
+                        np.testing.assert_array_equal(
+                            result, (top * top.dtype.type(0.5) * size).astype(top.dtype)[part]
+                        )
+            assert integers[0] == 3
 
     ranks.run(on_rank)
 

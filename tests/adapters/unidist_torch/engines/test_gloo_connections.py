@@ -52,11 +52,14 @@ def _loses_the_receiver(folder: str) -> float:
     import torch.distributed as dist
 
     from unidist_torch.engines.gloo import GlooCommunicator
+    from unidist_torch.engines.store import SharedStore
 
     child = os.fork()
     rank = int(child == 0)
     try:
-        pair = GlooCommunicator(dist.FileStore(f"{folder}/store", 2), "pair", rank, (0, 1), WAIT, device_index=0)
+        pair = GlooCommunicator(
+            SharedStore(dist.FileStore(f"{folder}/store", 2), lambda: None), "pair", rank, (0, 1), WAIT, device_index=0
+        )
         token, large = Buffer.allocate(1, DType.UINT8), Buffer.allocate(16 << 20, DType.UINT8)
         if child == 0:
             work = pair.recv(large, source=0)

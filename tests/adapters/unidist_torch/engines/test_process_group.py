@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the engine gloo is PyTorch's")
 from unidist.buffer import Buffer, DType  # noqa: E402 - after the check for torch
 from unidist.errors import PeerLostError  # noqa: E402
 from unidist_torch.engines.gloo import GlooCommunicator  # noqa: E402
+from unidist_torch.engines.store import SharedStore  # noqa: E402
 
 
 class _JustDone:
@@ -36,7 +37,9 @@ class _JustDone:
 
 @pytest.fixture
 def communicator() -> Iterator[GlooCommunicator]:
-    found = GlooCommunicator(torch.distributed.HashStore(), "one", 0, (0,), timedelta(seconds=20), device_index=0)
+    found = GlooCommunicator(
+        SharedStore(torch.distributed.HashStore(), lambda: None), "one", 0, (0,), timedelta(seconds=20), device_index=0
+    )
     yield found
     found.close()
 

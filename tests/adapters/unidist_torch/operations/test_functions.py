@@ -10,7 +10,6 @@ import torch
 from _training import network, runtime, values
 
 import unidist.torch as ud
-from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
 
 Pool = Callable[..., RankPool]
@@ -87,9 +86,25 @@ def test_broadcast_optimizer_state(pool: Pool, name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(after, other_after, strict=True))
 
 
-def test_lbfgs_state_is_refused(pool: Pool) -> None:
-    def on_rank() -> None:
-        with runtime(), pytest.raises(UsageError, match="LBFGS"):
-            ud.broadcast_optimizer_state(torch.optim.LBFGS(network().parameters()))
+def test_the_state_of_lbfgs_is_that_of_the_root(pool: Pool) -> None:
+    def on_rank() -> list[torch.Tensor]:
+        with runtime():
+            model = network()
+            optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=2)
 
-    pool(1).run(on_rank)
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(torch.ones(2, 6, dtype=torch.float64)).square().mean()
+                loss.backward()
+                return loss
+
+            if ud.rank() == 1:
+                for _ in range(3):
+                    optimizer.step(closure)  # type: ignore[arg-type]  # torch says that it returns a float
+            ud.broadcast_parameters(model.state_dict(), root_rank=1)
+            ud.broadcast_optimizer_state(optimizer, root_rank=1)
+            optimizer.step(closure)  # type: ignore[arg-type]
+            return values(model)
+
+    first, second = pool(2).run(on_rank)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from unidist_command import Command
@@ -41,7 +43,7 @@ def test_options_become_variables_of_the_ranks(command: Command) -> None:
 def test_without_options_nothing_is_chosen_for_the_user(command: Command) -> None:
     chosen = {name for name in shown(command) if name.startswith("UNIDIST_")}
     places = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NUM_NODES"}
-    assert chosen == {f"UNIDIST_{name}" for name in places | {"JOB_ID", "SECRET_FD", "LAUNCHER_PID"}}
+    assert chosen == {f"UNIDIST_{name}" for name in places | {"JOB_ID", "SECRET_FD", "PROCESS_FD", "LAUNCHER_PID"}}
 
 
 def test_python_does_not_buffer_whatever_wraps_it(command: Command) -> None:
@@ -100,6 +102,17 @@ def test_a_config_file_gives_options_and_the_command_line_wins(command: Command,
     [
         (("--engine", "shmm"), "unknown engine 'shmm'. Did you mean 'shm'? Choices: "),
         (("--engine", "single"), "engine 'single' cannot be used for 2 processes"),
+        (
+            ("--engine", "mpi"),
+            "engine 'mpi' cannot be used for 2 processes: these 2 processes were not started by mpirun",
+        ),
+        (
+            ("--engine", "nccl", "--env", "CUDA_VISIBLE_DEVICES="),
+            "engine 'nccl' cannot be used on this machine: no CUDA device is visible to torch",
+        ),
+        (("--nproc-per-node", "4"), "--nproc-per-node is an option of torchrun; write -np 4"),
+        (("--nproc_per_node=gpu",), "is an option of torchrun; write -np N"),
+        (("--nnodes=2",), "name all hosts by -H"),
         (("--strategy", "identty"), "unknown strategy 'identty'. Did you mean 'identity'? Choices: "),
         (("--strategy", "identity=3"), "takes no value"),
         (("--strategy", "=2"), "cannot be read. Syntax"),
@@ -139,6 +152,52 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (command.folder / "started").exists()
+
+
+def test_an_engine_that_the_environment_asks_for_must_be_usable(command: Command) -> None:
+    script = command.script("open('started', 'w')")
+    done = command.run("launch", "-np", "2", script, env={"UNIDIST_ENGINE": "nccl", "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "unidist: error: engine 'nccl' cannot be used on this machine: no CUDA device is visible to torch"
+    ]
+    assert not (command.folder / "started").exists()
+
+
+def test_without_a_number_there_is_a_rank_for_each_device_or_core(command: Command, tmp_path: Path) -> None:
+    script = command.script("print(os.environ['WORLD_SIZE']) if rank == 0 else None")
+    cores = len(os.sched_getaffinity(0))
+    done = command.run("launch", script, env={"PATH": os.defpath})
+    assert done.stdout == f"[0] {cores}\n"
+    assert f"unidist: -np is not given: {cores}, the number of this machine's cores" in done.stderr
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'Big, 80 GB, 1.0'\necho 'Big, 80 GB, 1.0'\necho 'Big, 80 GB, 1.0'\n")
+    tool.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.defpath}"
+    done = command.run("launch", "-q", script, env={"PATH": path, "CUDA_VISIBLE_DEVICES": ""})
+    assert (done.stdout, done.stderr) == (f"[0] {cores}\n", "")
+    done = command.run("launch", script, env={"PATH": path})
+    assert done.stdout == "[0] 3\n"
+    assert "the number of this machine's devices" in done.stderr
+    done = command.run("launch", "-q", script, env={"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"})
+    assert done.stdout == "[0] 2\n"
+    done = command.run("launch", "-q", "-H", "localhost:4", script)
+    assert done.stdout == "[0] 4\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [(("-np", "2"), "2"), (("--lr", "1", "-np=3"), "3"), (("--nproc_per_node=4",), "4"), (("--num-proc",), "N")],
+)
+def test_a_number_of_processes_after_the_script_is_refused(
+    command: Command, given: tuple[str, ...], number: str
+) -> None:
+    script = command.script("open('started', 'w')")
+    done = command.run("launch", script, *given)
+    assert done.returncode == 2
+    assert f"`unidist launch -np {number} script.py`" in done.stderr
+    assert not (command.folder / "started").exists()
+    assert command.run("launch", "-np", "1", script, *given).returncode == 0
 
 
 def test_an_unknown_option_in_a_file_suggests_the_nearest(command: Command) -> None:

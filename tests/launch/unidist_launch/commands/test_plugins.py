@@ -196,7 +196,7 @@ import unidist.runtime.context
 from unidist import hookimpl
 from unidist.registry import Registry, load_object
 from unidist.runtime import PluginManager
-from unidist_launch.elastic_job.event_log import EventLog
+from unidist_launch.observation.event_log import EventLog
 from unidist_zero import _torch
 
 def later():
@@ -212,14 +212,14 @@ def test_private_names_are_notes_and_the_plugin_works(command: Command, tmp_path
     assert found["curious"]["notes"] == [
         f"plugin_curious.py:{line}: imports {name}, which is private: no __all__ lists it"
         for line, name in (
-            (6, "unidist_launch.elastic_job.event_log.EventLog"),
+            (6, "unidist_launch.observation.event_log.EventLog"),
             (7, "unidist_zero._torch"),
             (10, "unidist._shadow"),
         )
     ]
     assert done.returncode == 0
     shown = command.run("plugins", "--check", env={**env, "COLUMNS": "200"}).stdout
-    assert "note: plugin_curious.py:6: imports unidist_launch.elastic_job.event_log.EventLog" in shown
+    assert "note: plugin_curious.py:6: imports unidist_launch.observation.event_log.EventLog" in shown
     assert "notes" not in json.loads(command.run("plugins", "--json", env=env).stdout)["plugins"][0]
 
 

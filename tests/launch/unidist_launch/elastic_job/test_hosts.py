@@ -78,6 +78,50 @@ def test_behind_a_cut_link_nobody_goes_on_and_the_others_do(start: Start, comman
     assert len(job.said(r"done \S+ \d+ \d+")) == 3
 
 
+def test_of_two_hosts_that_do_not_reach_each_other_one_is_left_out_within_two_heartbeats(
+    start: Start, command: Command, hosts: SshHosts
+) -> None:
+    with start() as job:
+        job.wait_for(r"step 20 .*")
+        hosts.part("h2", "h3")
+        cut = time.time()
+        try:
+            found = at(job, "hosts_apart") - cut
+            at(job, "generation", 1)
+            step = max(int(number) for (number,) in job.said(r"step (\d+) .*"))
+            job.wait_for(rf"step {step + 20} .*")
+            at(job, "hosts_apart", 1)  # it was asked for again, and is still apart: nobody stops for it
+            assert len(job.events("generation")) == 2
+        finally:
+            hosts.part("h2", "h3", apart=False)
+        at(job, "generation", 2)
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines[-30:]
+    assert found < 2 * HEARTBEAT_SEC + 0.5  # and half a second for a busy machine
+    assert [(event["host"], event["others"]) for event in job.events("hosts_apart")][:2] == [("h3", ["h2"])] * 2
+    assert any("h3 and h2 do not reach each other" in line for line in job.lines)
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert [event["world_size"] for event in job.events("generation")] == [3, 2, 3]
+
+
+def test_hosts_that_never_reach_each_other_do_not_hold_up_the_start(
+    start: Start, command: Command, hosts: SshHosts
+) -> None:
+    hosts.part("h1", "h3")
+    try:
+        with start() as job:
+            at(job, "hosts_apart")
+            job.wait_for(r"step 20 .*")
+            (command.folder / "stop").touch()
+            assert job.end() == 0, job.lines[-30:]
+    finally:
+        hosts.part("h1", "h3", apart=False)
+    assert [event["world_size"] for event in job.events("generation")] == [2]
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+
+
 @pytest.mark.soak
 def test_a_crashed_host_costs_its_ranks_only(start: Start, command: Command, hosts: SshHosts) -> None:
     with start() as job:

@@ -16,11 +16,11 @@ from unidist.jobs import sweep as process_sweep
 from unidist.launcher import Host
 from unidist.settings.environment import Settings
 from unidist_launch.elastic_job.discovery import Discovery, parse
-from unidist_launch.elastic_job.event_log import EventLog
 from unidist_launch.elastic_job.hosts import ElasticHost, ElasticHosts
 from unidist_launch.elastic_job.patience import Patience
 from unidist_launch.elastic_job.report import event_line
 from unidist_launch.elastic_job.slots import MAX_FAILURES, Slots
+from unidist_launch.observation.event_log import EventLog
 from unidist_launch.options import elastic_options
 from unidist_launch.remote.failure import RankExit
 
@@ -81,6 +81,20 @@ def test_slots_that_hosts_take_back_name_their_workers_and_come_back_as_they_wer
     assert [slot.number for slot in slots.free(7.0, 4)] == [1]
 
 
+def test_a_slot_that_is_offered_again_before_its_process_has_ended_pauses_shortly() -> None:
+    slots = Slots()
+    slots.offer([Host("h", 2)])
+    for number, slot in enumerate(slots.free(0.0, 2)):
+        slot.worker = number
+    assert slots.offer([Host("h", 1)]) == [1]
+    assert slots.offer([Host("h", 2)]) == []  # again, while worker 1 still leaves
+    slots.vacated(1, 5.0, pause=30.0)
+    assert [slot.number for slot in slots.free(7.0, 2)] == [1]
+    slots.free(7.0, 2)[0].worker = 2
+    slots.vacated(2, 8.0, pause=30.0)  # this one has left by itself
+    assert slots.free(20.0, 2) == []
+
+
 def test_no_more_workers_than_the_most() -> None:
     slots = Slots()
     slots.offer([Host("h", 8)])
@@ -94,17 +108,18 @@ def end(number: int) -> RankExit:
 def test_patience_ends_with_failures_and_no_commit_in_between() -> None:
     patience = Patience(2, None)
     assert not any(patience.failed(end(i)) for i in range(4))
-    assert not patience.world_began(3)
+    patience.committed()
+    assert len(patience.failures) == 4  # still known, in case that the job is given up for another reason
     assert not any(patience.failed(end(i)) for i in range(4))
-    assert not patience.world_began(3)  # the same commit: nothing was gained
+    assert not patience.world_began()  # nothing was gained
     assert "no commit" in patience.failed(end(9))
 
 
 def test_patience_ends_with_too_many_worlds() -> None:
     patience = Patience(2, 1)
-    assert not patience.world_began(0)
-    assert not patience.world_began(1)
-    assert "--reset-limit is 1" in patience.world_began(2)
+    assert not patience.world_began()
+    assert not patience.world_began()
+    assert "--reset-limit is 1" in patience.world_began()
 
 
 def test_a_host_that_comes_and_goes_is_asked_for_ever_more_seldom_until_it_stays() -> None:
@@ -213,15 +228,15 @@ def test_slots_go_on_with_the_workers_and_failures_that_were_kept() -> None:
 
 def test_patience_goes_on_with_what_was_kept() -> None:
     patience = Patience(1, reset_limit=1)
-    patience.world_began(0)
+    patience.world_began()
     patience.failed(RankExit(0, 10, 1, 1, ("Traceback",)))
     again = Patience(1, reset_limit=1)
     again.restore(json.loads(json.dumps(patience.snapshot())))
     assert again.failures == patience.failures
     assert not again.failed(RankExit(0, 11, 1, 2))
     assert again.failed(RankExit(0, 12, 1, 3))
-    assert not again.world_began(0)
-    assert "--reset-limit is 1" in again.world_began(0)
+    assert not again.world_began()
+    assert "--reset-limit is 1" in again.world_began()
 
 
 def test_without_an_option_of_its_own_a_job_is_not_elastic() -> None:

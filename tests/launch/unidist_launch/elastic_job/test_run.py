@@ -185,13 +185,69 @@ def test_a_rank_that_always_dies_ends_the_job_with_its_error(start: Start) -> No
     assert len(job.events("exit")) <= 8
 
 
-def test_the_reset_limit_ends_the_job(start: Start) -> None:
-    with start("-np", "3", "--min-np", "1", "--reset-limit", "0", steps=1000) as job:
-        pid = job.pid(1, 3)
-        job.wait_for(r"step 5 .*")
-        os.kill(pid, signal.SIGKILL)
-        assert job.end() != 0
-    assert any("--reset-limit is 0" in line for line in job.lines)
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_job_whose_ranks_are_all_lost_again_and_again_goes_on_while_it_commits(
+    start: Start, command: Command, durable: bool
+) -> None:
+    options = ("-np", "1", "--min-np", "1", "--blacklist-cooldown-range", "0.01", "0.01")
+    if durable:
+        options += ("--checkpoint-dir", "run", "--checkpoint-interval", "0.1")
+    with start(*options, steps=1_000_000) as job:
+        for number in range(4):  # twice -np would be given up
+            assert command.wait_until(lambda n=number: len(job.said(r"enter .*")) == n + 1, 60), job.lines
+            begun = len(job.said(r"step .*"))
+            assert command.wait_until(lambda n=begun: len(job.said(r"step .*")) > n + 60, 60), job.lines
+            os.kill(int(job.said(r"enter \d \d \d+ (\d+)")[-1][0]), signal.SIGKILL)
+        assert command.wait_until(lambda: len(job.said(r"enter .*")) == 5, 60), job.lines
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    assert not job.events("give_up")
+    begins = [int(step) for (step,) in job.said(r"enter \d \d (\d+) \d+")]
+    assert all(begins[1:]) == durable
+
+
+@pytest.mark.parametrize("engine", ["shm", "gloo"])
+def test_a_rank_that_dies_in_the_first_init_does_not_take_the_others_along(
+    start: Start, command: Command, engine: str
+) -> None:
+    dying = """
+from unidist.runtime import communicators
+if os.environ["UNIDIST_WORKER"] == "1":
+    connect = communicators.JobCommunicators._connect
+    def die(*_):
+        time.sleep(0.3)  # the others are waiting by now
+        os.kill(os.getpid(), 9)
+    communicators.JobCommunicators._connect = die
+"""
+    code = script(setup=dying)
+    options = ("-np", "3", "--min-np", "2", "--engine", engine)
+    with start(*options, steps=1_000_000, code=code) as job:
+        assert command.wait_until(lambda: len(job.said(r"step 5 .*")) >= 2, 60), job.lines
+        stop_when_full(command, job, 3)
+        assert job.end() == 0, job.lines[-30:]
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    ended = [event["worker"] for event in job.events("exit") if event["returncode"]]
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_reset_limit_ends_the_job_with_the_code_of_the_failure_and_its_host(start: Start, limit: int) -> None:
+    code = script(
+        setup="from pathlib import Path",
+        in_step="if place.rank == 1 and state.step == 20:\n            raise SystemExit(7)",
+    )
+    options = ("-np", "3", "--min-np", "1", "--reset-limit", str(limit), "--blacklist-cooldown-range", "60", "60")
+    with start(*options, "-H", "localhost:2,127.0.0.1:1", steps=1000, code=code) as job:
+        if limit:  # a loss before, which has been made good
+            pid = job.pid(2, 3)
+            job.wait_for(r"step 5 .*")
+            os.kill(pid, signal.SIGKILL)
+        assert job.end() == 7, job.lines[-30:]
+    text = "\n".join(job.lines)
+    assert f"--reset-limit is {limit}" in text
+    assert "rank 1 failed first (host localhost" in text
+    assert "exit code 7" in text
 
 
 def test_too_few_ranks_for_too_long_end_the_job(start: Start) -> None:

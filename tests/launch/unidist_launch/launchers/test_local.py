@@ -130,7 +130,65 @@ def test_ranks_that_notice_a_dead_peer_are_not_blamed_for_it(command: Command) -
     done = command.run("launch", "-np", "3", script)
     assert done.returncode == 9
     assert "unidist: rank 1 failed first" in done.stderr
-    assert "unidist: also failed: rank 0: unidist.errors.PeerLostError: rank 1 is gone" in done.stderr
+    assert "unidist: failed in consequence: ranks 0,2 (PeerLostError)" in done.stderr
+    assert "Traceback" not in done.stderr  # the culprit has none, and theirs do not matter
+
+
+def test_an_error_is_shown_once_without_the_frames_of_unidist(command: Command) -> None:
+    script = command.script(
+        """
+        import unidist.torch as ud, torch
+        ud.init()
+        def train():
+            if rank == 1 and "own" in sys.argv:
+                raise ValueError("the batch is odd")
+            ud.allreduce(torch.ones(3), name="accuracy" if rank else "loss")
+        train()
+        """
+    )
+    done = command.run("launch", "-np", "3", script, "own")
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if "Traceback" in line] == ["[1!] Traceback (most recent call last):"]
+    assert [line.strip() for line in lines if "script.py" not in line][:4] == [
+        "[1!] Traceback (most recent call last):",
+        "[1!]     train()",
+        '[1!]     raise ValueError("the batch is odd")',
+        "[1!] ValueError: the batch is odd",
+    ]
+    assert not any("PeerLostError: " in line for line in lines)
+
+    done = command.run("launch", "-np", "3", script)  # a deadlock: every rank raises the same
+    lines = done.stderr.splitlines()
+    assert sum("Traceback" in line for line in lines) == 1, done.stderr
+    assert sum("rank 0 waits in allreduce 'loss'" in line for line in lines) == 1
+    (fold,) = (line for line in lines if "frames of unidist" in line)
+    assert re.fullmatch(r"\[\d!\]   \.\.\. \d+ frames of unidist \(--full-tracebacks shows them\)", fold)
+    assert not any("negotiator.py" in line for line in lines)
+    assert sum(line.endswith(": the same") for line in lines) == 1
+
+    done = command.run("launch", "-np", "3", "--full-tracebacks", script, "own")
+    assert "negotiator.py" in done.stderr
+    assert "PeerLostError: " in done.stderr
+
+
+def test_a_rank_that_logs_a_traceback_and_goes_on_is_heard(command: Command) -> None:
+    script = command.script(
+        """
+        import traceback
+        try:
+            raise ValueError("not so bad")
+        except ValueError:
+            traceback.print_exc()
+        while not os.path.exists("heard"):
+            time.sleep(0.01)
+        """
+    )
+    process = command.start("launch", "-np", "1", script)
+    assert process.stderr is not None
+    assert any("ValueError: not so bad" in line for line in iter(process.stderr.readline, ""))
+    (command.folder / "heard").touch()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -345,3 +403,21 @@ def _on_a_terminal(line: list[str], folder: Path) -> str:
         os.close(ours)
         assert process.wait(30) == 0
     return shown.decode()
+
+
+def test_a_strategy_that_no_rank_has_taken_up_is_a_warning(command: Command) -> None:
+    warning = "warning: --strategy identity had no effect: no rank has called init(), so each of the 2 processes"
+    alone = command.script("print('trained')")
+    fails = command.script("raise SystemExit(3)", "fails.py")
+    uses = command.script("from unidist.runtime import context; context.init(); context.shutdown()", "uses.py")
+    given = ("launch", "-np", "2", "--strategy", "identity")
+    done = command.run(*given, alone)
+    assert done.returncode == 0
+    assert done.stderr.count(warning) == 1
+    assert warning in command.run("launch", "-np", "2", alone, env={"UNIDIST_STRATEGY": "identity"}).stderr
+    assert "no effect" not in command.run("launch", "-np", "2", alone).stderr
+    assert "no effect" not in command.run(*given, uses).stderr
+    # A program that closes what it inherits, as Python's subprocess does.
+    starts = command.script(f"import subprocess; sys.exit(subprocess.call([sys.executable, {uses!r}]))", "starts.py")
+    assert "no effect" not in command.run(*given, starts).stderr
+    assert "no effect" not in command.run(*given, fails).stderr

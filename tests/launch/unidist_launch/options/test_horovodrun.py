@@ -107,7 +107,7 @@ def test_horovod_gets_whole_seconds_that_are_not_shorter() -> None:
 @pytest.mark.parametrize("flag", horovodrun.ALREADY_SO)
 def test_what_is_so_anyway_is_accepted_and_changes_nothing(command: Command, flag: str) -> None:
     def settings(env: dict[str, str]) -> dict[str, str]:
-        places = ("UNIDIST_JOB_ID", "UNIDIST_LAUNCHER_PID", "UNIDIST_SECRET_FD")
+        places = ("UNIDIST_JOB_ID", "UNIDIST_LAUNCHER_PID", "UNIDIST_PROCESS_FD", "UNIDIST_SECRET_FD")
         ours = {name: value for name, value in env.items() if name.startswith(("UNIDIST_", "HOROVOD_", "NCCL_"))}
         return {name: value for name, value in ours.items() if name not in places}
 

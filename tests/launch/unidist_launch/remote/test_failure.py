@@ -20,6 +20,7 @@ HEADER = "Traceback (most recent call last):\n"
 VALUE_ERROR = f"warning: x\n{HEADER}  File 'a.py', line 1, in f\n    f()\nValueError: boom\n  more of it"
 PEER_LOST = f"{HEADER}  File 'a.py'\nunidist.errors.PeerLostError: rank 1 is gone"
 STALLED = f"{HEADER}  File 'a.py'\nunidist.errors.StalledError: rank 1 did not come"
+DEADLOCK = f"{HEADER}  File 'a.py'\nunidist.errors.DeadlockError: they wait:\n  rank 0 waits"
 CHAINED = f"{HEADER}KeyError: 1\n\nDuring handling:\n\n{HEADER}  File 'b.py'\nTypeError"
 
 IN_GRAPH = (
@@ -75,37 +76,41 @@ def test_exit_codes_are_a_shells() -> None:
     assert [ended(0, code).exit_code for code in (0, 7, -9, -11)] == [0, 7, 137, 139]
 
 
-def test_the_report_names_rank_host_process_and_cause_first_then_the_traceback() -> None:
+def test_the_report_names_rank_host_process_and_cause_and_leaves_the_traceback_to_the_output() -> None:
     exits = [ended(1, 1, tail=VALUE_ERROR), ended(0, -15, signalled=True), ended(2, -15, signalled=True), ended(3, 4)]
     text = report(exits[0], exits, "somewhere")
     assert text.splitlines() == [
         "unidist: rank 1 failed first (host somewhere, pid 1001): ValueError: boom (exit code 1)",
-        "  Traceback (most recent call last):",
-        "    File 'a.py', line 1, in f",
-        "      f()",
-        "  ValueError: boom",
-        "    more of it",
         "unidist: ended by the launcher: ranks 0,2",
         "unidist: also failed: rank 3: exit code 4",
         "unidist: exit code 1",
     ]
 
 
-def test_a_long_traceback_is_cut_in_the_middle() -> None:
-    tail = (
-        "Traceback (most recent call last):\n" + "".join(f"  frame {i}\n" for i in range(100)) + "RecursionError: deep"
+def test_ranks_that_failed_alike_and_those_that_lost_their_peer_are_a_line_each() -> None:
+    exits = [ended(0, 1, tail=VALUE_ERROR), ended(1, 1, tail=PEER_LOST), ended(2, 1, tail=VALUE_ERROR)]
+    exits += [ended(3, 1, tail=STALLED), ended(4, 1, tail=CHAINED), ended(5, 1, tail=VALUE_ERROR)]
+    assert report(exits[0], exits, "h").splitlines()[1:] == [
+        "unidist: failed in consequence: ranks 1,3 (PeerLostError, StalledError)",
+        "unidist: also failed: ranks 2,5: the same",
+        "unidist: also failed: rank 4: TypeError",
+        "unidist: exit code 1",
+    ]
+
+
+def test_an_error_that_the_group_raises_is_blamed_on_a_rank_that_failed_otherwise() -> None:
+    exits = [ended(0, 1, round=1, tail=DEADLOCK), ended(1, 1, round=2, tail=VALUE_ERROR)]
+    assert settle_seconds(exits[:1]) == SETTLE_FOR_CULPRIT_SEC
+    assert choose_culprit(exits) is exits[1]
+    assert choose_culprit([*exits[:1], ended(2, 1, tail=PEER_LOST)]) is exits[0]
+    assert report(exits[0], exits[:1], "h").startswith(
+        "unidist: rank 0 failed first (host h, pid 1000): unidist.errors.DeadlockError: they wait (exit code 1)"
     )
-    lines = report(ended(0, 1, tail=tail), [], "h").splitlines()
-    assert len(lines) < 30
-    assert "lines left out" in lines[2]
-    assert lines[-2] == "  RecursionError: deep"
 
 
-def test_without_a_traceback_the_last_words_are_shown() -> None:
-    text = report(ended(0, 3, tail="\n".join(f"line {i}" for i in range(9))), [], "h")
-    assert "line 8" in text
-    assert "line 3" not in text
-    assert "exit code 3" in text
+def test_the_prefix_that_pytorch_puts_before_tracebacks_does_not_hide_them() -> None:
+    tail = "".join(f"[rank1]: {line}\n" for line in PEER_LOST.splitlines())
+    assert ended(1, 1, tail=tail).is_victim
 
 
 def test_sigkill_is_explained() -> None:
@@ -122,7 +127,7 @@ def test_a_lost_host_is_told_once_with_its_ranks_and_is_to_blame_before_its_vict
     assert report(culprit, exits, "h2").splitlines() == [
         "unidist: host h2 was lost: it is silent (ranks 2-3 ran there)",
         "unidist: ended by the launcher: rank 1",
-        "unidist: also failed: rank 0: unidist.errors.PeerLostError: rank 2",
+        "unidist: failed in consequence: rank 0 (PeerLostError)",
         "unidist: exit code 1",
     ]
 

@@ -92,7 +92,7 @@ def test_a_job_does_not_notice_strangers_at_its_ports(command: Command) -> None:
     text = "\n".join(job.lines)
     assert "does not know the job's secret" in text
     assert "too many connections that have proved nothing" in text
-    assert text.count("turned 127.0.0.1") < 20  # a crowd does not fill the log
+    assert text.count("turned 127.0.0.1") <= 10 * len(where)  # a crowd does not fill the log
 
 
 @pytest.mark.soak

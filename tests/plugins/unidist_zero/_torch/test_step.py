@@ -15,6 +15,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
+from _torch_layer_drop_scripts import SCRIPTS as LAYER_DROP_SCRIPTS
 from _torch_scripts import SCRIPTS
 from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
 from _torch_user_scripts import SCRIPTS as USER_SCRIPTS
@@ -43,4 +44,10 @@ def test_a_script_with_shared_parameters(rank_pool: RankPoolFactory, name: str) 
 @pytest.mark.parametrize("name", USER_SCRIPTS)
 def test_a_script_that_does_more_than_train(rank_pool: RankPoolFactory, name: str) -> None:
     script: Callable[[], Any] = USER_SCRIPTS[name]
+    assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize("name", LAYER_DROP_SCRIPTS)
+def test_a_script_that_leaves_out_layers(rank_pool: RankPoolFactory, name: str) -> None:
+    script: Callable[[], Any] = LAYER_DROP_SCRIPTS[name]
     assert rank_pool(2).run(script) == [None, None]

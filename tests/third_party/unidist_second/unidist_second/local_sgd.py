@@ -33,6 +33,7 @@ class LocalSGD(Strategy, GradientOwner):
     name: ClassVar[str] = "local-sgd"
     axis: ClassVar[str | None] = DATA_AXIS
     axis_order: ClassVar[int] = 50
+    keeps_replicas: ClassVar[bool] = False
 
     every: int
     _since: int = field(default=0, init=False)

@@ -270,7 +270,7 @@ def test_what_a_beat_tells_of_the_steps_is_handed_on() -> None:
     desk = Desk(first=2)
     desk.come(0, 1)
     desk.say(1, "beat", steps=2, step_times={"commits": 2})
-    assert desk.beats == [Beat(1, {"commits": 2})]
+    assert desk.beats == [Beat(1, 2, {"commits": 2})]
 
 
 def test_when_all_wait_alike_nobody_is_blamed() -> None:

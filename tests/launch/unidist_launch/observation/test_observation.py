@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, JobObserver, ObservedJob
-from unidist_launch.elastic_job.event_log import EventLog
-from unidist_launch.elastic_job.observation import Observation
+from unidist_launch.observation.event_log import EventLog
+from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, JobObserver, ObservedJob, ObservedWorker
-from unidist_launch.elastic_job.event_log import EventLog
+from unidist_launch.observation.event_log import EventLog
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
 
@@ -71,6 +71,10 @@ class Observation(ObservedJob):
     def beat(self, worker: int, report: Mapping[str, Any]) -> None:
         """Tell the observers what a worker has reported."""
         self._each(lambda observer: observer.beat(worker, report))
+
+    def progressed(self, worker: int, report: Mapping[str, Any]) -> None:
+        """Tell the observers a worker's progress report."""
+        self._each(lambda observer: observer.progressed(worker, report))
 
     def turn(self) -> None:
         """Give the observers their turn."""

@@ -1,0 +1,259 @@
+"""Models that a strategy would silently train wrongly if a mend of it were taken out, for `test_verify`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import fx
+
+import unidist.torch as ud
+from unidist.errors import UnidistError
+from unidist.settings.environment import set_variables
+
+WIDTH, TOKENS, WORDS = 8, 6, 16
+
+
+class LastTokens(torch.nn.Module):
+    """Returns the logits of the last tokens, all of them where none are asked for, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(WORDS, WIDTH)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.head = torch.nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: torch.Tensor, logits_to_keep: int = 0) -> torch.Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return self.head(x[:, kept])
+
+
+def _loss_of_tokens(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = logits.view(len(targets), -1, WORDS)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, : logits.shape[1]].flatten())
+
+
+class Answers(dict[str, torch.Tensor]):
+    """A model's output with an attribute for each item."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        return self[name]
+
+
+class ReturnsAnswers(torch.nn.Module):
+    """A model with an output of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> Answers:
+        return Answers(logits=self.blocks(x))
+
+
+class Block(torch.nn.Module):
+    """Two layers that tensor parallelism cuts, and optionally a mean over all tokens."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.mixes = mixes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mixes:
+            x = x + x.mean(1, keepdim=True)
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Blocks(torch.nn.Module):
+    """A row of them, with a layer on either side that stays whole."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.blocks = torch.nn.ModuleList([Block(mixes=mixes) for _ in range(2)])
+        self.last = torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Branches(torch.nn.Module):
+    """Calls another layer on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[ud.rank()](x)
+
+
+def trains(case: str, *, mended: bool, verify: str) -> tuple[str, str]:
+    """Train two steps; return the kind and text of the error, or "" if there is none."""
+    with set_variables({"UNIDIST_ENGINE": "shm", "UNIDIST_VERIFY": verify}), ExitStack() as stack:
+        ud.init()
+        stack.callback(ud.shutdown)
+        if not mended and case in _UNMEND:
+            stack.enter_context(_UNMEND[case]())
+        torch.manual_seed(0)
+        try:
+            _CASES[case]()
+        except UnidistError as error:
+            return type(error).__name__, str(error)
+        return "", ""
+
+
+def _arguments() -> None:
+    model = LastTokens()
+    step = ud.TrainStep(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), _loss_of_tokens, "pipeline=2:microbatches=2"
+    )
+    words = torch.randint(WORDS, (4, TOKENS))
+    for _ in range(2):
+        step(words, words)
+
+
+def _clipping() -> None:
+    model = Blocks(mixes=False)
+    model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="tensor=2")
+    for _ in range(2):
+        model(torch.ones(2, TOKENS, WIDTH)).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _mixing() -> None:
+    model = Blocks(mixes=True)
+    model, optimizer = ud.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="tensor=2:sequence=true"
+    )
+    model(torch.randn(2, TOKENS, WIDTH)).square().sum().backward()
+    optimizer.step()
+
+
+def _branching() -> None:
+    model = Branches()
+    model, optimizer = ud.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="zero=3:shared=false:prefetch=0"
+    )
+    model(torch.ones(2, WIDTH)).square().sum().backward()
+    optimizer.step()
+
+
+def _output_class() -> None:
+    model = ReturnsAnswers()
+
+    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(output["logits"], target)
+
+    step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, "pipeline=2:microbatches=2")
+    step(torch.ones(4, WIDTH), torch.zeros(4, WIDTH))
+
+
+def _compressor() -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="data")
+    for _ in range(2):
+        model(torch.ones(2, WIDTH)).square().sum().backward()
+        optimizer.synchronize()
+        with torch.no_grad():
+            next(model.parameters()).grad.mul_(1 + 1e-6 * ud.rank())  # type: ignore[union-attr]
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def _checkpoint() -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="data")
+    for _ in range(3):
+        model(torch.ones(2, WIDTH)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if ud.rank() == 1:
+        with torch.no_grad():
+            model.bias[2] += 1e-6
+    with tempfile.TemporaryDirectory() as folder:
+        ud.save(f"{ud.broadcast_object(folder)}/checkpoint", model, optimizer)
+        ud.barrier()
+
+
+@contextmanager
+def _unmend_arguments() -> Iterator[None]:
+    """Let every argument that is given or has a default be traced, as before."""
+    from unidist_pipeline._torch.tracing import fx as tracing
+
+    def given(self: Any, name: str) -> Any:
+        return self.create_proxy("placeholder", name, (), {})
+
+    with patch.object(tracing._Tracer, "_given", given):
+        yield
+
+
+@contextmanager
+def _unmend_clipping() -> Iterator[None]:
+    from unidist_torch.optimizer.parameter_gradients import ParameterGradients
+
+    with patch.object(ParameterGradients, "mark_parts", lambda self: None):
+        yield
+
+
+@contextmanager
+def _unmend_mixing() -> Iterator[None]:
+    from unidist_tensor_parallel._torch.sequence_probe import RowProbe
+
+    with patch.object(RowProbe, "check", lambda self: None):
+        yield
+
+
+@contextmanager
+def _unmend_branching() -> Iterator[None]:
+    from unidist_zero.sharding.gather_check import GatherCheck
+
+    with patch.object(GatherCheck, "post", lambda self: None):
+        yield
+
+
+@contextmanager
+def _unmend_output_class() -> Iterator[None]:
+    from unidist_pipeline._torch import runner
+
+    plain: Callable[..., Any] = runner.value_of
+
+    def dicts(value: Any) -> Any:
+        return fx.immutable_collections.immutable_dict(value) if isinstance(value, dict) else value
+
+    with patch.object(runner, "value_of", lambda *args: dicts(plain(*args))):
+        yield
+
+
+_UNMEND: dict[str, Callable[[], Any]] = {
+    "arguments": _unmend_arguments,
+    "clipping": _unmend_clipping,
+    "mixing": _unmend_mixing,
+    "branching": _unmend_branching,
+    "output class": _unmend_output_class,
+}
+_CASES: dict[str, Callable[[], None]] = {
+    "arguments": _arguments,
+    "clipping": _clipping,
+    "mixing": _mixing,
+    "branching": _branching,
+    "output class": _output_class,
+    "compressor": _compressor,
+    "checkpoint": _checkpoint,
+}

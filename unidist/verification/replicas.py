@@ -1,0 +1,164 @@
+"""Values that several ranks hold must be equal: each rank's digests of them, compared.
+
+What a rank holds are the pieces that it would put into a checkpoint, so it is known of every strategy which of them
+are copies of another rank's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from unidist.buffer import Buffer
+from unidist.checkpoint.format.pieces import Piece
+from unidist.communicator import ReduceOp, format_ranks
+from unidist.errors import MismatchError
+from unidist.negotiation import OperationKind, Request, allgather_object
+from unidist.optim.interface import ChecksBeforeSave
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+FIRST_UPDATES = (1, 2, 10)
+"""Updates after which `--verify first` compares."""
+_SAMPLE_BYTES = 64 << 20
+"""With `--verify first` so many bytes are read, the first ones of each piece."""
+_DIGEST_BYTES = 8
+
+
+class ReplicaCheck(ChecksBeforeSave):
+    """Compares the values of one model over the ranks. Follows the updates of its optimizer.
+
+    Args:
+        runtime: whose ranks.
+        pieces: returns those of the parameters that this rank holds.
+        divided: ranks may hold different parameters, or parts of them.
+        every: compare after each so many updates; 0: after `FIRST_UPDATES` alone.
+    """
+
+    name = "verify"
+
+    def __init__(self, runtime: Context, pieces: Callable[[], Sequence[Piece]], *, divided: bool, every: int) -> None:
+        self._runtime = runtime
+        self._pieces = pieces
+        self._divided = divided
+        self._every = every
+        self._num_updates = 0  # since the model was distributed: a checkpoint may have set that of the optimizer
+
+    def on_step(self, step: int) -> None:
+        """Compare, if it is time to. Collective over all ranks.
+
+        Args:
+            step: number of the update, from 1, the same on every rank.
+
+        Raises:
+            MismatchError: see `compare`.
+        """
+        self._num_updates += 1
+        if self._num_updates in FIRST_UPDATES or (self._every and self._num_updates % self._every == 0):
+            self.compare(f"after update {step}", whole=bool(self._every))
+
+    @override
+    def before_save(self) -> None:
+        self.compare("at the checkpoint", whole=bool(self._every))
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: a checkpoint keeps no checks."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def compare(self, moment: str, *, whole: bool) -> None:
+        """Compare now. Collective over all ranks.
+
+        Args:
+            moment: for the message.
+            whole: read every byte, else the first ones of each piece.
+
+        Raises:
+            MismatchError: on every rank; names the first parameter that differs.
+        """
+        own = digests(self._pieces(), whole=whole)
+        differing = self._gathered(own) if self._divided else self._reduced(own)
+        if differing:
+            name, ranks = differing[0]
+            more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+            where = f" on ranks {format_ranks(ranks)}" if ranks else ""
+            raise MismatchError(
+                f"{moment}, {name} is not the same{where}, though these ranks hold copies of it{more} (seen on rank "
+                f"{self._runtime.topology.rank}). Something changed it on one rank alone: an operation on gradients "
+                "that knows only this rank's part, code that runs on one rank, or a compressor that gives the ranks "
+                "different bits. --verify off turns this check off."
+            )
+
+    def _reduced(self, held: dict[str, bytes]) -> list[tuple[str, Sequence[int]]]:
+        """Compare where every rank holds the same parameters; ranks that have joined take part with zeros."""
+        names = list(held)
+        own = b"".join(held.values())
+        data = bytearray(own + bytes(255 - byte for byte in own))
+        if not data:
+            return []
+        buffer = Buffer.of(data)
+        request = Request("verify values", OperationKind.ALLREDUCE, buffer, buffer, (len(data),), ReduceOp.MAX)
+        self._runtime.operations().submit(request).wait()
+        largest, smallest = data[: len(own)], bytes(255 - byte for byte in data[len(own) :])
+        return [
+            (name, ())
+            for index, name in enumerate(names)
+            if largest[(span := slice(index * _DIGEST_BYTES, (index + 1) * _DIGEST_BYTES))] != smallest[span]
+        ]
+
+    def _gathered(self, held: dict[str, bytes]) -> list[tuple[str, Sequence[int]]]:
+        """Compare where ranks hold different parameters."""
+        everyone: list[dict[str, bytes]] = allgather_object(self._runtime.operations(), held, name="verify values")
+        first: dict[str, bytes] = {}
+        differing: dict[str, set[int]] = {}
+        for rank, theirs in enumerate(everyone):
+            for name, digest in theirs.items():
+                if first.setdefault(name, digest) != digest:
+                    differing.setdefault(name, set()).add(rank)
+        holders = {name: [rank for rank, theirs in enumerate(everyone) if name in theirs] for name in differing}
+        return [(name, holders[name]) for name in differing]
+
+
+def digests(pieces: Sequence[Piece], *, whole: bool = False) -> dict[str, bytes]:
+    """Return a digest of each piece, by a name that is the same for the same piece on every rank.
+
+    Args:
+        pieces: in host memory, or copied there.
+        whole: read every byte, else the first ones of each piece where there are many.
+    """
+    total = sum(piece.nbytes for piece in pieces)
+    share = 1.0 if whole or total <= _SAMPLE_BYTES else _SAMPLE_BYTES / total
+    return {_key(piece): _digest(piece, share) for piece in pieces}
+
+
+def _key(piece: Piece) -> str:
+    """Return a name that is the same for the same piece on every rank."""
+    part, shape = piece.part, piece.tensor.shape
+    name = f"parameter {piece.tensor.name!r}"
+    is_whole = not part.more and part.box == tuple((0, size) for size in shape) and part.count == _count(shape)
+    return name if is_whole else f"{name} at {part.boxes}[{part.start}:{part.stop}]"
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _digest(piece: Piece, share: float) -> bytes:
+    memory = piece.memory  # a copy is there for as long as this refers to it
+    data = memory.bytes()
+    length = len(data) if share >= 1 else max(min(len(data), 4096), int(len(data) * share))
+    check = zlib.crc32(data[:length])
+    return hashlib.blake2b(b"%d %d" % (check, length), digest_size=_DIGEST_BYTES).digest()
+
+
+__all__ = ["FIRST_UPDATES", "ReplicaCheck", "digests"]

@@ -1,0 +1,157 @@
+"""The service of rank 0 at which the ranks report that they are blocked. Decides; does no I/O.
+
+When a rank reports a call in which it is blocked, all ranks are asked at one moment what they do and whether they have
+entered that call. A call that a rank still is in when it answers, it was in when it was asked: so the answers that say
+"blocked" all hold at the moment of the question, and a deadlock among them is one.
+
+Messages of a rank: "blocked" (its calls), "running", "answer", "left". To a rank: "ask", "deadlock", "left".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from unidist.control import Action, Message, Send, Service
+from unidist.waits.calls import Group
+from unidist.waits.detection import Activity, BlockedCall, RankState, find_deadlock, missing_ranks, waiting_line
+
+__all__ = ["Board", "blocked_calls", "has_entered", "state_of_left"]
+
+_ANSWER_SEC = 2.0
+"""A rank that does not answer by then computes with the interpreter locked: it is taken to be able to go on."""
+_ASK_AGAIN_SEC = 5.0
+
+
+class Board(Service):
+    """Collects what ranks wait for.
+
+    Args:
+        report_every: seconds after which a line says who is waited for; 0: never.
+        report: is given that line.
+    """
+
+    def __init__(self, report_every: float, report: Callable[[str], None]) -> None:
+        self._report_every = report_every
+        self._ask_again = min(_ASK_AGAIN_SEC, report_every / 2) if report_every else _ASK_AGAIN_SEC
+        self._report = report
+        self._peers: dict[int, int] = {}  # rank by peer
+        self._blocked: dict[int, tuple[float, list[dict[str, Any]]]] = {}  # since when, its calls
+        self._left: dict[int, Mapping[str, Any]] = {}
+        self._asked_at = float("-inf")
+        self._is_news = False
+        self._questions = itertools.count(1)
+        self._question = 0  # the open one; 0: none
+        self._calls: list[dict[str, Any]] = []  # that it is about
+        self._answers: dict[int, Message] = {}
+        self._reported: dict[tuple[Any, ...], float] = {}
+        self._is_over = False
+
+    @override
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        kind, rank = message["type"], int(message["rank"])
+        self._peers[peer] = rank
+        if kind == "blocked":
+            self._blocked[rank] = (now, message["calls"])
+            self._is_news = True
+        elif kind == "running":
+            self._blocked.pop(rank, None)
+        elif kind == "left":
+            self._blocked.pop(rank, None)
+            self._left[rank] = message["groups"]
+            self._is_news = True
+            if rank == 0:  # this board ends with it; the others judge for themselves what they wait for it for
+                return [Send(each, message) for each, other in self._peers.items() if other != rank]
+        elif kind == "answer" and message["question"] == self._question:
+            self._answers[rank] = message
+            if len(self._answers) == len(self._peers) - len(self._left.keys() & set(self._peers.values())):
+                return self._judge(now)
+        return ()
+
+    @override
+    def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
+        """A rank that died: the engine reports it. Nothing is known of what it would have done."""
+        rank = self._peers.pop(peer)
+        self._blocked.pop(rank, None)
+        return ()
+
+    @override
+    def tick(self, now: float) -> Iterable[Action]:
+        if self._question:
+            return self._judge(now) if now - self._asked_at > _ANSWER_SEC else ()
+        if self._is_over or not self._blocked or not (self._is_news or now - self._asked_at > self._ask_again):
+            return ()
+        self._is_news = False
+        self._asked_at = now
+        self._question = next(self._questions)
+        self._answers = {}
+        self._calls = [call for _, calls in self._blocked.values() for call in calls]
+        question = {"type": "ask", "question": self._question, "calls": self._calls}
+        return [Send(peer, question) for peer, rank in self._peers.items() if rank not in self._left]
+
+    def _judge(self, now: float) -> Iterable[Action]:
+        self._question = 0
+        states = {rank: self._answered(rank, answer) for rank, answer in self._answers.items()}
+        for rank, groups in self._left.items():
+            states[rank] = state_of_left(rank, groups, self._calls)
+        deadlock = find_deadlock(states)
+        if deadlock is not None:
+            self._is_over = True
+            return [Send(peer, {"type": "deadlock", "text": deadlock.text}) for peer in self._peers]
+        self._report_waits(states, now)
+        return ()
+
+    def _answered(self, rank: int, answer: Message) -> RankState:
+        own = [call for call in self._calls if call["rank"] == rank and call["key"] in answer["blocked"]]
+        return RankState(
+            Activity.BLOCKED if own else Activity.RUNNING,
+            blocked_calls(own),
+            answer["where"],
+            {(caller, key) for caller, key in answer["entered"]},
+        )
+
+    def _report_waits(self, states: Mapping[int, RankState], now: float) -> None:
+        """Report each call in which ranks wait for one that runs: one line for all ranks that are in it."""
+        if not self._report_every:
+            return
+        together: dict[tuple[Any, ...], list[tuple[int, BlockedCall, float]]] = {}
+        for rank, (since, calls) in self._blocked.items():
+            if rank in states and states[rank].calls:
+                key = tuple(calls[0][part] for part in ("group", "kind", "number", "name"))
+                together.setdefault(key, []).append((rank, states[rank].calls[0], now - since + calls[0]["age"]))
+        self._reported = {key: at for key, at in self._reported.items() if key in together}
+        for key, waiting in together.items():
+            longest = max(seconds for _, _, seconds in waiting)
+            missing = sorted({peer for rank, call, _ in waiting for peer in missing_ranks(rank, call, states)})
+            if missing and longest >= self._report_every and now - self._reported.get(key, 0.0) >= self._report_every:
+                self._reported[key] = now
+                self._report(
+                    waiting_line(waiting[0][1], longest, sorted(rank for rank, _, _ in waiting), missing, states)
+                )
+
+
+def blocked_calls(calls: Iterable[Mapping[str, Any]]) -> tuple[BlockedCall, ...]:
+    """Return calls as they were received, for the detection."""
+    return tuple(BlockedCall(call["key"], tuple(call["awaited"]), call["text"], call["asked"]) for call in calls)
+
+
+def has_entered(group: Group | None, call: Mapping[str, Any]) -> bool:
+    """Return whether the rank that `group` is the record of has entered the counterpart of another rank's call."""
+    return group is not None and group.entered(call["kind"], call["number"], call["name"], call["peer"])
+
+
+def state_of_left(rank: int, groups: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> RankState:
+    """Return the state of a rank that has left, from the counts that it left behind."""
+    entered = set()
+    for call in calls:
+        counts = groups.get(call["group"])
+        if counts is None:
+            continue
+        group = Group(call["group"], (), "")
+        group.restore(counts)
+        if has_entered(group, call):
+            entered.add((int(call["rank"]), int(call["key"])))
+    return RankState(Activity.LEFT, entered=entered)

@@ -1,0 +1,42 @@
+"""The line of the user's script at which a thread is, for messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+__all__ = ["innermost", "script_line"]
+
+_LIBRARIES = tuple(
+    os.path.join(path, "") for path in {sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")}
+)
+
+
+def script_line(thread: int) -> str:
+    """Return the place of a thread in the script, as "train.py:41 in evaluate"; "" if it runs nothing of the script.
+
+    Args:
+        thread: its identifier.
+    """
+    frame = sys._current_frames().get(thread)
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name = frame.f_code.co_name
+    place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return place if name == "<module>" else f"{place} in {name}"
+
+
+def innermost(thread: int) -> str:
+    """Return the file of the function that a thread executes; "" if there is no such thread."""
+    frame = sys._current_frames().get(thread)
+    return frame.f_code.co_filename if frame is not None else ""
+
+
+def _is_library(frame: FrameType) -> bool:
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    package = module.partition(".")[0]
+    return file.startswith(_LIBRARIES) or file.startswith("<") or package == "unidist" or package.startswith("unidist_")
