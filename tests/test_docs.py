@@ -36,12 +36,12 @@ def words(page: str) -> set[str]:
 
 def public_names() -> list[str]:
     """Return `__all__` of the PyTorch facade without importing torch."""
-    tree = ast.parse((ROOT / "unidist" / "torch.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "unidist" / "torch" / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
             return names
-    raise AssertionError("unidist/torch.py has no __all__")
+    raise AssertionError("unidist.torch has no __all__")
 
 
 HOOKS = [

@@ -125,11 +125,6 @@ def rocm_built() -> bool:
     return bool(tf.test.is_built_with_rocm())
 
 
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Say whether a number of ranks is a power of two, as Adasum needs it."""
-    return num_rank > 0 and not num_rank & (num_rank - 1)
-
-
 def _when_run(value: Callable[[], int], name: str) -> tf.Tensor:
     """Return a number that is looked up each time the graph is run; it does not wait for other ranks."""
     if tf.executing_eagerly():

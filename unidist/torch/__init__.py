@@ -29,7 +29,7 @@ from unidist.horovod_api.lifecycle import (
     world,
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist_torch import elastic
+from unidist.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built, seed
 from unidist_torch.checkpoint.api import load, save
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
@@ -86,17 +86,18 @@ from unidist_torch.training.distributed_optimizer import DistributedOptimizer, d
 from unidist_torch.training.train_step import TrainStep
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError", "Max",
-    "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set", "allgather",
-    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
-    "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "cross_rank",
-    "cross_size", "cuda_built", "data_rank", "data_size", "ddl_built", "distribute", "elastic", "empty",
-    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
-    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "load",
-    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank",
-    "recv", "reducescatter", "reducescatter_async", "remove_process_set", "report", "rocm_built", "save", "seed",
-    "send", "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
-    "world",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError",
+    "Max", "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set",
+    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "buffer",
+    "ccl_built", "clip_grad_norm_", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
+    "data_size", "ddl_built", "distribute", "elastic", "empty", "functions", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv",
+    "reducescatter", "reducescatter_async", "remove_process_set", "report", "rocm_built", "save", "seed", "send",
+    "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm",
+    "synchronize", "world",
 ]  # fmt: skip
