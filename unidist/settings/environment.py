@@ -53,7 +53,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_STALL_CHECK_SEC": "calls that wait longer are reported, with who is waited for (default: 60; 0: never)",
     "UNIDIST_STALL_SHUTDOWN_SEC": "named operations older than this end the job (default: 0: UNIDIST_TIMEOUT_SEC does)",
     "UNIDIST_DEADLOCK_SEC": "ranks that wait for each other for so long end with an error (default: 2; 0: never)",
-    "UNIDIST_VERIFY": "first, every=N or off: compare the distributed model with the script's own (default: off)",
+    "UNIDIST_VERIFY": "first, every=N or off: compare the distributed model with the script's own (default: first)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
     "UNIDIST_TIMELINE_PER_TENSOR": "1: the trace has a row for each tensor instead of one for each phase (default: 0)",
@@ -145,7 +145,7 @@ class Settings:
     stall_check: timedelta = timedelta(seconds=60)
     stall_shutdown: timedelta = timedelta(0)
     deadlock: timedelta = timedelta(seconds=2)
-    verify: Verify = Verify(first=False)
+    verify: Verify = Verify()
     timeline: Path | None = None
     timeline_mark_cycles: bool = False
     timeline_per_tensor: bool = False
@@ -187,7 +187,7 @@ class Settings:
             stall_check=stall_check,
             stall_shutdown=stall_shutdown,
             deadlock=seconds(env, "UNIDIST_DEADLOCK_SEC", default.deadlock, zero_allowed=True),
-            verify=Verify.parse(env.get("UNIDIST_VERIFY") or "off", "UNIDIST_VERIFY"),
+            verify=Verify.parse(env.get("UNIDIST_VERIFY") or "first", "UNIDIST_VERIFY"),
             timeline=_timeline(env),
             timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
             timeline_per_tensor=integer(env, "UNIDIST_TIMELINE_PER_TENSOR", 0) > 0,

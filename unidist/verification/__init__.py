@@ -1,8 +1,8 @@
 """`--verify`: does what a strategy has changed still compute what the script's own model does?
 
 `replicas` compares digests of the values that several ranks hold, after the first updates and at checkpoints.
-`outputs` compares what the changed model returns with what the unchanged one does; the adapters run both.
-Imports `runtime`, `checkpoint.format` and the folders below.
+`first_batch` compares what the changed model returns with what the unchanged one does, by `outputs`; the adapters run
+both. Imports `runtime`, `checkpoint.format` and the folders below.
 """
 
 from __future__ import annotations
@@ -12,9 +12,26 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.verification.outputs import Leaf, difference, raise_together
-    from unidist.verification.replicas import ReplicaCheck, digests
+    from unidist.verification.first_batch import (
+        MAX_COPIED_BYTES,
+        FirstBatchCheck,
+        NotComparableError,
+        first_batch_check,
+        pending_check,
+    )
+    from unidist.verification.outputs import Leaf, difference
+    from unidist.verification.replicas import ReplicaCheck, replica_check
 
-__all__ = ["Leaf", "ReplicaCheck", "difference", "digests", "raise_together"]
+__all__ = [
+    "MAX_COPIED_BYTES", "FirstBatchCheck", "Leaf", "NotComparableError", "ReplicaCheck", "difference",
+    "first_batch_check", "pending_check", "replica_check",
+]  # fmt: skip
 
-__getattr__ = lazy_names(__name__, {"outputs": "Leaf difference raise_together", "replicas": "ReplicaCheck digests"})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "first_batch": "MAX_COPIED_BYTES FirstBatchCheck NotComparableError first_batch_check pending_check",
+        "outputs": "Leaf difference",
+        "replicas": "ReplicaCheck replica_check",
+    },
+)

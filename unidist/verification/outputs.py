@@ -5,15 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-from unidist.errors import MismatchError
-from unidist.negotiation import allgather_object
-
-if TYPE_CHECKING:
-    from unidist.runtime.context import Context
 
 _TOLERANCES = {"float64": 1e-8, "complex128": 1e-8, "float32": 1e-3, "complex64": 1e-3}
 _COARSE = 0.1
@@ -109,27 +103,3 @@ def _difference_of_leaves(expected: Leaf, found: Leaf, coarse: bool, path: str) 
 
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
-
-
-def raise_together(runtime: Context, text: str, *, strategies: str) -> None:
-    """Raise on every rank if the outputs differ on one. Collective over all ranks.
-
-    Args:
-        runtime: whose ranks.
-        text: how this rank's outputs differ; "" if they do not.
-        strategies: that changed the model, as the user gave them.
-
-    Raises:
-        MismatchError: names the output, both values and the rank.
-    """
-    if runtime.topology.world_size > 1:
-        texts = allgather_object(runtime.operations(), text, name="verify outputs")
-    else:
-        texts = [text]
-    rank, first = next(((rank, each) for rank, each in enumerate(texts) if each), (0, ""))
-    if first:
-        raise MismatchError(
-            f"the model computes something else with {strategies} than without it: on rank {rank}, {first}. This is "
-            "a defect of the strategy, or the model does what the strategy cannot divide. Train with another strategy; "
-            "--verify off turns this check off."
-        )

@@ -19,6 +19,7 @@ from unidist.communicator import ReduceOp, format_ranks
 from unidist.errors import MismatchError
 from unidist.negotiation import OperationKind, Request, allgather_object
 from unidist.optim.interface import ChecksBeforeSave
+from unidist.strategy.interface import Plan
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -29,20 +30,23 @@ _SAMPLE_BYTES = 64 << 20
 """With `--verify first` so many bytes are read, the first ones of each piece."""
 _DIGEST_BYTES = 8
 
+Pieces = Callable[[], Sequence[Piece]]
+"""Returns the pieces of the trained parameters that this rank holds."""
+
 
 class ReplicaCheck(ChecksBeforeSave):
     """Compares the values of one model over the ranks. Follows the updates of its optimizer.
 
     Args:
         runtime: whose ranks.
-        pieces: returns those of the parameters that this rank holds.
+        pieces: see `Pieces`.
         divided: ranks may hold different parameters, or parts of them.
         every: compare after each so many updates; 0: after `FIRST_UPDATES` alone.
     """
 
     name = "verify"
 
-    def __init__(self, runtime: Context, pieces: Callable[[], Sequence[Piece]], *, divided: bool, every: int) -> None:
+    def __init__(self, runtime: Context, pieces: Pieces, *, divided: bool, every: int) -> None:
         self._runtime = runtime
         self._pieces = pieces
         self._divided = divided
@@ -126,6 +130,17 @@ class ReplicaCheck(ChecksBeforeSave):
         return [(name, holders[name]) for name in differing]
 
 
+def replica_check(runtime: Context, plan: Plan, pieces: Pieces) -> ReplicaCheck | None:
+    """Return the comparison of the parameters that several ranks hold; None if there is none to be made."""
+    verify = runtime.settings.verify
+    may_differ = not all(strategy.keeps_replicas for strategy in plan.strategies)
+    if not verify.first or may_differ or runtime.is_elastic or runtime.topology.world_size == 1:
+        return None
+
+    divided = bool(plan.model_axes) or any(strategy.changes_model for strategy in plan.strategies)
+    return ReplicaCheck(runtime, pieces, divided=divided, every=verify.every)
+
+
 def digests(pieces: Sequence[Piece], *, whole: bool = False) -> dict[str, bytes]:
     """Return a digest of each piece, by a name that is the same for the same piece on every rank.
 
@@ -161,4 +176,4 @@ def _digest(piece: Piece, share: float) -> bytes:
     return hashlib.blake2b(b"%d %d" % (check, length), digest_size=_DIGEST_BYTES).digest()
 
 
-__all__ = ["FIRST_UPDATES", "ReplicaCheck", "digests"]
+__all__ = ["FIRST_UPDATES", "Pieces", "ReplicaCheck", "digests", "replica_check"]

@@ -9,9 +9,9 @@ from unidist_tensorflow.training.lazy_init import lacks_value
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, structure_of
 from unidist_tensorflow.training.tf1 import DistributedOptimizer
 from unidist_tensorflow.training.train_step import TrainStep
-from unidist_tensorflow.training.verification import pending_check
+from unidist_tensorflow.training.verification import before_step
 
 __all__ = [
-    "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "distribute", "lacks_value", "pending_check",
+    "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "before_step", "distribute", "lacks_value",
     "shard", "structure_of",
 ]  # fmt: skip

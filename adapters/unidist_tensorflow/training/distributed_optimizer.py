@@ -38,7 +38,7 @@ from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
 from unidist_tensorflow.training.step_runner import StepRunner
 from unidist_tensorflow.training.unsharded_data import warn_in_fit
-from unidist_tensorflow.training.verification import checkpoint_check, output_check
+from unidist_tensorflow.training.verification import attach, checkpoint_check, output_check
 
 
 def distribute(
@@ -145,7 +145,7 @@ def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) 
     if (check := checkpoint_check(model, runtime, plan)) is not None:
         update.follow(check)
     if outputs is not None:
-        outputs.attach(model)
+        attach(outputs, model)
     bound._unidist.belongs_to(lambda: model.trainable_variables)
     if divided:
         bound._unidist.build_early(model.trainable_variables)

@@ -14,7 +14,7 @@ from unidist.waits import calling
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.training.distributed_optimizer import bind_model, build_on_all_ranks
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
-from unidist_tensorflow.training.verification import pending_check
+from unidist_tensorflow.training.verification import before_step
 
 
 class TrainStep:
@@ -73,12 +73,12 @@ class TrainStep:
         """
         inputs, targets = structure_of(inputs), structure_of(targets)
         build_on_all_ranks(self.model, self.optimizer, inputs)
-        if (check := pending_check(self.model)) is not None:
-            check.before_step(
-                lambda: (self._runner.predict(inputs), self._runner.evaluate(inputs, targets)),
-                inputs,
-                lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
-            )
+        before_step(
+            self.model,
+            lambda: (self._runner.predict(inputs), self._runner.evaluate(inputs, targets)),
+            inputs,
+            lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
+        )
         loss = self._mean(self._runner.run(inputs, targets))
         shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
         context.current().progress.report({"loss": loss}, int(shapes[0][0]) if shapes else 0)

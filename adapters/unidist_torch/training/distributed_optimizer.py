@@ -12,9 +12,10 @@ from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_pass
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
-from unidist.strategy.interface import Plan
+from unidist.strategy.interface import Plan, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
+from unidist.verification import replica_check
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
@@ -28,7 +29,7 @@ from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import follow_model, prepare_to_divide
 from unidist_torch.training.no_sync import add_no_sync
 from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
-from unidist_torch.training.verification import output_check, replica_check
+from unidist_torch.training.verification import attach, output_check, pieces_of
 
 
 def distribute(
@@ -93,10 +94,10 @@ def bind_model(
         item.attach(model, update, framework)
     add_no_sync(model, optimizer)
     refuse_wrapping(model)
-    if (replicas := replica_check(model, runtime, plan)) is not None:
+    if (replicas := replica_check(runtime, plan, lambda: pieces_of(model))) is not None:
         update.follow(replicas)
     if outputs is not None:
-        outputs.attach(model)
+        attach(outputs, model, runs_steps=plan.find(RunsSteps) is not None)
     if not divided:
         if not deferred:  # then all ranks have the same values already
             broadcast_parameters(framework.model_state(model), root_rank=0)

@@ -19,7 +19,7 @@ from unidist_torch.framework import TorchFramework
 from unidist_torch.models.batches import num_samples
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import bind_model
-from unidist_torch.training.verification import pending_check
+from unidist_torch.training.verification import before_step
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -111,8 +111,7 @@ class TrainStep:
             told = self._training.step(lambda share: self._take(share, inputs, targets))
             context.current().progress.report({"loss": told}, num_samples(inputs))
             return self._like_parameters(told)
-        if (check := pending_check(self.model)) is not None:
-            check.before_step(self._runner, self._loss_fn, inputs, targets)
+        before_step(self.model, self._runner, self._loss_fn, inputs, targets)
         loss = self._runner.run(inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()

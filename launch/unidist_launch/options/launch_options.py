@@ -134,7 +134,7 @@ OPTIONS: tuple[Decorator, ...] = (
         _SPREAD,
         "--verify",
         metavar="WHEN",
-        help="Compare the distributed model with the script's own: first, every=N or off (default: off).",
+        help="Compare the distributed model with the script's own: first, every=N or off (default: first).",
     ),
     _option(
         _SPREAD,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from unidist.errors import UsageError
 from unidist.negotiation.objects import gather_objects
 from unidist_pipeline._keras.losses import check_loss, targets_of_outputs
-from unidist_tensorflow.training import pending_check, structure_of
+from unidist_tensorflow.training import before_step, structure_of
 
 if TYPE_CHECKING:
     from unidist_pipeline._keras.model import PipelineModel
@@ -44,13 +44,11 @@ class PipelineFit:
         """Train on a batch; returns the metrics."""
         x, y, sample_weight = structure_of(x), structure_of(y), structure_of(sample_weight)
         self._check(sample_weight)
-        if (check := pending_check(self._model)) is not None:
-            targets = self._targets(y)
 
-            def found() -> tuple[Any, Any]:
-                return self._runner.predict(x), self._runner.compute(x, targets, sample_weight, self._loss)
+        def found() -> tuple[Any, Any]:
+            return self._runner.predict(x), self._runner.compute(x, self._targets(y), sample_weight, self._loss)
 
-            check.before_step(found, x, lambda outputs: self._loss_of_whole(y, outputs, sample_weight))
+        before_step(self._model, found, x, lambda outputs: self._loss_of_whole(y, outputs, sample_weight))
         loss = self._runner.train(x, self._targets(y), sample_weight, self._loss, training=self._takes_training)
         return self._measured(loss, x, y, sample_weight)
 
