@@ -161,6 +161,23 @@ def _launch_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[
     ]
 
 
+def _defence_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring what --verify and the watch for deadlocks cost ...")
+    found = groups["defences, np=2"] = under_unidist("benchmarks.defences", 2, max(3, repetitions // 3))
+    rows = []
+    for strategy in ("data", "zero=3", "tensor=2", "pipeline=2"):
+        with_it, without = (found[f"{strategy}: first 10 steps, {name}"] for name in ("both", "no --verify"))
+        detail = f"{duration(with_it)}, without {duration(without)}"
+        rows.append(Row(f"--verify, {strategy}: added to 10 steps", with_it - without, "s", "at most", 1.0, detail))
+        with_it, without = (found[f"{strategy}: later step, {name}"] for name in ("both", "neither"))
+        detail = f"{duration(with_it)}, without {duration(without)}"
+        rows.append(Row(f"defences, {strategy}: later step, of none", with_it / without, "x", "at most", 1.03, detail))
+    with_it, without = (found[f"4 KB, {name}"] for name in ("both", "neither"))
+    detail = f"{duration(with_it)}, without {duration(without)}"
+    rows.append(Row("defences: all-reduce of 4 KB by name, of none", with_it / without, "x", "at most", 1.05, detail))
+    return rows
+
+
 def _recovery_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("killing ranks ...")
     layers = [layer for layer in ("unidist", "horovod", "torchrun") if layer != "horovod" or _has_horovod()]
@@ -194,6 +211,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "keras": (_keras_rows, True),
     "launch": (_launch_rows, False),
     "recovery": (_recovery_rows, False),
+    "defences": (_defence_rows, False),
 }
 
 
