@@ -39,7 +39,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def train(strategy: str) -> dict[str, float]:
-    """Return the seconds from the making of the step to the end of the first step, of all first steps, and of a later one."""
+    """Return the seconds until the first step is done, until the first ten are, and of a later one."""
     torch.manual_seed(0)
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -57,13 +57,15 @@ class Block(torch.nn.Module):
         self.narrow = torch.nn.Linear(2 * width + 1, width, bias=False)
         self.norm = torch.nn.LayerNorm(width)
 
-    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the input and what was made of it."""
+    def forward(self, inputs: torch.Tensor, *, again: bool = False) -> dict[str, torch.Tensor]:
+        """Return the input and what was made of it; optionally, what was made of that."""
+        if again:
+            inputs = self(inputs)["output"]
         return {"output": inputs + self.narrow(torch.tanh(self.wide(self.norm(inputs))) * self.scale)}
 
 
 class DeepModel(torch.nn.Module):
-    """Blocks: the first and the third share a weight, the second is used twice, the last is computed again."""
+    """Four blocks: 0 and 2 share a weight, 1 is used twice, 2 calls itself, 3 is computed again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class DeepModel(torch.nn.Module):
         """Return the logits."""
         hidden = self.stem(inputs) * self.frozen
         for number in (0, 1, 2, 1):
-            hidden = self.blocks[number](hidden)["output"]
+            hidden = self.blocks[number](hidden, again=number == 2)["output"]
         hidden = checkpoint(self.blocks[3], hidden, use_reentrant=False)["output"]
         return self.head(hidden) * self.gain + torch.tanh(self.image).mean(dim=(1, 2, 3))
 

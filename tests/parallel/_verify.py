@@ -154,6 +154,52 @@ def _branching() -> None:
     optimizer.step()
 
 
+class Counts(torch.nn.Module):
+    """Counts its own passes; its norm behaves as the script says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.norm(self.first(x))
+
+
+def _distributed_once(make: Callable[[], Any]) -> tuple[Any, Any]:
+    model = make()
+    return ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="zero=3")
+
+
+def _counting_forward() -> None:
+    model, optimizer = _distributed_once(Counts)
+    model(torch.randn(4, WIDTH)).square().sum().backward()
+    optimizer.step()
+    assert model.passes == 1
+
+
+def _changed_modes() -> None:
+    model, optimizer = _distributed_once(lambda: torch.nn.Sequential(Counts().norm, torch.nn.Linear(WIDTH, WIDTH)))
+    model[0].eval()
+    model(torch.randn(4, WIDTH)).square().sum().backward()
+    optimizer.step()
+
+
+def _hooks() -> None:
+    model, optimizer = _distributed_once(lambda: torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH)))
+    seen: list[torch.Tensor] = []
+
+    def hook(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        output.register_hook(seen.append)  # type: ignore[no-untyped-call]  # torch
+
+    model[0].register_forward_hook(hook)
+    model(torch.randn(4, WIDTH)).square().sum().backward()
+    optimizer.step()
+    assert len(seen) == 1
+
+
 def _output_class() -> None:
     model = ReturnsAnswers()
 
@@ -256,4 +302,7 @@ _CASES: dict[str, Callable[[], None]] = {
     "output class": _output_class,
     "compressor": _compressor,
     "checkpoint": _checkpoint,
+    "counting forward": _counting_forward,
+    "changed modes": _changed_modes,
+    "hooks": _hooks,
 }

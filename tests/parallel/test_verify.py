@@ -41,7 +41,9 @@ def test_without_the_mend_every_rank_raises(rank_pool: RankPoolFactory, case: st
     assert {kind for kind, _ in silent} == {""}, "the case shows nothing: it does not train in silence"
 
 
-@pytest.mark.parametrize("case", ["arguments", "clipping", "output class"])
+@pytest.mark.parametrize(
+    "case", ["arguments", "clipping", "output class", "counting forward", "changed modes", "hooks"]
+)
 def test_what_is_right_is_trained(rank_pool: RankPoolFactory, case: str) -> None:
     found = rank_pool(2).run(trains, (case,), {"mended": True, "verify": "every=1"}, timeout=LIMIT)
     assert found == [("", ""), ("", "")]

@@ -99,10 +99,12 @@ def attach(check: FirstBatchCheck, model: torch.nn.Module, *, runs_steps: bool) 
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():
+            is_changed = _attributes(model) != attributes
             handle.remove()
-            _compare_call(check, module, args, kwargs)
+            _compare_call(check, module, args, kwargs, is_changed=is_changed)
 
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)  # before parameters are gathered
+    attributes = _attributes(model)
 
 
 def before_step(model: torch.nn.Module, runner: StepRunner, loss_fn: LossFunction, inputs: Any, targets: Any) -> None:
@@ -135,7 +137,7 @@ def before_step(model: torch.nn.Module, runner: StepRunner, loss_fn: LossFunctio
 
 
 def _compare_call(
-    check: FirstBatchCheck, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    check: FirstBatchCheck, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_changed: bool
 ) -> None:
     args, kwargs = _first_samples((args, kwargs))
 
@@ -147,9 +149,16 @@ def _compare_call(
             return module(*args, **kwargs)
 
     def expected(reference: torch.nn.Module) -> tuple[Any, ...]:
+        if is_changed:
+            raise NotComparableError("the script has changed it since it was distributed")
+        _check_repeatable(reference)
+        _copy_modes(model, reference)
+        attributes = _attributes(reference)
         with _random_states_kept(check.divided):
             own_args, own_kwargs = _like(reference, (args, kwargs))
             outputs = run(reference, own_args, own_kwargs)
+            if attributes != _attributes(reference):
+                raise NotComparableError("its forward changes its attributes, so another pass would do harm")
             return (outputs,) if check.divided else (outputs, outputs)
 
     def found() -> tuple[Any, ...]:
@@ -166,6 +175,34 @@ def _compare_call(
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _check_repeatable(model: torch.nn.Module) -> None:
+    """Raise `NotComparableError` if another pass would do more than compute: the script's hooks, or compile again."""
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise NotComparableError("the script's hooks would see another pass")
+        if uncompiled(module) is not module or module._compiled_call_impl is not None:
+            raise NotComparableError("another pass would be compiled")
+
+
+def _copy_modes(model: torch.nn.Module, reference: torch.nn.Module) -> None:
+    """Set each module of the reference to train or evaluate as the model's module of this name does."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in reference.named_modules():
+        module.training = modes.get(name, model.training)
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of all modules, and the sizes of others: what a script or a forward pass changes."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str | None) and name != "training":
+                found[f"{path}.{name}"] = value
+            elif isinstance(value, dict | list | set):
+                found[f"{path}.{name}"] = len(value)
+    return found
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module | None:

@@ -38,6 +38,7 @@ class Unit:
         self.is_root = is_root
         self.buckets: list[GatheredBucket] = []
         self.stays = False  # until the next step: nothing tells when its backward comes
+        self.depth = 0  # of calls of its forward, which a recursive model nests
 
     @property
     def is_there(self) -> bool:
@@ -116,7 +117,7 @@ class Units:
             for bucket in unit.buckets:
                 bucket.abandon()
             unit.buckets = []
-            unit.stays = False
+            unit.stays, unit.depth = False, 0
         self._called, self._next = [], {}  # which ranks that come now do not know either
         self._in_backward = self._derived_again = self.paused = False
 
@@ -129,7 +130,10 @@ class Units:
 
     def _before_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any) -> None:
-            if self.paused or module is not unit.module:  # a copy of the module has copies of its hooks
+            if module is not unit.module:  # a copy of the module has copies of its hooks
+                return
+            unit.depth += 1
+            if self.paused:
                 return
             if unit.is_root:
                 self._called = []
@@ -151,7 +155,10 @@ class Units:
 
     def _after_forward(self, unit: Unit) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if self.paused or module is not unit.module:
+            if module is not unit.module:
+                return
+            unit.depth -= 1
+            if self.paused or unit.depth:
                 return
             if self._in_backward:  # computed again (activation checkpointing): its backward comes now
                 return
