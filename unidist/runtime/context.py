@@ -359,6 +359,11 @@ def is_initialized() -> bool:
     return _current is not None
 
 
+def is_current(context: Context) -> bool:
+    """Return whether this runtime is the one between `init` and `shutdown` now."""
+    return context is _current
+
+
 def current() -> Context:
     """Return the running context.
 

@@ -19,6 +19,7 @@ from unidist.communicator import ReduceOp, format_ranks
 from unidist.errors import MismatchError
 from unidist.negotiation import OperationKind, Request, allgather_object
 from unidist.optim.interface import ChecksBeforeSave
+from unidist.runtime import context
 from unidist.strategy.interface import Plan
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class ReplicaCheck(ChecksBeforeSave):
         Raises:
             MismatchError: on every rank; names the first parameter that differs.
         """
+        if not context.is_current(self._runtime):
+            return  # another job has begun; its strategies say what becomes of an optimizer of the last one
         own = digests(self._pieces(), whole=whole)
         differing = self._gathered(own) if self._divided else self._reduced(own)
         if differing:
