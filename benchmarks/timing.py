@@ -34,8 +34,8 @@ def side_by_side(
 ) -> dict[str, float]:
     """Return the median duration of each variant in seconds, of the slowest rank in each repetition.
 
-    In every repetition each variant runs once (`inner` times for short ones), in an order that rotates. All ranks call
-    this alike.
+    In every repetition each variant runs once (`inner` times for short ones), in an order that rotates. Every rank
+    calls this with the same arguments.
 
     Args:
         variants: name -> what to run.

@@ -57,7 +57,7 @@ def draw(
 
 
 def own_share(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
-    """Return this rank's windows of a batch that all have drawn alike; ranks with parts of one model have the same."""
+    """Return this rank's windows of a batch that every rank draws; ranks with parts of one model get the same."""
     share, count = ud.data_rank(), ud.data_size()
     return inputs_BT[share::count], targets_BT[share::count]
 
@@ -118,7 +118,7 @@ def validate(step: ud.TrainStep, text: Text, batch: int, context: int) -> float:
 
 
 def write(step: ud.TrainStep, text: Text, start: str, length: int, context: int) -> str:
-    """Return `start`, continued by the model. Every rank computes it alike, as a model spread over ranks demands."""
+    """Return `start`, continued by the model. Every rank computes the same, as a model spread over ranks demands."""
     generator = torch.Generator().manual_seed(0)
     codes = text.encode(start)
     for _ in range(length):

@@ -20,7 +20,7 @@ _log = logging.getLogger("unidist.training")
 _NUM_ROWS = 16
 """Rows of an array that are compared, evenly spread: a share of the samples differs in one of them."""
 
-# Transformations that treat all ranks alike: what else a dataset is made by can pick samples by the rank.
+# Transformations that cannot select samples by rank; any other might.
 _TRANSPARENT = frozenset(
     f"{name}Dataset"
     for name in (

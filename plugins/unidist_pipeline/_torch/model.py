@@ -46,7 +46,7 @@ class PipelineMixin:
         if not isinstance(call, StageCall):
             raise UsageError(
                 "this model is divided over the ranks of a pipeline, none of which can run it alone. Train with "
-                "step(x, y), and use step.evaluate(x, y) and step.predict(x), on every rank alike"
+                "step(x, y), and use step.evaluate(x, y) and step.predict(x), on every rank"
             )
         if call.program is None:
             return super().forward(**call.arguments)  # type: ignore[misc]  # of a module

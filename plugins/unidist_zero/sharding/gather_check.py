@@ -61,5 +61,5 @@ class GatherCheck:
             raise MismatchError(
                 f"zero=3: the ranks need different parts of the model at the same time: {each}. Every rank must call "
                 "the same modules in the same order: let layers that are left out (LayerDrop) and branches be chosen "
-                "alike on every rank, or keep parameters whole with zero=2"
+                "the same way on every rank, or keep parameters whole with zero=2"
             )
