@@ -34,7 +34,7 @@ def empty(shape: int | Sequence[int], dtype: tf.DType = tf.float32) -> Array:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of Python, numpy, TensorFlow and Keras. Every rank calls it with the same number.
+    """Seed the random numbers of Python, numpy, TensorFlow and Keras. Every rank passes the same number.
 
     Ranks with different samples get different numbers, for dropout and augmentation say. Ranks that hold parts of one
     model get equal ones, because they prepare the same samples; `tensor` and `pipeline` see to it that what each of

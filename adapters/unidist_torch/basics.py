@@ -31,7 +31,7 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> tor
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers of Python, numpy and PyTorch, on the CPU and on GPUs. Every rank calls it with the same number.
+    """Seed the random numbers of Python, numpy and PyTorch, on the CPU and on GPUs. Every rank passes the same number.
 
     Ranks with different samples get different numbers, for dropout and augmentation say. Ranks that hold parts of one
     model get equal ones, because they prepare the same samples; `tensor` and `pipeline` see to it that what each of
