@@ -19,6 +19,8 @@ from typing import NamedTuple
 import click
 import pytest
 
+from unidist.horovod_imports.table import MODULES as ANSWERS
+from unidist.horovod_imports.table import why_absent
 from unidist.settings.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging
 from unidist.settings.placement import read_placement
 from unidist_launch.commands.launch import launch
@@ -60,7 +62,9 @@ found = {}
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
     names = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
-    found[name] = {name: parameters(item) for name, item in names.items() if not inspect.ismodule(item)}
+    theirs = lambda item: getattr(item, "__module__", "horovod").startswith("horovod")
+    ours = {name: item for name, item in names.items() if not inspect.ismodule(item) and theirs(item)}
+    found[name] = {name: parameters(item) for name, item in ours.items()}
     found[name + ".*"] = {each.name: None for each in pkgutil.iter_modules(getattr(module, "__path__", []))}
 print(json.dumps(found))
 """
@@ -99,8 +103,13 @@ MODULES = {
         for part in ("", "callbacks.", "elastic.")
     },
 }
-# Lists of them for one process each: the libraries that Horovod loads do not go together, and do not unload.
-PROCESSES = (("horovod.torch",), tuple(module for module in MODULES if module != "horovod.torch"))
+# Lists of modules for one process each: the libraries that Horovod loads do not go together, and do not unload.
+ALL_MODULES = tuple(dict.fromkeys((*MODULES, *ANSWERS)))
+PROCESSES = (
+    tuple(module for module in ALL_MODULES if module.startswith("horovod.torch")),
+    tuple(module for module in ALL_MODULES if not module.startswith("horovod.torch")),
+)
+NOT_NAMES = {"MPI", "TYPE_CHECKING"}  # for type annotations, in modules without __all__
 
 
 def named(rows: dict[str, Row], *statuses: str) -> list[str]:
@@ -156,23 +165,27 @@ def test_what_is_not_simply_supported_is_explained() -> None:
 
 
 @cache
-def horovod_names(process: tuple[str, ...]) -> dict[str, dict[str, list[str] | None]]:
-    """Return what LIST_NAMES prints; in a process of its own, as Horovod's library does not unload."""
+def listing(process: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Return how LIST_NAMES ended; in a process of its own, as Horovod's library does not unload."""
     command = [sys.executable, "-c", LIST_NAMES, *process]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@cache
+def horovod_names(process: tuple[str, ...]) -> dict[str, dict[str, list[str] | None]]:
+    """Return what LIST_NAMES prints."""
+    done = listing(process)
+    if "Extension" in done.stderr and "has not been built" in done.stderr:
+        pytest.skip(f"Horovod was built without the binding of {process[0]}")
+    assert done.returncode == 0, done.stderr
     names: dict[str, dict[str, list[str] | None]] = json.loads(done.stdout.splitlines()[-1])
     return names
 
 
 def names_of(module: str) -> dict[str, list[str] | None]:
     (process,) = (each for each in PROCESSES if module in each)
-    try:
-        return horovod_names(process)[module]
-    except subprocess.CalledProcessError as exc:
-        if "Extension" in exc.stderr and "has not been built" in exc.stderr:
-            pytest.skip(f"Horovod was built without the binding of {module}")
-        raise
+    return horovod_names(process)[module]
 
 
 @needs_horovod
@@ -200,6 +213,34 @@ def test_every_module_of_horovods_tensorflow_part_is_listed() -> None:
     assert modules["horovod.tensorflow.*"].keys() - TENSORFLOW.keys() == set()
     for name in ("horovod.keras", "horovod.tensorflow.keras"):
         assert {f"{name}.{part}" for part in modules[f"{name}.*"]} <= MODULES.keys()
+
+
+@needs_horovod
+def test_every_module_of_horovod_is_answered_or_says_what_to_use_instead() -> None:
+    root = installed_source("")
+    files = [file.relative_to(root.parent).with_suffix("") for file in root.rglob("*.py")]
+    modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
+    assert "horovod.torch.elastic.state" in modules
+    assert {module for module in modules if module not in ANSWERS and not why_absent(module)} == set()
+    assert ANSWERS.keys() - modules == set()
+
+
+@needs_horovod
+@pytest.mark.parametrize("module", ANSWERS)
+def test_every_name_of_a_module_is_answered_or_says_what_to_use_instead(module: str) -> None:
+    answer = ANSWERS[module]
+    theirs = names_of(module).keys() - NOT_NAMES
+    ours = set(importlib.import_module(answer.module).__all__) if answer.module else set()
+    ours |= answer.names.keys()
+    assert theirs - ours - answer.missing.keys() == set()
+    assert answer.missing.keys() & ours == set()
+
+
+@pytest.mark.parametrize("module", ANSWERS)
+def test_what_a_module_is_answered_with_exists(module: str) -> None:
+    for place in ANSWERS[module].names.values():
+        defined_in, _, name = place.partition(":")
+        assert hasattr(importlib.import_module(defined_in), name), place
 
 
 @needs_horovod

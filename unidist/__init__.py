@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         gradients,
         hierarchical,
         horovod_api,
+        horovod_imports,
         jobs,
         launcher,
         lazy,
@@ -49,15 +50,16 @@ if TYPE_CHECKING:
         training,
     )
     from unidist._version import __version__
+    from unidist.horovod_imports.hook import as_horovod
     from unidist.jobs.pool.pool import run
     from unidist.runtime.plugin_manager import hookimpl
 
 __all__ = [
-    "__version__", "algorithms", "buffer", "builtin", "checkpoint", "communicator", "communicator_capabilities",
-    "control", "cost_model", "elastic", "engine", "engines", "errors", "framework", "gradients", "hierarchical",
-    "hookimpl", "horovod_api", "jobs", "launcher", "lazy", "mesh", "mixins", "negotiation", "optim", "options",
-    "registry", "rendezvous", "run", "runtime", "runtime_api", "settings", "strategy", "testing", "timeline",
-    "topology", "training",
+    "__version__", "algorithms", "as_horovod", "buffer", "builtin", "checkpoint", "communicator",
+    "communicator_capabilities", "control", "cost_model", "elastic", "engine", "engines", "errors", "framework",
+    "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "jobs", "launcher", "lazy", "mesh",
+    "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api", "settings",
+    "strategy", "testing", "timeline", "topology", "training",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -65,11 +67,12 @@ __getattr__ = lazy_names(
     {
         "": (
             "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model elastic "
-            "engine engines errors framework gradients hierarchical horovod_api jobs launcher lazy mesh mixins "
-            "negotiation optim options registry rendezvous runtime runtime_api settings strategy testing timeline "
-            "topology training"
+            "engine engines errors framework gradients hierarchical horovod_api horovod_imports jobs launcher lazy "
+            "mesh mixins negotiation optim options registry rendezvous runtime runtime_api settings strategy testing "
+            "timeline topology training"
         ),
         "_version": "__version__",
+        "horovod_imports.hook": "as_horovod",
         "jobs.pool.pool": "run",
         "runtime.plugin_manager": "hookimpl",
     },

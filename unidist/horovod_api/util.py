@@ -7,10 +7,17 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-__all__ = ["check_extension", "extension_available", "is_iterable", "num_rank_is_power_2", "split_list"]
+__all__ = [
+    "HorovodVersionMismatchError", "check_extension", "extension_available", "is_iterable", "num_rank_is_power_2",
+    "split_list",
+]  # fmt: skip
 
 Item = TypeVar("Item")
 _FRAMEWORKS = ("tensorflow", "torch")
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Horovod's error for a framework of another version than it was built for. Nothing raises it here."""
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

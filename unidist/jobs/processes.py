@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from unidist.errors import ConfigurationError
+from unidist.horovod_imports import AS_HOROVOD, with_path_entry
 from unidist.jobs.watchdog import ProcessWatchdog
 from unidist.settings.rank_process import PROCESS_VARIABLE, RankProcess
 from unidist.topology import Topology
@@ -102,6 +103,8 @@ class LocalProcesses:
             "UNIDIST_SECRET_FD": str(self._secret_fd),
             "UNIDIST_LAUNCHER_PID": str(os.getpid()),
         }
+        if self._env.get(AS_HOROVOD, "0") not in ("", "0"):  # here, because each host has its own folder for it
+            self._env["PYTHONPATH"] = with_path_entry(self._env.get("PYTHONPATH", ""))
         try:
             self._watchdog = ProcessWatchdog(self.job_id)
         except OSError:

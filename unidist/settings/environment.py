@@ -65,6 +65,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_CACHE_CAPACITY": "names of operations that ranks need not spell out again (default: 8192; 0: none)",
     "UNIDIST_AUTOTUNE": "1: find the best size of gradient buckets, and cycle time, in the first updates (default: 0)",
     "UNIDIST_AUTOTUNE_LOG": "file for what the search tried, as CSV (default: none)",
+    "UNIDIST_AS_HOROVOD": "1: `import horovod` means unidist in the ranks of a job, as by --as-horovod (default: 0)",
     "UNIDIST_HOROVOD_BINDING": "torch or tensorflow: by which binding `--engine horovod` uses Horovod (default: auto)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
     "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from unidist.communicator import format_ranks
 from unidist.errors import ConfigurationError
+from unidist.horovod_imports import real_horovod, real_module
 from unidist.rendezvous import Rendezvous
 from unidist.settings.environment import Settings
 from unidist_horovod.bindings.interface import Binding
@@ -41,7 +42,8 @@ class BindingSpec:
         """Return what this binding lacks here, as a part of a sentence; "" if nothing. Imports no framework."""
         if importlib.util.find_spec(self.name) is None:
             return f"{self.title} is not installed"
-        spec = importlib.util.find_spec("horovod")  # the package's own module imports nothing
+        with real_horovod():
+            spec = importlib.util.find_spec("horovod")  # the package's own module imports nothing
         folders = spec.submodule_search_locations if spec is not None else None
         if not any(list(Path(folder, self.name).glob(self.library)) for folder in folders or ()):
             return f"Horovod was built without {self.title}"
@@ -49,7 +51,7 @@ class BindingSpec:
 
     def runs(self) -> bool:
         """Say whether Horovod runs in this process by this binding, no matter who started it."""
-        operations = sys.modules.get(f"horovod.{self.name}.mpi_ops")
+        operations = real_module(f"horovod.{self.name}.mpi_ops")
         return operations is not None and bool(operations.is_initialized())
 
     def load(self) -> Binding:

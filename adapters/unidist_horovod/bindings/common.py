@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from horovod.common.process_sets import ProcessSet
 from typing_extensions import override
 
 from unidist.communicator import ReduceOp
+from unidist.horovod_imports import real_horovod
 from unidist_horovod.bindings.interface import Binding, OperationFailed
+
+with real_horovod():
+    from horovod.common.process_sets import ProcessSet
 
 
 class CommonBinding(Binding):

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from horovod.tensorflow import mpi_ops
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
+from unidist.horovod_imports import real_horovod
 from unidist_horovod.bindings.carriers import array_of
 from unidist_horovod.bindings.common import CommonBinding, reductions
 from unidist_horovod.bindings.graphs import GraphCache, OperationGraph, node_name
 from unidist_horovod.bindings.interface import OperationFailed, Pending
 from unidist_horovod.bindings.waiters import Waiters
+
+with real_horovod():
+    from horovod.tensorflow import mpi_ops
 
 Array = npt.NDArray[Any]
 

@@ -8,13 +8,16 @@ from math import prod
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
+from unidist.horovod_imports import real_horovod
 from unidist_horovod.bindings.common import CommonBinding, reductions
 from unidist_horovod.bindings.interface import OperationFailed, Pending
+
+with real_horovod():
+    from horovod.torch import mpi_ops
 
 _DTYPES = {
     DType.UINT8: (torch.uint8, "torch_ByteTensor"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from horovod.runner.common.util.hosts import SlotInfo
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
+from unidist.horovod_imports import real_horovod
 from unidist.topology import Topology
+
+with real_horovod():
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 
 class AddressServer:

@@ -34,6 +34,7 @@ _SWITCHES = {
     "UNIDIST_TIMELINE_PER_TENSOR": "timeline_per_tensor",
     "UNIDIST_LOG_TIMESTAMP": "log_with_timestamp",
     "UNIDIST_AUTOTUNE": "autotune",
+    "UNIDIST_AS_HOROVOD": "as_horovod",
 }
 
 

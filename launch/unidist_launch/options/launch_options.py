@@ -103,6 +103,12 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(_HOSTS, "--ssh-command", metavar="COMMAND", help="What to use for ssh, with arguments (default: ssh)."),
     _option(
         _JOB,
+        "--as-horovod/--no-as-horovod",
+        default=None,
+        help="A script that imports horovod gets unidist, whether Horovod is installed or not.",
+    ),
+    _option(
+        _JOB,
         "--env",
         multiple=True,
         metavar="KEY=VALUE",

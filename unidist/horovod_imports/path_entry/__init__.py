@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH. The module `horovod` in it stands for Horovod's package."""

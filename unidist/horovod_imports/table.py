@@ -1,0 +1,220 @@
+"""Which module of unidist answers for which of Horovod 0.28.1, and what to use instead of what there is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+VERSION = "0.28.1"
+"""The version of Horovod whose interface this is."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a module of Horovod's is here.
+
+    Args:
+        module: of ours, all of whose public names it has; "" for none.
+        names: further names, each as "module:name" of ours.
+        missing: names that it does not have, with what to use instead.
+    """
+
+    module: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+_INTERNAL = "it is internal to Horovod"
+_BUILD = "it is about Horovod's build, which nothing needs here"
+_AUTOGRAD = "it is internal to Horovod; the functions, allreduce and the others, are differentiable"
+_RUN = {"run": "use unidist.run(function, args, kwargs, num_proc)"}
+_RUN_FN = {"run_fn": "use elastic.run of the framework's module, as in horovod.torch.elastic"}
+_HANDLERS = "give the state objects with state_dict() and load_state_dict(): unidist chooses how they are handled"
+_VERSION_OF_KERAS = {"is_version_greater_equal_than": "use packaging.version"}
+
+
+def _missing(reason: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
+def _also(module: str, names: str) -> dict[str, str]:
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+_EXCEPTIONS = {
+    "HorovodInternalError": "unidist.errors:PeerLostError",
+    "HostsUpdatedInterrupt": "unidist.elastic:HostsUpdatedInterrupt",
+}
+
+MODULES: dict[str, Answer] = {
+    "horovod": Answer(missing=_RUN),
+    "horovod.runner": Answer(missing=_RUN),
+    "horovod.common": Answer(),
+    "horovod.common.exceptions": Answer(
+        names={**_EXCEPTIONS, "HorovodVersionMismatchError": "unidist.horovod_api.util:HorovodVersionMismatchError"},
+        missing=_missing(_BUILD, "get_version_mismatch_message"),
+    ),
+    "horovod.common.process_sets": Answer(
+        names={
+            "ProcessSet": "unidist.negotiation.process_sets:ProcessSet",
+            "add_process_set": "unidist.horovod_api.lifecycle:add_process_set",
+            "global_process_set": "unidist.negotiation.process_sets:global_process_set",
+            "is_iterable": "unidist.horovod_api.util:is_iterable",
+            "remove_process_set": "unidist.horovod_api.lifecycle:remove_process_set",
+        },
+        missing=_missing(_INTERNAL, "HorovodBasics"),
+    ),
+    "horovod.common.elastic": Answer(
+        names={
+            **_EXCEPTIONS,
+            "ObjectState": "unidist.elastic:ObjectState",
+            "State": "unidist.elastic:State",
+        },
+        missing={
+            **_RUN_FN,
+            **_missing(_INTERNAL, "HostUpdateResult WorkerNotificationManager notification_manager"),
+        },
+    ),
+    "horovod.common.util": Answer(
+        "unidist.horovod_api.util",
+        missing={
+            **_missing(
+                _BUILD,
+                "EXTENSIONS check_installed_version get_ext_suffix get_extension_full_path "
+                "get_version_mismatch_message",
+            ),
+            **_missing(
+                "use the function of this name in horovod.torch or horovod.tensorflow",
+                "ccl_built ddl_built gloo_built mpi_built nccl_built",
+            ),
+            "env": "use unittest.mock.patch.dict(os.environ, ...)",
+            "get_average_backwards_compatibility_fun": _INTERNAL,
+            "gpu_available": "use torch.cuda.is_available(), or horovod.tensorflow.gpu_available()",
+            **_VERSION_OF_KERAS,
+        },
+    ),
+    "horovod.torch": Answer("unidist.torch", names={"check_extension": "unidist.horovod_api.util:check_extension"}),
+    "horovod.torch.compression": Answer("unidist.torch.compression"),
+    "horovod.torch.elastic": Answer("unidist.torch.elastic", missing=_RUN_FN),
+    "horovod.torch.elastic.sampler": Answer("unidist.torch.elastic.sampler"),
+    "horovod.torch.elastic.state": Answer(
+        "unidist.torch.elastic.state",
+        missing=_missing(
+            _HANDLERS,
+            "ModelStateHandler OptimizerStateHandler SamplerStateHandler StateHandler get_handler_registry "
+            "set_handler_registry",
+        ),
+    ),
+    "horovod.torch.functions": Answer(
+        "unidist.torch.functions",
+        names=_also(
+            "unidist.torch.mpi_ops",
+            "ProcessSet allgather broadcast_ broadcast_async_ global_process_set rank size synchronize",
+        ),
+    ),
+    "horovod.torch.mpi_ops": Answer(
+        "unidist.torch.mpi_ops",
+        missing={
+            **_missing(
+                _AUTOGRAD,
+                "HorovodAllgather HorovodAllreduce HorovodAlltoall HorovodBroadcast HorovodGroupedAllgather "
+                "HorovodGroupedAllreduce HorovodGroupedReducescatter HorovodReducescatter",
+            ),
+            "check_installed_version": _BUILD,
+            "get_average_backwards_compatibility_fun": _INTERNAL,
+            "gpu_available": "use torch.cuda.is_available()",
+        },
+    ),
+    "horovod.torch.optimizer": Answer(
+        "unidist.torch.optimizer",
+        names={
+            **_also(
+                "unidist.torch.mpi_ops",
+                "Adasum Average Compression ProcessSet Sum allreduce_async_ global_process_set "
+                "grouped_allreduce_async_ rocm_built size sparse_allreduce_async synchronize",
+            ),
+            **_also("unidist.torch.functions", "broadcast_object"),
+            **_also("unidist.horovod_api.util", "split_list"),
+        },
+    ),
+    "horovod.torch.sync_batch_norm": Answer(
+        "unidist.torch.sync_batch_norm",
+        names=_also("unidist.torch.mpi_ops", "Sum allgather_async allreduce_async size synchronize"),
+    ),
+    "horovod.tensorflow": Answer(
+        "unidist.tensorflow",
+        names={
+            "check_extension": "unidist.horovod_api.util:check_extension",
+            "split_list": "unidist.horovod_api.util:split_list",
+        },
+        missing={
+            "LocalGradientAggregationHelper": "use backward_passes_per_step of the optimizer",
+            "refs_to_vars": "[ref.deref() for ref in refs] does it",
+            "vars_to_refs": "[variable.ref() for variable in variables] does it",
+        },
+    ),
+    "horovod.tensorflow.compression": Answer("unidist.tensorflow.compression"),
+    "horovod.tensorflow.elastic": Answer("unidist.tensorflow.elastic", missing=_RUN_FN),
+    "horovod.tensorflow.functions": Answer(
+        "unidist.tensorflow.functions",
+        names=_also(
+            "unidist.tensorflow.mpi_ops",
+            "ProcessSet allgather broadcast broadcast_ global_process_set rank size",
+        ),
+    ),
+    "horovod.tensorflow.mpi_ops": Answer(
+        "unidist.tensorflow.mpi_ops",
+        missing={
+            "check_installed_version": _BUILD,
+            "get_average_backwards_compatibility_fun": _INTERNAL,
+            "get_ext_suffix": _BUILD,
+        },
+    ),
+    "horovod.tensorflow.sync_batch_norm": Answer(
+        "unidist.tensorflow.sync_batch_norm", names=_also("unidist.tensorflow.mpi_ops", "Sum rank size")
+    ),
+    **{
+        f"horovod.{package}{part}": Answer(f"unidist.{package}{part}", missing=_VERSION_OF_KERAS)
+        for package in ("keras", "tensorflow.keras")
+        for part in ("", ".callbacks", ".elastic")
+    },
+}
+"""By the name of Horovod's module."""
+
+_INTEGRATION = "Until unidist brings an integration, start the ranks by `unidist launch`."
+_SERVICES = "It is internal to horovodrun. Use `unidist launch`, or `unidist horovodrun` with Horovod's flags."
+
+ABSENT: dict[str, str] = {
+    "horovod._keras": "It is internal to Horovod; use horovod.keras or horovod.tensorflow.keras.",
+    "horovod.common.basics": "It is internal to Horovod; use the functions of horovod.torch or horovod.tensorflow.",
+    "horovod.data": "Use torch.utils.data.DataLoader, whose workers load ahead (num_workers, prefetch_factor).",
+    "horovod.mxnet": "MXNet is retired, and unidist has no adapter for it; use horovod.torch.",
+    "horovod.ray": f"unidist does not run in Ray's actors. {_INTEGRATION}",
+    "horovod.runner.common": _SERVICES,
+    "horovod.runner.driver": _SERVICES,
+    "horovod.runner.elastic": _SERVICES,
+    "horovod.runner.gloo_run": _SERVICES,
+    "horovod.runner.http": _SERVICES,
+    "horovod.runner.js_run": _SERVICES,
+    "horovod.runner.launch": _SERVICES,
+    "horovod.runner.mpi_run": _SERVICES,
+    "horovod.runner.run_task": _SERVICES,
+    "horovod.runner.task": _SERVICES,
+    "horovod.runner.task_fn": _SERVICES,
+    "horovod.runner.util": _SERVICES,
+    "horovod.spark": f"unidist does not run in Spark's executors. {_INTEGRATION}",
+    "horovod.tensorflow.data": "There is no compute service; divide the samples by unidist.tensorflow.shard(dataset).",
+    "horovod.tensorflow.gradient_aggregation": "Use backward_passes_per_step of the optimizer.",
+    "horovod.tensorflow.gradient_aggregation_eager": "Use backward_passes_per_step of the optimizer.",
+    "horovod.tensorflow.util": "It is internal to Horovod; refs of variables have deref(), and variables ref().",
+}
+"""Modules that unidist does not have, each with those below it, and what to use instead."""
+
+
+def why_absent(name: str) -> str:
+    """Return what to do instead of importing a module that is not in `MODULES`; "" if nothing is known of it."""
+    while name:
+        if name in ABSENT:
+            return ABSENT[name]
+        name = name.rpartition(".")[0]
+    return ""
