@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -43,11 +44,23 @@ class TensorFlowPrecision(PrecisionBinding):
         return model
 
     @override
-    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
+    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> Callable[[], str]:
         """See `PrecisionBinding.attach`. The scaler is the bound optimizer's, in place of Keras' own."""
-        del compute
         if scaler is not None:
             model.compile = functools.partial(model.compile, auto_scale_loss=False)
+
+        def report() -> str:
+            made = [layer for layer in model._flatten_layers() if layer.dtype_policy.name == "float32"]
+            names = [layer.path or layer.name for layer in made if layer._trainable_variables]
+            if not names:
+                return ""
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            return (
+                f"the layers {', '.join(names[:3])}{more} were made after the model was distributed, and compute in "
+                f"float32. Make them in __init__, or give them the model's policy: dtype=self.dtype_policy"
+            )
+
+        return report
 
 
 def _narrow(variable: Any, dtype: DType) -> None:

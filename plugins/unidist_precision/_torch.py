@@ -9,10 +9,11 @@ model's outputs (a penalty computed from parameters) is not scaled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import override
 
 from unidist.buffer import DType
@@ -56,8 +57,21 @@ class TorchPrecision(PrecisionBinding):
         return model
 
     @override
-    def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> None:
-        """See `PrecisionBinding.attach`. The model stays the object it is, of a subclass of its class."""
+    def attach(self, model: torch.nn.Module, compute: DType, scaler: LossScaler | None) -> Callable[[], str]:
+        """See `PrecisionBinding.attach`. The model and its modules stay the objects they are, of subclasses.
+
+        A script may call modules of the model instead of the model (`training_step` of a LightningModule,
+        `encode_image`), so each of them computes in 16 bits when it is called from outside of the model's forward.
+        """
+        around = _Around(_TORCH[compute], scaler)
+        part = _AroundPart(around)
+        classes: dict[type, type] = {}  # modules of one class keep one class: torch.compile looks at it
+        for module in _callable_parts(model):
+            plain = type(module)
+            if plain not in classes:
+                classes[plain] = _part_class(plain)
+            module.__class__ = classes[plain]
+            module.__dict__["_unidist_precision"] = part
         plain = type(model)
 
         @functools.wraps(plain.forward)  # for scripts that look at the arguments, as Hugging Face's Trainer does
@@ -66,50 +80,113 @@ class TorchPrecision(PrecisionBinding):
             return self._unidist_precision.call(self, inner, args, kwargs)
 
         model.__class__ = with_mixin(plain, PrecisionMixin, forward=forward)
-        model.__dict__["_unidist_precision"] = _Around(_TORCH[compute], scaler)
+        model.__dict__["_unidist_precision"] = around
+        kind = plain.__name__
+
+        def report() -> str:
+            if around.was_called:
+                return ""
+            return (
+                f"neither {kind} nor a module in it was called, so nothing was computed in 16 bits. Call the model, or "
+                "its modules, in place of their forward, and let it hold all that should compute in 16 bits"
+            )
+
+        return report
+
+
+def _callable_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules in the model that have parameters and that the script may call by itself.
+
+    Not those whose class is special to torch (compiled by torch.jit, parametrized): modules in them are found. And not
+    those that compute a parametrized parameter: it is read outside of forward, too.
+    """
+    own = {id(part) for part in model.modules() if is_parametrized(part) for part in _with_parametrizations(part)}
+    return [
+        module
+        for module in model.modules()
+        if module is not model
+        and id(module) not in own
+        and not isinstance(module, (PrecisionMixin, torch.jit.ScriptModule))
+        and next(module.parameters(), None) is not None
+    ]
+
+
+def _with_parametrizations(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    yield module
+    yield from module.get_submodule("parametrizations").modules()
+
+
+def _part_class(plain: type[Any]) -> type[Any]:
+    """Return the class of a part: not forward is replaced but the call, as the part may have a forward of its own."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._unidist_precision.call(self, functools.partial(plain.__call__, self), args, kwargs)
+
+    return with_mixin(plain, PrecisionMixin, __call__=call)
 
 
 class PrecisionMixin:
-    """Methods added to the model's class, beside its forward. Never instantiated; see `attach`."""
+    """Methods added to the classes of the model and its modules. Never instantiated; see `attach`."""
 
-    _unidist_precision: _Around
+    _unidist_precision: _Around | _AroundPart
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy as the plain model: a copy computes in the types of its parameters."""
+        """Pickle and copy as the plain module: a copy computes in the types of its parameters."""
         plain = type(self).__mro__[2]
-        state = {name: value for name, value in self.__dict__.items() if name != "_unidist_precision"}
+        state = self.__getstate__()
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name != "_unidist_precision"}
         return plain.__new__, (plain,), state
 
 
 class _Around:
-    """Runs forward with autocast and loss scaling.
+    """Runs the model's forward with autocast and loss scaling.
 
     Args:
         compute: the type of operations that may use 16 bits.
         scaler: of the loss, or None.
+
+    Attributes:
+        compute: as above.
+        is_inside: forward is running.
+        was_called: the model, or a module in it, has computed something.
     """
 
     def __init__(self, compute: torch.dtype, scaler: LossScaler | None) -> None:
-        self._compute = compute
+        self.compute = compute
+        self.is_inside = False
+        self.was_called = False
         self._scaler = scaler
-        self._inside = False
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The scaler, if gradients of outputs are to be multiplied now."""
+        scaler = self._scaler if torch.is_grad_enabled() else None
+        return scaler if scaler is not None and scaler.on_outputs else None
+
+    def run(self, device: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what forward returns under autocast, as it is."""
+        self.is_inside = True
+        self.was_called = True
+        try:
+            with torch.autocast(device, self.compute):
+                return forward(*args, **kwargs)
+        finally:
+            self.is_inside = False
+
+    def widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an output in at least 32 bits."""
+        return tensor.float() if tensor.dtype == self.compute else tensor
 
     def call(self, model: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what forward returns, its floating-point tensors in at least 32 bits."""
-        if self._inside:
+        if self.is_inside:
             return forward(*args, **kwargs)  # the model calls itself: what flows back in there is scaled already
-        scaler = self._scaler if torch.is_grad_enabled() else None
-        if scaler is not None and not scaler.on_outputs:
-            scaler = None
+        scaler = self.scaler
         if scaler is not None:
             args, kwargs = map_tensors(lambda tensor: _unscaled(tensor, scaler), torch.is_tensor, (args, kwargs))
         device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-        self._inside = True
-        try:
-            with torch.autocast(device, self._compute):
-                outputs = forward(*args, **kwargs)
-        finally:
-            self._inside = False
+        outputs = self.run(device, forward, args, kwargs)
         if isinstance(outputs, PartOfOutputs):
             return outputs  # of a pipeline: types and scale stay as they are until the last stage
         found: list[torch.Tensor] = []
@@ -118,7 +195,7 @@ class _Around:
             if not tensor.is_floating_point():
                 return tensor
             if scaler is None or not tensor.requires_grad:
-                return tensor.float() if tensor.dtype == self._compute else tensor
+                return self.widened(tensor)
             found.append(tensor)
             scaled: torch.Tensor = _ScaleGradient.apply(tensor, scaler)  # type: ignore[no-untyped-call]  # of torch
             return scaled
@@ -131,6 +208,38 @@ class _Around:
                 "precision=bf16"
             )
         return changed
+
+
+class _AroundPart:
+    """Calls a module in the model with autocast, where no forward around it runs with it.
+
+    Args:
+        model: of the whole model.
+    """
+
+    def __init__(self, model: _Around) -> None:
+        self._model = model
+
+    def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what forward returns; called from outside, its floating-point tensors in at least 32 bits."""
+        if self._model.is_inside:
+            return forward(*args, **kwargs)
+        device = next(parameter.device.type for parameter in module.parameters())
+        if torch.is_autocast_enabled(device):  # of the script, or activations that are computed a second time
+            return forward(*args, **kwargs)
+        outputs = self._model.run(device, forward, args, kwargs)
+        refuses = self._model.scaler is not None
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if refuses and tensor.requires_grad:
+                raise UsageError(
+                    f"precision=fp16 scales the gradients of what the distributed model returns, and the script called "
+                    f"{type(module).__name__}, a module in it, from outside of its forward. Call the model itself, or "
+                    "use precision=bf16"
+                )
+            return self._model.widened(tensor)
+
+        return map_tensors(change, torch.is_tensor, outputs)
 
 
 def _narrow(module: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from unidist.buffer import DType
     from unidist.gradients.precision import Precision
     from unidist.optim.loss_scaling import LossScaler
@@ -23,5 +25,10 @@ class PrecisionBinding(ABC):
         """
 
     @abstractmethod
-    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> None:
-        """Let the model compute in `compute`, and scale its loss."""
+    def attach(self, model: Any, compute: DType, scaler: LossScaler | None) -> Callable[[], str]:
+        """Let the model compute in `compute`, and scale its loss.
+
+        Returns:
+            Called after the first update: says what of the model has not computed in `compute`, and what to do; empty
+            if all did.
+        """

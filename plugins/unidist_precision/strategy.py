@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,12 +16,16 @@ from unidist.gradients.precision import LossScaling, Precision
 from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates, Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from unidist.cost_model.figures import Workload
     from unidist.cost_model.memory import RankMemory
     from unidist.framework import Framework
     from unidist.optim.update import Update
     from unidist.runtime_api import RuntimeAPI
     from unidist_precision.binding import PrecisionBinding
+
+_log = logging.getLogger("unidist")
 
 DTYPES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
 
@@ -102,7 +107,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """Let the model compute in its types from now on."""
         if self.dtype != "fp32":
-            self._binding(framework, update.context).attach(model, DTYPES[self.dtype], update.scaler)
+            report = self._binding(framework, update.context).attach(model, DTYPES[self.dtype], update.scaler)
+            update.follow(_FirstUpdate(f"strategy precision={self.dtype}", report, update.context))
 
     def _binding(self, framework: Framework, context: RuntimeAPI) -> PrecisionBinding:
         binding: PrecisionBinding = context.plugins.binding(self.name, framework)
@@ -123,6 +129,37 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
             return sized
         copied = round(workload.model.parameters * sized.parameters.share * types.compute.itemsize / width)
         return sized.add(WorkingMemory(f"weights in {self.dtype}", copied))
+
+
+class _FirstUpdate:
+    """Warns after the first update if parts of the model did not compute in 16 bits. Follows the updates.
+
+    Args:
+        subject: begins the warning.
+        report: says what did not, or nothing.
+        context: only rank 0 of it warns.
+    """
+
+    name = "precision_report"
+
+    def __init__(self, subject: str, report: Callable[[], str], context: RuntimeAPI) -> None:
+        self._subject = subject
+        self._report = report
+        self._is_due = context.topology.rank == 0
+
+    def on_step(self, step: int) -> None:
+        """See `FollowsUpdates.on_step`; looks once."""
+        if self._is_due:
+            self._is_due = False
+            if found := self._report():
+                _log.warning("%s: %s", self._subject, found)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 def _shards_updates(plan: Plan) -> bool:

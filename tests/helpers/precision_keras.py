@@ -61,6 +61,49 @@ def _line(units: int, width: int) -> Any:
     )
 
 
+class LateLayers(keras.Model):
+    """Makes its layers while it is built, with the model's policy or without."""
+
+    def __init__(self, *, follows: bool) -> None:
+        super().__init__()
+        self.follows = follows
+
+    def build(self, shape: Any) -> None:
+        """Make the layers."""
+        self.dense = keras.layers.Dense(3, dtype=self.dtype_policy if self.follows else None, name="late")
+        self.dense.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        """Compute."""
+        return self.dense(inputs)
+
+
+def late_layers(*, follows: bool) -> list[str]:
+    """Train a model whose layers are made after `distribute`; return the warnings and the type of what it returns."""
+    import logging
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warned.append(record.getMessage())
+
+    warned: list[str] = []
+    with Started("precision=bf16"):
+        model: Any = LateLayers(follows=follows)
+        model, optimizer = ud.distribute(model, keras.optimizers.SGD(0.1))
+        handler = Keep(logging.WARNING)
+        logging.getLogger("unidist").addHandler(handler)
+        try:
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    outputs = model(tf.ones((2, 4)))
+                    loss = tf.reduce_mean(tf.cast(outputs, tf.float32) ** 2)
+                variables = model.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        finally:
+            logging.getLogger("unidist").removeHandler(handler)
+        return [outputs.dtype.name, *warned]
+
+
 def small_gradients(strategy: str) -> float:
     """Train where gradients are too small for float16, with a rate to match; return what is left of the loss."""
     with Started(strategy):

@@ -135,6 +135,74 @@ def structured(strategy: str) -> dict[str, Any]:
         }
 
 
+class Parts(torch.nn.Module):
+    """A network in parts, which scripts call by itself, part by part, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2))
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for block in self.body:
+            inputs = block(inputs)
+        outputs: torch.Tensor = self.head(inputs)
+        return outputs
+
+    def training_step(self, inputs: torch.Tensor, called: str) -> torch.Tensor:
+        """Return the outputs, computed as a script of the field does it."""
+        if called == "compiled":
+            return torch.compile(self.body[1], backend="eager")(self.body[0](inputs))  # type: ignore[no-any-return]
+        if called == "parameters":
+            weight: Any = self.head.weight
+            return torch.nn.functional.linear(inputs, weight, self.head.bias)
+        return Parts.forward(self, inputs) if called == "parts" else self(inputs)  # type: ignore[no-any-return]
+
+
+def called(strategy: str, how: str) -> dict[str, Any]:
+    """Train three steps through the model or its parts; return types, parameters, warnings and errors."""
+    import logging
+    import pickle
+
+    from unidist.errors import UsageError
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warned.append(record.getMessage())
+
+    warned: list[str] = []
+    found: dict[str, Any] = {"warned": warned}
+    with Started(strategy):
+        torch.manual_seed(0)
+        model: Any = Parts()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ud.distribute(model, optimizer)
+        seen: set[str] = set()
+        hook = model.body[1][0].register_forward_hook(lambda module, args, output: seen.add(str(output.dtype)))
+        inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(ud.rank()))
+        handler = Keep(logging.WARNING)
+        logging.getLogger("unidist").addHandler(handler)
+        try:
+            for _ in range(3):
+                outputs = model.training_step(inputs, how)
+                found["returned"] = str(outputs.dtype)
+                outputs.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except UsageError as exc:
+            found["error"] = str(exc)
+        finally:
+            logging.getLogger("unidist").removeHandler(handler)
+            hook.remove()
+        return {
+            **found,
+            "computed": sorted(seen),
+            "kinds": sorted({type(part).__name__ for part in model.modules()}),
+            "loads": b"unidist" not in pickle.dumps(model.head),
+            "weights": [parameter.detach().float().numpy() for parameter in model.parameters()],
+        }
+
+
 def error_of(strategy: str, kind: str) -> str:
     """Use the strategy in a way that is refused; return the message."""
     from unidist.errors import UsageError

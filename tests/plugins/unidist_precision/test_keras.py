@@ -81,3 +81,12 @@ def test_what_cannot_work_is_refused_on_all_ranks(
 ) -> None:
     for found in rank_pool(2).run(precision_keras.error_of, (line, kind)):
         assert message in found
+
+
+def test_layers_that_stay_in_32_bits_because_they_were_made_late_are_reported_once(rank_pool: RankPoolFactory) -> None:
+    pool = rank_pool(2)
+    assert pool.run(precision_keras.late_layers, (), {"follows": True}) == [["bfloat16"]] * 2
+    (dtype, warned), second = pool.run(precision_keras.late_layers, (), {"follows": False})
+    assert dtype == "float32"
+    assert "late were made after the model was distributed, and compute in float32" in warned
+    assert second == ["float32"]

@@ -106,3 +106,34 @@ def test_copies_of_a_model_are_plain_models(rank_pool: RankPoolFactory) -> None:
         *("False", "True", "True"),
         *("Linear", "Linear", "True"),
     ]
+
+
+@pytest.mark.parametrize("line", ["precision=bf16", "zero=2,precision=bf16", "activations=recompute,precision=bf16"])
+def test_modules_called_from_outside_of_forward_compute_in_16_bits(rank_pool: RankPoolFactory, line: str) -> None:
+    pool = rank_pool(2)
+    whole = pool.run(precision_torch.called, (line, "whole"))
+    assert whole[0]["computed"] == ["torch.bfloat16"]
+    parts = pool.run(precision_torch.called, (line, "parts"))
+    for rank in range(2):
+        assert (parts[rank]["computed"], parts[rank]["returned"]) == (["torch.bfloat16"], "torch.float32")
+        assert parts[rank]["kinds"] == ["Linear", "ModuleList", "Parts", "Sequential", "Tanh"]
+        assert not parts[rank]["warned"]
+        for expected, weights in zip(whole[rank]["weights"], parts[rank]["weights"], strict=True):
+            np.testing.assert_array_equal(weights, expected)
+
+
+def test_compiled_modules_and_pickles_of_modules(rank_pool: RankPoolFactory) -> None:
+    found = rank_pool(2).run(precision_torch.called, ("precision=bf16", "compiled"))[0]
+    assert (found["computed"], found["returned"], found["loads"]) == (["torch.bfloat16"], "torch.float32", True)
+
+
+def test_a_model_of_which_nothing_is_called_is_reported_once(rank_pool: RankPoolFactory) -> None:
+    first, second = rank_pool(2).run(precision_torch.called, ("precision=bf16", "parameters"))
+    (warned,) = first["warned"]
+    assert warned.startswith("strategy precision=bf16: neither Parts nor a module in it was called")
+    assert not second["warned"]
+
+
+def test_a_scaled_loss_needs_the_model_to_be_called(rank_pool: RankPoolFactory) -> None:
+    for found in rank_pool(2).run(precision_torch.called, ("precision=fp16", "parts")):
+        assert "called Sequential, a module in it, from outside of its forward" in found["error"]
