@@ -1,47 +1,58 @@
-"""Models that PyTorch's own `DistributedDataParallel` distributes as well: refused, both ways round."""
+"""Models that PyTorch's own wrappers (`DistributedDataParallel`, FSDP) distribute as well: refused, both ways round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import weakref
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from unidist.errors import UsageError
 
 _REASON = "Gradients would be averaged twice, also over ranks that hold parts of one model."
 
 
-class RefusesToBeWrapped:
-    """What `DistributedDataParallel` finds where it looks for the parameters that it should ignore.
-
-    Copies and pickles of the model are plain: there it is an empty tuple.
-    """
-
-    def __iter__(self) -> Iterator[str]:
-        """Raise UsageError."""
-        raise UsageError(
-            "the model is distributed by unidist, and now DistributedDataParallel wraps it as well. "
-            f"{_REASON} Leave it out. Where accelerate or Hugging Face's Trainer does it, take RANK, LOCAL_RANK and "
-            "WORLD_SIZE out of os.environ after ud.init(), and docs/coming-from.md has the rest"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce to what needs no unidist to be loaded."""
-        return tuple, ()
-
-
 def refuse_wrapped(model: torch.nn.Module) -> None:
-    """Raise UsageError if `DistributedDataParallel` wraps the model, or a module within it."""
+    """Raise UsageError if a wrapper of PyTorch's is around the model, or around a module within it."""
     for path, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
+        if _distributes(module):
             raise UsageError(
-                f"{f'{path!r} of the model' if path else 'the model'} is wrapped in DistributedDataParallel. {_REASON} "
+                f"{f'{path!r} of the model' if path else 'the model'} is wrapped in {type(module).__name__}. {_REASON} "
                 "Give distribute() the model itself, and the optimizer over its parameters"
             )
 
 
 def refuse_wrapping(model: torch.nn.Module) -> None:
-    """Let `DistributedDataParallel(model)` raise UsageError."""
-    model.__dict__["_ddp_params_and_buffers_to_ignore"] = RefusesToBeWrapped()
+    """Let wrappers of PyTorch's raise UsageError for the model, and for modules that contain it.
+
+    A wrapper stores what it wraps in an attribute, which calls the hook. Copies and pickles of the model are plain.
+    """
+    distributed = weakref.ref(model)
+
+    def refuse(wrapper: torch.nn.Module, name: str, wrapped: torch.nn.Module | None) -> None:
+        del name
+        if wrapped is None or not _distributes(wrapper):
+            return
+        path = next((path for path, module in wrapped.named_modules() if module is distributed()), None)
+        if path is not None:
+            subject = f"{path!r} of what {type(wrapper).__name__} wraps" if path else "the model"
+            again = f", and now {type(wrapper).__name__} wraps it as well" if not path else ""
+            raise UsageError(
+                f"{subject} is distributed by unidist{again}. "
+                f"{_REASON} Leave it out. Where accelerate or Hugging Face's Trainer does it, take RANK, LOCAL_RANK "
+                "and WORLD_SIZE out of os.environ after ud.init(), and docs/coming-from.md has the rest"
+            )
+
+    handle = register_module_module_registration_hook(refuse)
+    weakref.finalize(model, handle.remove)
+
+
+def _distributes(module: torch.nn.Module) -> bool:
+    """Say whether a module is one of PyTorch's wrappers. Their FSDP is not imported for it: that takes seconds."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(module, (DistributedDataParallel, DataParallel)) or (
+        fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+    )

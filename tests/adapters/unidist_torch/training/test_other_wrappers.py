@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` around a distributed model, or within one, is refused before anything is trained."""
+"""PyTorch's wrappers around a distributed model, or within one, are refused before anything is trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_ddp_and_distribute_exclude_each_other(pool: Callable[..., PartOfPool], 
 
         import torch
         import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
+        from torch.nn.parallel import DataParallel, DistributedDataParallel
 
         import unidist.torch as ud
         from unidist.errors import UsageError
@@ -32,9 +32,16 @@ def test_ddp_and_distribute_exclude_each_other(pool: Callable[..., PartOfPool], 
             model = network()
             model, _ = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
             messages = []
-            with pytest.raises(UsageError) as caught:
-                DistributedDataParallel(model)
-            messages.append(str(caught.value))
+            module = torch.nn.Module()  # as a LightningModule has its network
+            module.net = model
+            for wrapper, each in (
+                (DistributedDataParallel, model),
+                (DistributedDataParallel, module),
+                (DataParallel, module),
+            ):
+                with pytest.raises(UsageError) as caught:
+                    wrapper(each)
+                messages.append(str(caught.value))
             wrapped = DistributedDataParallel(network())
             holder = torch.nn.Module()
             holder.net = wrapped
@@ -54,8 +61,11 @@ def test_ddp_and_distribute_exclude_each_other(pool: Callable[..., PartOfPool], 
             ud.shutdown()
 
     for messages in pool(2).run(on_rank):
-        after, itself, within = messages
+        after, around, parallel, itself, within = messages
+        assert after.startswith("the model is distributed by unidist, and now DistributedDataParallel wraps it as well")
         assert "take RANK, LOCAL_RANK and WORLD_SIZE out of os.environ" in after
+        assert around.startswith("'net' of what DistributedDataParallel wraps is distributed by unidist. ")
+        assert parallel.startswith("'net' of what DataParallel wraps is distributed by unidist. ")
         assert itself.startswith("the model is wrapped in DistributedDataParallel. ")
         assert within.startswith("'net' of the model is wrapped in DistributedDataParallel. ")
         assert not any("\n" in message for message in messages)
