@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import unidist.keras as ud
+from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.testing import RecordingCommunicator
 from unidist.testing.recording import Record
@@ -203,6 +204,44 @@ def error_of(kind: str, optimizer: str, strategy: str, *, fit: bool = False, cli
         if not fit or current.axis_size("data") == 1:
             errors.append(np.abs(np.asarray(losses) - wanted).max())
         return float(max(errors))
+
+
+def clipped_by_hand(kind: str, strategy: str, *, graph: bool) -> tuple[float, list[float], list[str]]:
+    """Train a loop that clips by `tf.clip_by_global_norm`; what is off, the whole norms, and errors of other lists."""
+    from tensorflow import clip_by_global_norm  # a name that was taken before anything is cut
+
+    plain = tf.linalg.global_norm
+
+    def trained(model: Any, chosen: Any) -> list[float]:
+        def update(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                value = loss()(y, model(x, training=True))
+            gradients = tape.gradient(value, model.trainable_variables)
+            assert sum(isinstance(each, tf.IndexedSlices) for each in gradients) == (0 if kind == "dense" else 2)
+            gradients, norm = clip_by_global_norm(gradients, 0.05)
+            chosen.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return norm
+
+        run = tf.function(update, jit_compile=False) if graph else update
+        return [float(run(tf.constant(x), tf.constant(y))) for x, y in zip(*data(kind), strict=True)]
+
+    with runtime():
+        reference = MODELS[kind]()
+        wanted = trained(reference, OPTIMIZERS["sgd"]())
+        model, bound = distribute(MODELS[kind](), OPTIMIZERS["sgd"](), strategy)
+        norms = trained(model, bound)
+        x = data(kind)[0][0]
+        errors = [np.abs(np.asarray(model(x, training=False)) - np.asarray(reference(x, training=False))).max()]
+        errors.append(np.abs(np.asarray(norms) - wanted).max())
+        refused = []
+        for some in (model.trainable_variables[:1], model.trainable_variables[::-1]):
+            try:
+                tf.linalg.global_norm([tf.ones(each.shape) for each in some])
+            except UsageError as exc:
+                refused.append(str(exc))
+        assert float(tf.linalg.global_norm([tf.ones((3, 5, 7))])) == np.float32(105**0.5)  # has nothing to do with it
+    assert tf.linalg.global_norm is plain
+    return float(max(errors)), norms, refused
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from _keras_tensor import (
     WIDTH,
     Block,
     alone,
+    clipped_by_hand,
     data,
     dense,
     error_of,
@@ -71,6 +72,17 @@ def test_the_numbers_of_one_process(
 ) -> None:
     found = tensorflow_pools.get(ranks, engine="shm").run(error_of, (kind, optimizer, strategy), options)
     assert max(found) < 1e-12
+
+
+@pytest.mark.parametrize(("kind", "graph"), [("dense", False), ("dense", True), ("positions", True)])
+def test_clip_by_global_norm_in_a_loop_of_the_script(tensorflow_pools: PartPools, kind: str, graph: bool) -> None:
+    found = tensorflow_pools.get(2, engine="shm").run(clipped_by_hand, (kind, "tensor=2"), {"graph": graph})
+    for error, norms, refused in found:
+        assert error < 1e-12
+        assert min(norms) > 0.06  # all are clipped
+        assert len(refused) == 2
+        assert "shape of a variable that is cut over the ranks" in refused[0]
+    assert found[0][1] == found[1][1]
 
 
 def test_on_horovod(tensorflow_pools: PartPools) -> None:

@@ -16,6 +16,7 @@ from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._keras.describe import candidates, describe, heads_of, why_whole
 from unidist_tensor_parallel._keras.flow import Flow, is_element_wise
+from unidist_tensor_parallel._keras.global_norm import GlobalNorms
 from unidist_tensor_parallel._keras.layers.axis import TensorAxis
 from unidist_tensor_parallel._keras.layers.cut import (
     ATTENTIONS,
@@ -112,6 +113,7 @@ class KerasTensor(TensorBinding):
             text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
             print(text, file=sys.stderr, flush=True)
         setattr(model, STATE_ATTRIBUTE, placements)
+        context.owned(GlobalNorms).add(model, axis, cutter.variables)
         return model
 
 
