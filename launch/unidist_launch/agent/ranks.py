@@ -20,6 +20,7 @@ from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import HostShare, LocalProcesses, free_port, watch_exit
 from unidist.topology import Topology
+from unidist_launch.agent.links import PeerLinks
 from unidist_launch.agent.order import AgentOrder
 from unidist_launch.output.lines import Stream
 
@@ -66,6 +67,8 @@ class AgentRanks:
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._pipes = self._stack.enter_context(selectors.DefaultSelector())
         self._selector.register(connection, selectors.EVENT_READ, self._receive)
+        self._links = PeerLinks(bytes.fromhex(order.secret), order.heartbeat_sec, self._selector, self._tell_link)
+        self._stack.callback(self._links.close)
 
     def introduce(self) -> None:
         """Say who this is, and what this host is like; before `run`.
@@ -138,10 +141,11 @@ class AgentRanks:
         return [[self._places[i].rank, report] for i, report in self._processes.new_reports()]
 
     def _look(self) -> None:
-        """Wait a moment for what comes from the ranks, the launcher and signals, and deal with it."""
+        """Wait a moment for what comes from ranks, the launcher, other agents and signals, and deal with it."""
         for key, _ in self._selector.select(_TURN_SEC):
             key.data()
         self._watch_pipes()
+        self._links.turn()
 
     def _watch_termination(self) -> None:
         """Tell the launcher when this agent gets SIGTERM, as from a scheduler that wants its host: it ends the job.
@@ -195,10 +199,24 @@ class AgentRanks:
             self._processes.signal(int(message["number"]), chosen)
         elif kind == "taken":
             self._num_untaken -= int(message["bytes"])
+        elif kind == "listen":
+            self._listen(str(message["address"]))
+        elif kind == "peers":
+            self._links.connect({int(index): (str(host), int(port)) for index, host, port in message["peers"]})
         elif kind == "end":
             self._may_leave = True
         elif kind == "failed":
             raise ConfigurationError(str(message["text"]))
+
+    def _listen(self, address: str) -> None:
+        try:
+            port = self._links.listen(address)
+        except OSError:  # an address that is not this host's own, as behind a router: its links are not watched
+            port = 0
+        self._send({"type": "listening", "port": port})
+
+    def _tell_link(self, peer: int, reached: bool, silent_sec: float) -> None:
+        self._send({"type": "link", "peer": peer, "reached": reached, "silent_sec": silent_sec})
 
     def _start(self, message: Message) -> None:
         self._places = tuple(Topology(*place) for place in message["places"])

@@ -25,7 +25,6 @@ from unidist.errors import ConfigurationError
 from unidist.jobs.processes import HostShare, LocalProcesses, watch_exit
 from unidist.topology import Topology
 from unidist_launch.agent.backlog import Backlog
-from unidist_launch.agent.links import PeerLinks
 from unidist_launch.agent.ranks import AgentRanks, _Pipe
 from unidist_launch.output.lines import Stream
 
@@ -59,13 +58,9 @@ class AgentWorkers(AgentRanks):
     _backlog: Backlog
     _orphan_since: float | None
     _retry_at: float
-    _links: PeerLinks
 
     @override
     def introduce(self) -> None:
-        secret = bytes.fromhex(self._order.secret)
-        self._links = PeerLinks(secret, self._order.heartbeat_sec, self._selector, self._tell_link)
-        self._stack.callback(self._links.close)
         self._workers, self._backlog, self._orphan_since = {}, Backlog(), None
         super().introduce()
 
@@ -84,7 +79,6 @@ class AgentWorkers(AgentRanks):
             else:
                 self._look()
                 self._look_for_launcher(self._orphan_since)
-            self._links.turn()
             self._collect_ends()
         self._close_all()
         self._send({"type": "goodbye"})
@@ -162,25 +156,11 @@ class AgentWorkers(AgentRanks):
             for worker in self._workers.values():
                 if wanted is None or worker.number in wanted:
                     worker.processes.signal(int(message["number"]))
-        elif kind == "listen":
-            self._listen(str(message["address"]))
-        elif kind == "peers":
-            self._links.connect({int(index): (str(host), int(port)) for index, host, port in message["peers"]})
         elif kind == "taken":
             self._backlog.taken()
             super()._obey(message)
         else:
             super()._obey(message)
-
-    def _listen(self, address: str) -> None:
-        try:
-            port = self._links.listen(address)
-        except OSError:  # an address that is not this host's own, as behind a router: its links are not watched
-            port = 0
-        self._send({"type": "listening", "port": port})
-
-    def _tell_link(self, peer: int, reached: bool, silent_sec: float) -> None:
-        self._send({"type": "link", "peer": peer, "reached": reached, "silent_sec": silent_sec})
 
     def _start_worker(self, message: Message) -> None:
         number, seat = int(message["worker"]), int(message["seat"])

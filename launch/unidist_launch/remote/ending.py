@@ -35,6 +35,7 @@ class Ending:
         self._decide_at: float | None = None
         self._kill_at: float | None = None
         self._signals: list[int] = []
+        self._reason = ""
         self.exits: list[RankExit] = []
         """How ranks ended, in the order in which it was seen."""
 
@@ -72,6 +73,12 @@ class Ending:
         self._kill_at = time.monotonic() + self._grace_sec
         self._signal_ranks(number)
 
+    def fail(self, reason: str) -> None:
+        """End the job, which cannot go on though no rank has failed; the reason is its report, the exit code 1."""
+        if self._kill_at is None:
+            self._reason = reason
+            self.begin(signal.SIGTERM)
+
     def advance(self, output: Output) -> None:
         """End the other ranks once it is settled who failed, or nobody reads our output; kill what is overdue."""
         self._end_if_failed(output)
@@ -83,10 +90,13 @@ class Ending:
 
     def conclude(self, output: Output) -> int:
         """Write what is left of the ranks' output, then the report, and return the exit code."""
-        culprit = failure.choose_culprit(self.exits)
+        culprit = None if self._reason else failure.choose_culprit(self.exits)
         if culprit is not None:
             output.blame(culprit.rank)
         output.finish()
+        if self._reason:
+            output.message(f"unidist: {self._reason}\nunidist: exit code 1")
+            return 1
         if culprit is not None:
             output.message(failure.report(culprit, self.exits, culprit.host or self._host_of(culprit.rank)))
             return culprit.exit_code

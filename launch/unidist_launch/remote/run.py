@@ -15,6 +15,7 @@ from functools import partial
 
 from unidist._version import __version__
 from unidist.control.coordinator import Coordinator, HostJoined, HostLost, HostMessage
+from unidist.control.elastic import HostLinks
 from unidist.control.server import ControlServer
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
@@ -73,6 +74,13 @@ class RemoteRun:
         self._done: set[int] = set()
         self._lost: set[int] = set()
         self._refused: list[str] = []
+        self._links = HostLinks(job.heartbeat.total_seconds())
+        self._addresses: list[str] = []
+        self._listening: dict[int, tuple[str, int]] = {}
+        # One agent for each host. What starts agents by a command for all of them (mpirun, srun) may carry the ranks'
+        # data over a network that agents know nothing of: there it is no business of theirs who reaches whom.
+        first = {places[0].node_rank: index for index, places in reversed(list(enumerate(self._places)))}
+        self._watched = [] if any(each.starter.index_variable for each in self._agents) else sorted(first.values())
         self._round = 0
         self._is_running = False
         self._commands_ended_at: float | None = None
@@ -119,6 +127,7 @@ class RemoteRun:
         while self._is_running and len(self._done) < len(self._agents) and not self._ending.is_hopeless:
             self._turn()
             self._watch_commands()
+            self._watch_links()
             self._events.turn()
             running = self._job.num_proc - len(self._ending.exits)
             self._output.show(running=running, state=self._events.summary)
@@ -183,11 +192,11 @@ class RemoteRun:
 
     def _start_ranks(self) -> None:
         self._check_places()
-        addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
+        addresses = self._addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
         if len(addresses) > 1:
             # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
             outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
-            addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+            addresses = self._addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
         for i, places in enumerate(self._places):
             message: Message = {
                 "type": "start",
@@ -197,6 +206,8 @@ class RemoteRun:
                 "generation": self._coordinator.generation,
             }
             self._tell(message, [i])
+        for i in self._watched if len(self._watched) > 1 else ():
+            self._tell({"type": "listen", "address": addresses[i]}, [i])
         self._is_running = True
 
     def _check_places(self) -> None:
@@ -266,12 +277,36 @@ class RemoteRun:
                     self._output.message(f"unidist: rank {place.rank} is process {self._pids[place.rank]} on {name}")
         elif kind == "progress":
             self._events.progressed([(int(rank), report) for rank, report in message["reports"]])
+        elif kind == "listening":
+            self._links.listens(host, int(message["port"]))
+            self._listening[host] = (self._addresses[host], int(message["port"]))
+            if len(self._listening) == len(self._watched):
+                self._connect_hosts()
+        elif kind == "link":
+            reached, silent_sec = bool(message["reached"]), float(message["silent_sec"])
+            self._links.told(host, int(message["peer"]), reached=reached, silent_sec=silent_sec, now=time.monotonic())
         elif kind == "done":
             self._done.add(host)
         elif kind == "terminating":
             self._ending.on_signal(signal.SIGTERM)
         elif kind == "refused":
             self._refused.append(f"host {self._name(host)}: {message['text']}")
+
+    def _connect_hosts(self) -> None:
+        """Have the agents of all hosts keep links to each other."""
+        listening = [[index, *place] for index, place in self._listening.items() if place[1]]
+        for index in self._watched:
+            self._tell({"type": "peers", "peers": [peer for peer in listening if peer[0] != index]}, [index])
+
+    def _watch_links(self) -> None:
+        """End the job if two hosts do not reach each other: their ranks would wait until the timeout of a call."""
+        found = self._links.leave_out(self._watched, {}, time.monotonic())
+        if found is not None:
+            others = " and ".join(self._name(peer) for peer in found.unreached)
+            self._ending.fail(
+                f"hosts {self._name(found.index)} and {others} do not reach each other, though the launcher reaches "
+                f"them: nothing was heard for {found.silent_sec:.1f} seconds. A firewall, a route or a cable?"
+            )
 
     def _watch_commands(self) -> None:
         """Take agents for lost whose common command has ended: what it did for their ranks (MPI) is gone as well."""
@@ -293,6 +328,7 @@ class RemoteRun:
             raise ConfigurationError(f"host {name} was lost before its ranks started: {reason} {said}")
         self._done.add(host)
         self._lost.add(host)
+        self._links.lost(host)
         self._events.host_lost(name, reason)
         ended = {end.rank for end in self._ending.exits}
         for place in self._places[host]:

@@ -107,6 +107,28 @@ def test_ranks_run_where_they_should_and_reach_each_other_by_address(launch: Lau
     assert wait_until(lambda: launch.is_empty("h1", "h2"), 5)
 
 
+@pytest.mark.parametrize("when", ["from the start", "later"])
+def test_hosts_that_do_not_reach_each_other_end_the_job_by_name(launch: Launch, hosts: SshHosts, when: str) -> None:
+    if when == "from the start":
+        hosts.part("h1", "h2")
+    try:
+        with launch.start(script=WAIT, env={"UNIDIST_HEARTBEAT_SEC": "1"}) as process:
+            launch.wait_for("ready0", "ready3")
+            if when == "later":
+                time.sleep(0.5)  # the links are there
+                hosts.part("h1", "h2")
+            begin = time.monotonic()
+            _, err = process.communicate(timeout=60)
+            took = time.monotonic() - begin
+    finally:
+        hosts.part("h1", "h2", apart=False)
+    assert process.returncode == 1, err
+    assert "unidist: hosts h2 and h1 do not reach each other, though the launcher reaches them: nothing was" in err
+    assert "failed first" not in err
+    assert took < 2 * 1.0 + 1.0  # and a second for a busy machine
+    assert launch.is_empty("h1", "h2")
+
+
 def test_this_host_may_be_one_of_them(launch: Launch, hosts: SshHosts) -> None:
     code, lines, err = launch.run(
         *("-np", "2", "-H", "localhost:1,h2:1"),
