@@ -19,7 +19,7 @@ SETTLE_FOR_CULPRIT_SEC = 3.0
 # What a rank raises because another one is gone or does not come.
 _VICTIMS_ERRORS = frozenset({"PeerLostError", "StalledError", "HorovodInternalError"})
 # What all ranks of a group raise together; one that failed in another way may have been the reason.
-_GROUPS_ERRORS = frozenset({"DeadlockError"})
+_GROUPS_ERRORS = frozenset({"DeadlockError", "MismatchError"})
 _RANK_PREFIX = re.compile(r"\[rank\d+\]: ?")  # by PyTorch, once its default process group is initialized
 _HEADERS = ("Traceback (most recent call last):", "Fatal Python error: ")
 _EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
@@ -130,7 +130,9 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
         text = [f"unidist: {culprit.host_lost} ({_ranks(with_it)} ran there)"]
         others = [end for end in others if end.rank not in with_it]
     else:
-        text = _cause(culprit, host)
+        together = _raised_together(culprit, exits)
+        text = _cause(culprit, host, together, is_everybody=len(together) == len(exits))
+        others = [end for end in others if end not in together]
     ended = [end.rank for end in others if end.signalled]
     if ended:
         text.append(f"unidist: ended by the launcher: {_ranks(ended)}")
@@ -150,10 +152,21 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
     return "\n".join(text)
 
 
-def _cause(culprit: RankExit, host: str) -> list[str]:
+def _raised_together(culprit: RankExit, exits: Sequence[RankExit]) -> list[RankExit]:
+    """Return the ranks that raised an error of the whole group, the culprit among them; one rank alone is none."""
+    if culprit.returncode <= 0 or culprit.exception_name not in _GROUPS_ERRORS:
+        return []
+    found = [end for end in exits if not end.signalled and end.exception_name == culprit.exception_name]
+    return found if len(found) > 1 else []
+
+
+def _cause(culprit: RankExit, host: str, together: Sequence[RankExit], *, is_everybody: bool) -> list[str]:
     cause = describe_exit(culprit.returncode)
     if culprit.returncode > 0 and culprit.exception_line:
         cause = f"{culprit.exception_line.rstrip(':')} ({cause})"
+    if together:
+        who = "all ranks" if is_everybody else _ranks([end.rank for end in together])
+        return [f"unidist: {who} raised together: {cause}"]
     text = [f"unidist: rank {culprit.rank} failed first (host {host}, pid {culprit.pid}): {cause}"]
     if culprit.returncode == -signal.SIGKILL:
         text.append(

@@ -21,6 +21,7 @@ VALUE_ERROR = f"warning: x\n{HEADER}  File 'a.py', line 1, in f\n    f()\nValueE
 PEER_LOST = f"{HEADER}  File 'a.py'\nunidist.errors.PeerLostError: rank 1 is gone"
 STALLED = f"{HEADER}  File 'a.py'\nunidist.errors.StalledError: rank 1 did not come"
 DEADLOCK = f"{HEADER}  File 'a.py'\nunidist.errors.DeadlockError: they wait:\n  rank 0 waits"
+MISMATCH = f"{HEADER}  File 'a.py'\nunidist.errors.MismatchError: the shapes differ"
 CHAINED = f"{HEADER}KeyError: 1\n\nDuring handling:\n\n{HEADER}  File 'b.py'\nTypeError"
 
 IN_GRAPH = (
@@ -106,6 +107,23 @@ def test_an_error_that_the_group_raises_is_blamed_on_a_rank_that_failed_otherwis
     assert report(exits[0], exits[:1], "h").startswith(
         "unidist: rank 0 failed first (host h, pid 1000): unidist.errors.DeadlockError: they wait (exit code 1)"
     )
+
+
+def test_ranks_that_raise_an_error_of_their_group_are_named_together() -> None:
+    exits = [ended(0, 1, round=2, tail=MISMATCH), ended(1, 1, round=1, tail=MISMATCH)]
+    culprit = choose_culprit(exits)
+    assert culprit is exits[1]
+    assert report(culprit, exits, "h").splitlines() == [
+        "unidist: all ranks raised together: unidist.errors.MismatchError: the shapes differ (exit code 1)",
+        "unidist: exit code 1",
+    ]
+    exits = [*exits, ended(2, 1, tail=PEER_LOST), ended(3, -15, signalled=True)]
+    assert report(culprit, exits, "h").splitlines() == [
+        "unidist: ranks 0-1 raised together: unidist.errors.MismatchError: the shapes differ (exit code 1)",
+        "unidist: ended by the launcher: rank 3",
+        "unidist: failed in consequence: rank 2 (PeerLostError)",
+        "unidist: exit code 1",
+    ]
 
 
 def test_the_prefix_that_pytorch_puts_before_tracebacks_does_not_hide_them() -> None:
