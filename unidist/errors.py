@@ -16,8 +16,11 @@ __all__ = [
     "ConfigurationError",
     "DeadlockError",
     "DuplicateNameError",
+    "ExtraPassError",
+    "HorovodInternalError",
     "MismatchError",
     "NotInitializedError",
+    "OperationError",
     "PeerLostError",
     "PluginError",
     "RemoteError",
@@ -33,18 +36,30 @@ class UnidistError(Exception):
     """Base class of everything that unidist raises on purpose."""
 
 
-class UsageError(UnidistError):
-    """The script uses the library wrongly: fix the code."""
+class HorovodInternalError(UnidistError, RuntimeError):
+    """An operation failed: what scripts written for Horovod catch by this name, and may raise themselves.
 
-
-class NotInitializedError(UsageError, ValueError):
-    """An operation was called before `init()` or after `shutdown()`.
-
-    Also a ValueError, because that is what Horovod's scripts catch.
+    unidist raises the classes below, which say why. Elastic training recovers from `PeerLostError`, and from an error
+    of exactly this class, which a script raised.
     """
 
 
-class MismatchError(UsageError, RuntimeError):
+class UsageError(UnidistError, ValueError):
+    """The script uses the library wrongly: fix the code. Also a ValueError, because Horovod's scripts catch that."""
+
+
+class OperationError(UsageError, HorovodInternalError):
+    """An operation got arguments that it cannot carry out, and was not started: a root that is no rank, wrong splits.
+
+    Also a HorovodInternalError, because that is what Horovod raises.
+    """
+
+
+class NotInitializedError(OperationError):
+    """An operation was called before `init()` or after `shutdown()`."""
+
+
+class MismatchError(OperationError):
     """The ranks called one operation with different shapes, dtypes, roots or reductions.
 
     Raised on every rank of the group; the communicator stays usable.
@@ -58,11 +73,12 @@ class DeadlockError(MismatchError):
     """
 
 
-class DuplicateNameError(UsageError, ValueError):
-    """A named operation was submitted while one of the same name is under way on this rank.
+class ExtraPassError(UsageError, AssertionError):
+    """A gradient became ready again before the update that was to use it. Also an AssertionError, as Horovod's."""
 
-    Also a ValueError, because that is what Horovod's scripts catch.
-    """
+
+class DuplicateNameError(OperationError):
+    """A named operation was submitted while one of the same name is under way on this rank."""
 
 
 class ConfigurationError(UnidistError):
@@ -80,7 +96,7 @@ class PluginError(UnidistError):
     """A plugin failed; the message names its distribution and the hook."""
 
 
-class PeerLostError(UnidistError, RuntimeError):
+class PeerLostError(HorovodInternalError):
     """A peer died, left or aborted the communicator. Elastic training may recover from it.
 
     Attributes:

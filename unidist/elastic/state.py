@@ -24,7 +24,7 @@ from unidist.elastic.durable.checkpoints import Durable
 from unidist.elastic.durable.commit_agreement import agree_at_commit
 from unidist.elastic.durable.parts import DurableParts
 from unidist.elastic.peer.memory import PeerMemory, peers_of
-from unidist.errors import PeerLostError, UsageError
+from unidist.errors import HorovodInternalError, PeerLostError, UsageError
 from unidist.launcher import AUTO, DurableOptions, interval_of
 from unidist.negotiation import objects
 from unidist.runtime import context
@@ -373,17 +373,26 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     In a job that was launched as elastic (`unidist launch --min-np`), the loss of a rank, or a change of the hosts,
     ends the function; the other ranks restore the last commit, form a new world, run `on_reset`, synchronise the
-    state, and call the function again. In any other job the committed state is restored and the error raised.
+    state, and call the function again. In any other job the committed state is restored and the error raised. A script
+    that raises HorovodInternalError itself counts as one that lost a rank.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         membership = context.current().membership
         if membership is None:
-            return _run_once(func, state, *args, **kwargs)
+            return _run_once(training, state, *args, **kwargs)
         from unidist.elastic.generations import run_through_generations
 
-        return run_through_generations(membership, func, state, *args, **kwargs)
+        return run_through_generations(membership, training, state, *args, **kwargs)
+
+    def training(state: State, *args: Any, **kwargs: Any) -> Result:
+        try:
+            return func(state, *args, **kwargs)
+        except HorovodInternalError as exc:
+            if type(exc) is not HorovodInternalError:
+                raise
+            raise PeerLostError(str(exc)) from exc  # the script's own: it gives up this world
 
     return wrapper
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.communicator_capabilities import Piece, ReadsPieces
-from unidist.errors import UsageError
+from unidist.errors import ExtraPassError, UsageError
 from unidist.gradients.buckets import BucketLayout, ParameterInfo, plan_buckets
 from unidist.gradients.compression import Bucket, BucketCompressor
 from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
@@ -113,7 +113,7 @@ class AllReduceExchange(GradientExchange):
             return
         bucket = self._place[index][0]
         if index not in bucket.missing:
-            raise UsageError(
+            raise ExtraPassError(
                 f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One "
                 "backward pass per step is exchanged; for several use the strategy accumulate=N (Horovod: "
                 "backward_passes_per_step=N), or data:overlap=false, which exchanges once, at the step."

@@ -39,16 +39,23 @@ if TYPE_CHECKING:
         stop_timeline,
         world,
     )
-    from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering, reduction_of
+    from unidist.horovod_api.reduce_ops import (
+        Op,
+        allreduction,
+        check_adasum,
+        checked_op,
+        reducescattering,
+        reduction_of,
+    )
     from unidist.horovod_api.scope import Scope, scope_of
 
 __all__ = [
-    "Compressor", "Groups", "NoneCompressor", "Op", "Position", "Scope", "add_process_set", "allreduction",
-    "bucket_compressor", "ccl_built", "check_passes", "cross_rank", "cross_size", "data_rank", "data_size",
-    "ddl_built", "OptimizerArguments", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized",
-    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank", "reducescattering",
-    "reduction_of", "remove_process_set", "report", "scope_of", "shutdown", "size", "start_timeline", "stop_timeline",
-    "world",
+    "Compressor", "Groups", "NoneCompressor", "Op", "OptimizerArguments", "Position", "Scope", "add_process_set",
+    "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_passes", "checked_op", "cross_rank",
+    "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
+    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank",
+    "reducescattering", "reduction_of", "remove_process_set", "report", "scope_of", "shutdown", "size",
+    "start_timeline", "stop_timeline", "world",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -61,7 +68,7 @@ __getattr__ = lazy_names(
             "init is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
             "rank remove_process_set report shutdown size start_timeline stop_timeline world"
         ),
-        "reduce_ops": "Op allreduction reducescattering reduction_of",
+        "reduce_ops": "Op allreduction check_adasum checked_op reducescattering reduction_of",
         "scope": "Scope scope_of",
     },
 )

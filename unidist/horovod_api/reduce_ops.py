@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from unidist.communicator import ReduceOp
-from unidist.errors import UsageError
+from unidist.errors import OperationError
 from unidist.negotiation import OperationKind
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 
@@ -57,7 +57,25 @@ def reduction_of(op: int | None, average: bool | None) -> Op:
             raise ValueError("give op or average, not both; average is deprecated, use op")
         warnings.warn("average is deprecated, use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         return Op.Average if average else Op.Sum
-    return Op.Average if op is None else Op(op)
+    return Op.Average if op is None else checked_op(op)
+
+
+def checked_op(op: int) -> Op:
+    """Return the reduction of this number.
+
+    Raises:
+        OperationError: there is none.
+    """
+    try:
+        return Op(op)
+    except ValueError:
+        raise OperationError(f"op={op!r} is no reduction; choices: {', '.join(item.name for item in Op)}") from None
+
+
+def check_adasum(op: Op, process_set: ProcessSet) -> None:
+    """Raise NotImplementedError for Adasum over a process set, on ranks outside of it too, as Horovod does."""
+    if op is Op.Adasum and process_set is not global_process_set:
+        raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
 
 
 def allreduction(op: Op, *, prescale: float, postscale: float, size: int, process_set: ProcessSet) -> Reduction:
@@ -71,8 +89,7 @@ def allreduction(op: Op, *, prescale: float, postscale: float, size: int, proces
         scale /= size
     if op is Op.Adasum:
         kind = OperationKind.ADASUM
-        if process_set is not global_process_set:
-            raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
+        check_adasum(op, process_set)
         if size & (size - 1):
             raise NotImplementedError(f"Adasum combines ranks in pairs: {size} ranks are not a power of 2")
     return Reduction(kind, _REDUCTIONS[op], prescale, scale)
@@ -82,9 +99,9 @@ def reducescattering(op: int, *, prescale: float, postscale: float, size: int) -
     """Return how a reduce-scatter over `size` ranks is asked for.
 
     Raises:
-        UsageError: a reduction other than Average and Sum.
+        OperationError: a reduction other than Average and Sum.
     """
-    if op not in (Op.Average, Op.Sum):
-        raise UsageError(f"reducescatter computes Average or Sum, not {Op(op).name}")
+    if checked_op(op) not in (Op.Average, Op.Sum):
+        raise OperationError(f"reducescatter computes Average or Sum, not {Op(op).name}")
     scale = postscale / (size if op == Op.Average else 1)
     return Reduction(OperationKind.REDUCESCATTER, ReduceOp.SUM, prescale, scale)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import SupportsIndex
 
-from unidist.errors import UsageError
+from unidist.errors import OperationError
 from unidist.negotiation import NamedHandle, NamedOperations, Request
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
@@ -27,7 +28,13 @@ class Scope:
         self.size, self.rank = operations.size, operations.rank
 
     def name(self, kind: str, name: str | None) -> str:
-        """Return the name of an operation: as given, or numbered in order of the calls."""
+        """Return the name of an operation: as given, or numbered in order of the calls.
+
+        Raises:
+            OperationError: the name is no text.
+        """
+        if name is not None and not isinstance(name, str):
+            raise OperationError(f"name={name!r} of an operation: give a string, or leave it out")
         return name or f"{kind}.noname.{next(self._counters[kind])}"
 
     def submit(self, request: Request, *, background: bool) -> NamedHandle:
@@ -35,12 +42,18 @@ class Scope:
         return self._operations.submit(request, background=background)
 
     def root(self, world_rank: int) -> int:
-        """Return the rank within the scope of a root, which scripts give as a world rank."""
+        """Return the rank within the scope of a root, which scripts give as a world rank.
+
+        Raises:
+            OperationError: it is no rank, or not one of the scope's.
+        """
+        if not isinstance(world_rank, SupportsIndex):
+            raise OperationError(f"root_rank={world_rank!r}: give the number of a rank")
         if world_rank not in self._ranks:
             ranks = list(self._ranks)
             is_range = ranks == list(range(ranks[0], ranks[-1] + 1))
             choices = f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
-            raise UsageError(f"root_rank={world_rank} is not one of this operation's ranks; choices: {choices}")
+            raise OperationError(f"root_rank={world_rank} is not one of this operation's ranks; choices: {choices}")
         return self._ranks.index(world_rank)
 
 

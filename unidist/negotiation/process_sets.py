@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unidist.communicator import Communicator, format_ranks
-from unidist.errors import MismatchError, NotInitializedError, UsageError
+from unidist.errors import MismatchError, NotInitializedError, OperationError, UsageError
 from unidist.negotiation import NamedOperations, objects
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class ProcessSet:
     _registry: ProcessSets | None = None  # that has registered it
 
     def __init__(self, ranks: Iterable[int]) -> None:
+        if not isinstance(ranks, Iterable):
+            raise ValueError(f"ProcessSet({ranks!r}): give a list of ranks; communicators of MPI are not taken")
         self.ranks = sorted(ranks)
         if any(not isinstance(rank, int) for rank in self.ranks):
             raise ValueError(f"ProcessSet({self.ranks}): give a list of ranks, which are whole numbers")
@@ -43,22 +45,28 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this process's rank within the set, or None if the set is not registered or it is not in it.
+        """Return this process's rank within the set, or None if the set is not registered.
 
-        Horovod raises where the process is not in the set. Roots of operations are world ranks all the same.
+        Roots of operations are world ranks all the same.
+
+        Raises:
+            UsageError: this process is not in the set, see `included`.
         """
         if self.process_set_id is None:
             return None
         rank = self.registry.rank
-        return self.ranks.index(rank) if rank in self.ranks else None
+        if rank not in self.ranks:
+            raise UsageError(f"rank {rank} has no rank in {self!r}, to which it does not belong; ask included() before")
+        return self.ranks.index(rank)
 
     def included(self) -> bool:
-        """Return whether this process is in the set.
+        """Return whether this process is in the set, which need not be registered.
 
         Raises:
-            UsageError: the set is not registered.
+            NotInitializedError: the runtime is not up.
         """
-        return self.registry.rank in self.ranks
+        registry = self._registry or global_process_set.registry
+        return registry.rank in self.ranks
 
     def new_communicator(self) -> Communicator:
         """Return another communicator over the set, for host memory; see `ProcessSets.new_communicator`."""
@@ -167,7 +175,7 @@ class ProcessSets:
         """Return the named operations of a set, for a process that is in it."""
         registered = self._find(process_set)
         if registered.operations is None:
-            raise UsageError(
+            raise OperationError(
                 f"rank {self.rank} called an operation of {process_set!r}, to which it does not belong; "
                 "let only the set's ranks call it"
             )
@@ -217,7 +225,7 @@ class ProcessSets:
     def _find(self, process_set: ProcessSet) -> _Registered:
         number = process_set.process_set_id
         if number is None or number not in self._registered:
-            raise UsageError(
+            raise OperationError(
                 f"{process_set!r} is not registered (seen on rank {self.rank}); every rank passes it to "
                 "init(process_sets=[...]) or calls add_process_set"
             )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
-from unidist.errors import UsageError
+from unidist.errors import OperationError
 
 
 class OperationKind(StrEnum):
@@ -77,7 +77,7 @@ class Request:
         allocate_output: all-gather and all-to-all: makes the output.
 
     Raises:
-        UsageError: what is given does not go together.
+        OperationError: what is given does not go together.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Request:
         )
 
     def check(self, rank: int, size: int) -> None:
-        """Raise UsageError unless this request can run on rank `rank` of a group of `size`.
+        """Raise OperationError unless this request can run on rank `rank` of a group of `size`.
 
         Looks at this rank's side only. Called for signatures that were not seen before.
         """
@@ -159,9 +159,9 @@ class Request:
                 f"that add up to the {self.shape[0]} rows"
             )
 
-    def error(self, problem: str) -> UsageError:
+    def error(self, problem: str) -> OperationError:
         """Return an error that names this request."""
-        return UsageError(f"{self.kind} {self.name!r}: {problem}")
+        return OperationError(f"{self.kind} {self.name!r}: {problem}")
 
 
 def match_key(signature: Signature) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """Elastic state of variables and models, by Horovod's names: `unidist.tensorflow.elastic`."""
 
-from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import init, rank, shutdown
 from unidist_tensorflow.elastic.state import (
     HostsUpdatedInterrupt,

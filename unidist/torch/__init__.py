@@ -1,6 +1,6 @@
 """The PyTorch facade: `import unidist.torch as ud` (or `as hvd`, in a Horovod script)."""
 
-from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,

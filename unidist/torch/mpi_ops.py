@@ -1,6 +1,6 @@
 """Operations and the lifecycle, where Horovod has them: `unidist.torch.mpi_ops`."""
 
-from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import (
     add_process_set,
     ccl_built,

@@ -17,6 +17,7 @@ from unidist.errors import (
     DuplicateNameError,
     MismatchError,
     NotInitializedError,
+    OperationError,
     PeerLostError,
     StalledError,
     UnidistError,
@@ -75,6 +76,12 @@ class DuplicateNameOpError(_OpError, DuplicateNameError, tf.errors.InvalidArgume
     tensorflow_code = tf.errors.INVALID_ARGUMENT
 
 
+class OperationOpError(_OpError, OperationError, tf.errors.InvalidArgumentError):
+    """Arguments that an operation cannot carry out, as InvalidArgumentError."""
+
+    tensorflow_code = tf.errors.INVALID_ARGUMENT
+
+
 class UsageOpError(_OpError, UsageError, tf.errors.InvalidArgumentError):
     """A wrong call, as InvalidArgumentError."""
 
@@ -98,6 +105,7 @@ _KINDS: tuple[tuple[type[UnidistError], type[_OpError]], ...] = (
     (MismatchError, MismatchOpError),
     (NotInitializedError, NotInitializedOpError),
     (DuplicateNameError, DuplicateNameOpError),
+    (OperationError, OperationOpError),
     (UsageError, UsageOpError),
     (StalledError, StalledOpError),
     (PeerLostError, PeerLostOpError),

@@ -13,7 +13,7 @@ import numpy as np
 
 from unidist.algorithms import scale_in_place
 from unidist.buffer import Buffer
-from unidist.errors import UsageError
+from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering
 from unidist.horovod_api.scope import Scope, scope_of
 from unidist.negotiation import AllocateOutput, NamedHandle, OperationKind, Request, reducescatter_rows
@@ -83,7 +83,7 @@ def start_reducescatter(
     scope = scope_of(process_set)
     asked = reducescattering(op, prescale=prescale, postscale=postscale, size=scope.size)
     if any(not array.ndim for array in arrays):
-        raise UsageError(f"reducescatter {name!r} divides rows; a scalar has none")
+        raise OperationError(f"reducescatter {name!r} divides rows; a scalar has none")
     outputs = [
         empty_array((reducescatter_rows(array.shape[0], scope.size)[scope.rank], *array.shape[1:]), array.dtype)
         for array in arrays
@@ -141,11 +141,13 @@ def start_alltoall(arrays: Sequence[Array], name: str, *, process_set: ProcessSe
     scope = scope_of(process_set)
     array = arrays[0]
     if not array.ndim:
-        raise UsageError(f"alltoall {name!r} divides rows; a scalar has none")
+        raise OperationError(f"alltoall {name!r} divides rows; a scalar has none")
     if len(arrays) > 1:
         splits = tuple(int(count) for count in arrays[1].reshape(-1))
     elif array.shape[0] % scope.size:
-        raise UsageError(f"alltoall {name!r}: {array.shape[0]} rows do not divide over {scope.size} ranks; pass splits")
+        raise OperationError(
+            f"alltoall {name!r}: {array.shape[0]} rows do not divide over {scope.size} ranks; pass splits"
+        )
     else:
         splits = (array.shape[0] // scope.size,) * scope.size
     output: list[Array] = []

@@ -30,19 +30,28 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Copy tensors of rank `root_rank` into those of all other ranks, in place.
 
     Args:
-        params: `model.state_dict()`, `model.named_parameters()`, or a list of pairs; the same names on every rank.
-            Values that are not tensors are left alone.
+        params: `model.state_dict()`, `model.named_parameters()`, `model.parameters()`, or a list; the same names on
+            every rank, in the same order where there are none. Values that are not tensors are left alone.
         root_rank: whose tensors they are.
         process_set: the ranks that take part.
+
+    Raises:
+        ValueError: something else.
     """
-    items = params.items() if isinstance(params, Mapping) else list(params)
+    if isinstance(params, torch.nn.Module) or not isinstance(params, Iterable):
+        raise ValueError(f"broadcast_parameters({type(params).__name__}): give model.state_dict() or a list of tensors")
+    items = (
+        params.items()
+        if isinstance(params, Mapping)
+        else [item if isinstance(item, tuple) else (str(index), item) for index, item in enumerate(params)]
+    )
     handles = [
         start_broadcast(value, root_rank, f"broadcast_parameters.{name}", process_set, background=False)
         for name, value in items

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from unidist.buffer import Buffer
-from unidist.errors import UsageError
-from unidist.horovod_api.reduce_ops import Op
+from unidist.errors import OperationError
+from unidist.horovod_api.reduce_ops import Op, checked_op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import OperationKind, Request
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
-from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
+from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, SparseHandle, host_copy, staged
 from unidist_torch.operations.reductions import Average, allreduce, grouped_allreduce
 
 # All-gather
@@ -53,17 +53,17 @@ def allgather_async(
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Return the all-gathers of several tensors, which are submitted together. Differentiable."""
 
-    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+    def run(*values: torch.Tensor) -> Sequence[torch.Tensor]:
         return grouped_allgather_async(values, name, process_set).wait()
 
     def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
         reduced = grouped_allreduce(gradients, op=Average, process_set=process_set)
         return [_own_rows(each, tensor, process_set) for each, tensor in zip(reduced, tensors, strict=True)]
 
-    return differentiable.apply_group(tensors, run, backward)
+    return tuple(differentiable.apply_group(tensors, run, backward))
 
 
 def grouped_allgather_async(
@@ -91,7 +91,7 @@ def sparse_allreduce_async(
         A handle that may also be called, as Horovod's is.
     """
     if op not in (Op.Average, Op.Sum):
-        raise UsageError(f"sparse_allreduce_async computes Average or Sum, not {Op(op).name}")
+        raise OperationError(f"sparse_allreduce_async computes Average or Sum, not {checked_op(op).name}")
     scope = scope_of(process_set)
     name = scope.name("sparse_allreduce", name)
     indices = tensor._indices().t().contiguous()
@@ -100,7 +100,7 @@ def sparse_allreduce_async(
         values = parts[1] / scope.size if op is Op.Average else parts[1]
         return torch.sparse_coo_tensor(parts[0].t(), values, tensor.shape)
 
-    return GroupHandle(
+    return SparseHandle(
         [
             _allgather(indices, f"{name}.indices", process_set, background=True),
             _allgather(tensor._values(), f"{name}.values", process_set, background=True),
@@ -168,7 +168,8 @@ def alltoall(
 
     Args:
         tensor: `(rows, ...)`; all dims but the first equal on every rank.
-        splits: rows for each rank, adding up to dim 0; default: equal shares.
+        splits: rows for each rank, whole numbers that add up to dim 0; rows behind their sum stay. Default: equal
+            shares.
         name: by which the ranks match the operation.
         process_set: the ranks that take part.
 
@@ -184,7 +185,8 @@ def alltoall(
 
     def backward(gradient: torch.Tensor) -> torch.Tensor:
         returned: torch.Tensor = alltoall(gradient, received, process_set=process_set)[0]
-        return returned
+        kept = tensor.shape[0] - returned.shape[0]
+        return torch.cat([returned, returned.new_zeros(kept, *returned.shape[1:])]) if kept else returned
 
     output = differentiable.apply(tensor, run, backward)
     return output if splits is None else (output, received)
@@ -290,13 +292,15 @@ def _alltoall(
 ) -> Handle:
     scope = scope_of(process_set)
     if not tensor.dim():
-        raise UsageError("alltoall divides rows; a scalar has none")
+        raise OperationError("alltoall divides rows; a scalar has none")
     if splits is not None:
-        rows = [int(count) for count in splits]
+        rows = _rows_of(splits)
     elif tensor.shape[0] % scope.size:
-        raise UsageError(f"alltoall: {tensor.shape[0]} rows do not divide over {scope.size} ranks; pass splits")
+        raise OperationError(f"alltoall: {tensor.shape[0]} rows do not divide over {scope.size} ranks; pass splits")
     else:
         rows = [tensor.shape[0] // scope.size] * scope.size
+    if 0 <= sum(rows) < tensor.shape[0]:
+        tensor = tensor[: sum(rows)]  # the others stay here, as in Horovod
     source = host_copy(tensor)
     output: list[torch.Tensor] = []
     request = Request(
@@ -309,6 +313,23 @@ def _alltoall(
     )
     handle = scope.submit(request, background=background)
     return Handle(handle, lambda: (output[0].to(tensor.device), torch.tensor(handle.rows, dtype=torch.int32)))
+
+
+def _rows_of(splits: torch.Tensor | Sequence[int]) -> list[int]:
+    """Return the numbers of rows for each rank.
+
+    Raises:
+        OperationError: they are not whole numbers in one row.
+    """
+    if isinstance(splits, torch.Tensor) and not splits.is_floating_point() and splits.dim() == 1:
+        return [int(count) for count in splits.tolist()]
+    try:
+        rows = [] if isinstance(splits, torch.Tensor | str | bytes) else [int(count) for count in splits]
+        if rows == list(splits):
+            return rows
+    except (TypeError, ValueError):
+        pass
+    raise OperationError(f"alltoall: splits={splits!r}; give a whole number of rows for each rank, in a list or tensor")
 
 
 def _allocator(source: torch.Tensor, output: list[torch.Tensor]) -> Callable[[tuple[int, ...]], Buffer]:

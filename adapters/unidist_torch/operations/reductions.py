@@ -8,8 +8,8 @@ import torch
 
 from unidist.algorithms import scale_in_place
 from unidist.buffer import Buffer
-from unidist.errors import UsageError
-from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering, reduction_of
+from unidist.errors import OperationError
+from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
@@ -129,7 +129,7 @@ def grouped_allreduce(
     reduction = reduction_of(op, average)
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
 
-    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+    def run(*values: torch.Tensor) -> Sequence[torch.Tensor]:
         return grouped_allreduce_async(
             values, None, name, reduction, prescale_factor, postscale_factor, process_set
         ).wait()
@@ -246,9 +246,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Return this rank's rows of the reductions of several tensors, submitted together. Differentiable."""
+    if not tensors:
+        return []
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
 
-    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+    def run(*values: torch.Tensor) -> Sequence[torch.Tensor]:
         return grouped_reducescatter_async(values, name, op, process_set, prescale_factor, postscale_factor).wait()
 
     def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
@@ -313,6 +315,7 @@ def _allreduce(
     background: bool,
 ) -> Handle:
     """Start an all-reduce into `target`, which is None or the tensor itself."""
+    check_adasum(reduction, process_set)
     scope = scope_of(process_set)
     asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     source = tensor.detach()
@@ -346,7 +349,7 @@ def _reducescatter(
     scope = scope_of(process_set)
     asked = reducescattering(op, prescale=scaling[0], postscale=scaling[1], size=scope.size)
     if not tensor.dim():
-        raise UsageError("reducescatter divides rows; a scalar has none")
+        raise OperationError("reducescatter divides rows; a scalar has none")
     source = host_copy(tensor)
     rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
     target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype)

@@ -22,6 +22,7 @@ from unidist_torch.memory import buffer_of
 from unidist_torch.optimizer.announcements import Announcements
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.grad_scaler import unscale
+from unidist_torch.optimizer.horovod_arguments import named
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
 from unidist_torch.optimizer.parameter_gradients import ParameterGradients
 
@@ -42,7 +43,8 @@ class Binding:
     Attributes:
         gradients: of its parameters, in the present context.
         skip: `step` shall not exchange.
-        warns: `step` after `synchronize` without `skip_synchronize` warns, as Horovod does.
+        is_horovods: it was made by `DistributedOptimizer`. `step` after `synchronize` without `skip_synchronize` warns,
+            and `step(closure)` returns this rank's loss, as in Horovod.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Binding:
         cut: Collection[int] = (),
     ) -> None:
         self.skip = False
-        self.warns = False
+        self.is_horovods = False
         self._synchronized = False
         self._is_concluded = False  # the reduced gradients are clipped
         self._optimizer = optimizer
@@ -148,10 +150,12 @@ class Binding:
         else:
             self._complete_window()
         if closure is not None:
-            loss = self._mean_loss(loss)
+            own, loss = loss, self._mean_loss(loss)
         result = self._inner_step(grad_scaler)
         self._applied()
-        return result if closure is None else loss
+        if closure is None:
+            return result
+        return own if self.is_horovods else loss
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Drop the gradients, unless a window is open; complete an exchange under way first."""
@@ -209,6 +213,11 @@ class Binding:
         self._synchronized = False
 
     @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The parameters' names, Horovod's for those that the script did not name."""
+        return named(self._optimizer, self._names)
+
+    @property
     def sharded(self) -> bool:
         """Each rank updates a shard of the parameters."""
         return self._inner.sharded
@@ -244,7 +253,7 @@ class Binding:
                 "step() inside skip_synchronize(), but synchronize() was not called since backward(): the gradients "
                 "are not reduced. Call optimizer.synchronize() before, or step() without skip_synchronize()."
             )
-        if self.warns and self._synchronized and not self.skip:
+        if self.is_horovods and self._synchronized and not self.skip:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "Horovod exchanges the gradients a second time here; put step() into "
@@ -275,9 +284,11 @@ class Binding:
 
     def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
         """Let the optimizer call the closure as it likes: each call is exchanged, and returns the mean loss."""
+        own: list[Any] = []
 
         def reduced() -> Any:
             loss = closure()
+            own.append(loss)
             self._complete_window()
             self.gradients.unmark_parts()
             self._update.reset_window()
@@ -285,11 +296,11 @@ class Binding:
 
         loss = self._plain.step(self._optimizer, reduced)
         self._applied()
-        return loss
+        return own[0] if self.is_horovods and own else loss
 
     def _mean_loss(self, loss: Any) -> Any:
         """Average the loss over the ranks: an optimizer that looks at it must decide the same everywhere."""
-        value = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1).cpu()
+        value = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
         self._announcements.announce_loss()
         self._average(value)
         if isinstance(loss, torch.Tensor):

@@ -43,6 +43,20 @@ def names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters
     return dict(pairs)
 
 
+def named(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[torch.Tensor, str]:
+    """Return the name of each parameter.
+
+    Args:
+        optimizer: its parameters.
+        names: those that the script gave, by the identity of a parameter. The others get Horovod's.
+    """
+    return {
+        parameter: names.get(id(parameter), f"allreduce.noname.{group_number}.{number}")
+        for group_number, group in enumerate(optimizer.param_groups)
+        for number, parameter in enumerate(group["params"])
+    }
+
+
 def position_in(optimizer: torch.optim.Optimizer) -> Position:
     """Return a function that finds a tensor of `groups` among the optimizer's parameters."""
     positions = {id(parameter): position for position, parameter in enumerate(_parameters(optimizer))}

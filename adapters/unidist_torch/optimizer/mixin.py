@@ -36,8 +36,9 @@ class DistributedOptimizerMixin:
         Args:
             closure: computes the loss and its gradients, as for any torch optimizer. The loss that the optimizer and
                 the script get is the mean over the ranks of the data axis, so that a line search decides the same on
-                every rank. Within a window of accumulate=N, each call of `step` calls it once, and all but the N-th
-                return this rank's loss.
+                every rank; a script that called `DistributedOptimizer` gets its own rank's, as in Horovod. Within a
+                window of accumulate=N, each call of `step` calls it once, and all but the N-th return this rank's
+                loss.
             grad_scaler: given by torch's GradScaler.
         """
         return self._unidist.step(closure, grad_scaler)
@@ -93,6 +94,10 @@ class DistributedOptimizerMixin:
             Whether there was anything to apply on any rank.
         """
         return self._unidist.flush()
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._unidist.names  # of Horovod's attribute, which scripts read
 
     @property
     def backward_passes_per_step(self) -> int:

@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from unidist.errors import UsageError
+from unidist.errors import ExtraPassError
 from unidist.mixins import with_mixin
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime_api import RuntimeAPI
 from unidist_torch.gradients.compression import TensorCompressor
 from unidist_torch.operations.reductions import Adasum, allreduce_async_
 from unidist_torch.optimizer.grad_scaler import scaled_step
+from unidist_torch.optimizer.horovod_arguments import named
 from unidist_torch.optimizer.mixin import check_plain, rewrap
 
 _numbers = itertools.count()
@@ -50,6 +51,10 @@ class AdasumOptimizerMixin:
     def skip_synchronize(self) -> NoReturn:
         """Raise AssertionError, as in Horovod."""
         raise AssertionError("skip_synchronize is not supported with op=Adasum: there is no exchange to be skipped")
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._unidist.names  # of Horovod's attribute, which scripts read
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -163,6 +168,11 @@ class AdasumBinding:
         self._context.step_applied(self._steps)
         return loss
 
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The parameters' names, Horovod's for those that the script did not name."""
+        return named(self._optimizer, self._names)
+
     def zero_grad(self, set_to_none: bool) -> None:
         """Drop the gradients, and the passes of the current update."""
         self.reset()
@@ -175,7 +185,7 @@ class AdasumBinding:
     def _count(self, parameter: torch.Tensor) -> None:
         passes = self._passes.get(id(parameter), 0) + 1
         if passes > self.accumulation.passes:
-            raise UsageError(
+            raise ExtraPassError(
                 f"gradients were computed {passes} times before step(), but backward_passes_per_step="
                 f"{self.accumulation.passes}; increase it to accumulate gradients"
             )

@@ -188,7 +188,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         runtime, runtime.plan, framework, accumulation=accumulation, average=op is not Sum, options=options
     )
     bound = bind(optimizer, update, names=names)
-    bound._unidist.warns = True
+    bound._unidist.is_horovods = True
     return bound
 
 

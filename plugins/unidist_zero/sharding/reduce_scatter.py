@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
-from unidist.errors import UsageError
+from unidist.errors import ExtraPassError, UsageError
 from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS
 from unidist.gradients.buckets import ParameterInfo, Slot
 from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
@@ -140,7 +140,7 @@ class ReduceScatterExchange(GradientExchange):
     def ready(self, index: int) -> None:
         bucket, _ = self._place[index]
         if index not in bucket.missing:
-            raise UsageError(
+            raise ExtraPassError(
                 f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One backward "
                 "pass per step is exchanged; for several use the strategy accumulate=N beside zero."
             )

@@ -279,7 +279,8 @@ def test_process_sets_are_registered_once_and_can_be_removed(three_ranks: RankPo
             if hvd.rank() == 1:
                 with pytest.raises(UsageError, match="does not belong"):
                     hvd.allreduce(torch.ones(1), process_set=pair)
-                assert pair.rank() is None
+                with pytest.raises(ValueError, match="does not belong"):
+                    pair.rank()
             assert hvd.remove_process_set(pair)
             assert pair.process_set_id is None
             assert pair.size() is None

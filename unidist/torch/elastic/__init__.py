@@ -1,6 +1,6 @@
 """Elastic state of models, optimizers and samplers, by Horovod's names: `unidist.torch.elastic`."""
 
-from unidist.errors import PeerLostError as HorovodInternalError
+from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import init, shutdown
 from unidist_torch.elastic import (
     ElasticSampler,

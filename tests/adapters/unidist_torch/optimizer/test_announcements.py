@@ -174,8 +174,15 @@ def test_a_closures_loss(pool: Pool) -> None:
     def on_rank() -> float:
         with runtime():
             weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
-            optimizer = ud.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-            losses = []
+            losses, own = [], []
+
+            class Watching(torch.optim.SGD):
+                def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
+                    losses.append(float(closure()))
+                    return super().step(lambda: loss_before)
+
+            loss_before = torch.tensor(7.0)
+            optimizer = ud.DistributedOptimizer(Watching([weight], lr=1.0))
             for _ in range(1 + ud.rank()):
 
                 def closure() -> torch.Tensor:
@@ -184,8 +191,9 @@ def test_a_closures_loss(pool: Pool) -> None:
                     loss.backward()
                     return loss
 
-                losses.append(float(optimizer.step(closure)))
+                own.append(float(optimizer.step(closure)))
             join()
+            assert own == [3.0, 2.0][: 1 + ud.rank()]  # the script gets that of its own rank, as in Horovod
             return losses[-1]
 
     assert pool(2).run(on_rank) == [3.0, (3.0 - 1.0) / 2]
