@@ -42,7 +42,7 @@ def _also(module: str, names: str) -> dict[str, str]:
 
 
 _EXCEPTIONS = {
-    "HorovodInternalError": "unidist.errors:PeerLostError",
+    "HorovodInternalError": "unidist.errors:HorovodInternalError",
     "HostsUpdatedInterrupt": "unidist.elastic:HostsUpdatedInterrupt",
 }
 

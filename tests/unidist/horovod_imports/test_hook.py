@@ -12,7 +12,10 @@ import pytest
 from unidist.horovod_imports.path import PATH_ENTRY, with_path_entry
 
 HOOKED = "import unidist; unidist.as_horovod()\n"
-OURS = "import unidist.errors; assert horovod.common.exceptions.HorovodInternalError is unidist.errors.PeerLostError\n"
+OURS = (
+    "import unidist.errors; ours = unidist.errors.HorovodInternalError\n"
+    "assert horovod.common.exceptions.HorovodInternalError is ours\n"
+)
 
 
 def python(code: str, *, path: list[Path | str] | None = None, cwd: Path | None = None) -> str:
@@ -85,26 +88,26 @@ print(hasattr(horovod, "nonsense"), hasattr(horovod, "__file__"))
 def test_processes_that_this_one_starts_are_answered_too(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import multiprocessing, subprocess, sys\n"
-        "def name(_):\n    import horovod.common.exceptions as e\n    return e.HorovodInternalError.__name__\n"
+        "def name(_):\n    import horovod.common.exceptions as e\n    return e.HorovodInternalError.__module__\n"
         "if __name__ == '__main__':\n"
         "    sys.stdout.reconfigure(line_buffering=True)\n"
         "    import unidist; unidist.as_horovod()\n"
         "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(name, [0]))\n"
-        "    code = 'import horovod.common.exceptions as e; print(e.HorovodInternalError.__name__)'\n"
+        "    code = 'import horovod.common.exceptions as e; print(e.HorovodInternalError.__module__)'\n"
         "    subprocess.run([sys.executable, '-c', code], check=True)\n"
     )
     assert python(
         f"import runpy; runpy.run_path({str(tmp_path / 'script.py')!r}, run_name='__main__')"
     ).splitlines() == [
-        "['PeerLostError']",
-        "PeerLostError",
+        "['unidist.errors']",
+        "unidist.errors",
     ]
 
 
 def test_names_survive_pickling_under_horovods_module() -> None:
     python(
         HOOKED
-        + "import pickle; from unidist.errors import PeerLostError as ours\n"
+        + "import pickle; from unidist.errors import HorovodInternalError as ours\n"
         + r"assert pickle.loads(b'chorovod.common.exceptions\nHorovodInternalError\n.') is ours"
         + "\nassert pickle.loads(pickle.dumps(ours)) is ours"
     )
