@@ -229,16 +229,29 @@ def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     the time if UNIDIST_LOG_TIMESTAMP asks for it.
     """
     env = os.environ if environ is None else environ
+    logger = logging.getLogger("unidist")
     name = first_set(env, "UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL")
-    text = env.get(name, "")
-    timestamp = _log_timestamp(env)
+    text = env.get(name, "").lower()
+    problems = []
+    if text and text not in LOG_LEVELS:
+        problem = f"{name}={env[name]!r}; choices: {', '.join(LOG_LEVELS)}"
+        if not name.startswith("HOROVOD_"):
+            raise ConfigurationError(problem)
+        problems.append(problem)
+        text = ""
+    try:
+        timestamp = _log_timestamp(env)
+    except ConfigurationError as exc:
+        if env.get("UNIDIST_LOG_TIMESTAMP"):
+            raise
+        problems.append(str(exc))
+        timestamp = False
+    for problem in problems:  # Horovod's settings of its log end no job
+        logger.warning("%s. Taken as not set.", problem)
     if not text and not timestamp:
         return
-    if text and text.lower() not in LOG_LEVELS:
-        raise ConfigurationError(f"{name}={text!r}; choices: {', '.join(LOG_LEVELS)}")
-    logger = logging.getLogger("unidist")
     if text:
-        logger.setLevel(LOG_LEVELS[text.lower()])
+        logger.setLevel(LOG_LEVELS[text])
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"{'%(asctime)s ' if timestamp else ''}%(name)s: %(message)s"))
@@ -291,5 +304,7 @@ def _cache_capacity(env: Mapping[str, str], default: int) -> int:
     name = first_set(env, "UNIDIST_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY")
     capacity = non_negative(env, name, default)
     if capacity > MAX_CACHE_CAPACITY:
+        if name.startswith("HOROVOD_"):  # there it is a wish; `unidist launch` warns
+            return MAX_CACHE_CAPACITY
         raise ConfigurationError(f"{name}={capacity} is more than {MAX_CACHE_CAPACITY}, the largest that is possible")
     return capacity

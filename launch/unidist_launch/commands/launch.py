@@ -72,9 +72,9 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
 
     The exit code is that of the process that failed first (128 + n for signal n), or 2 when the command
     itself is wrong. Ctrl-C ends all ranks; a second one kills them at once. The flags of horovodrun work
-    too, or are refused with what to use instead.
+    too.
     """
-    env = job_environment.variables(ctx, options, here=False)
+    env = job_environment.variables(ctx, options)
     merged = {**os.environ, **env}
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
@@ -98,7 +98,11 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
             f"launcher {launcher_name!r} keeps the ranks that it started; leave --launcher out, or the options of "
             "elastic jobs (--min-np, --max-np, --host-discovery-script)."
         )
-    ours = job_environment.network_variables(options, here=here)  # set by an option, which has other effects too
+    is_here = here and (elastic is None or elastic.discovery_script is None)
+    for warning in job_environment.warnings_of_options(options, settings, here=is_here):
+        click.echo(f"unidist: warning: {warning}", err=True)
+    # The options are told, or have other effects, too.
+    ours = {**job_environment.network_variables(options), **horovodrun.tuning_variables(options)}
     _warn_of_variables({name: value for name, value in merged.items() if name not in ours}, settings)
     full_command = command_line.resolve(command, module=options["module"], environ=merged)
     output_dir: Path | None = options["output_dir"]
@@ -129,7 +133,7 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         timestamps=options["prefix_output_with_timestamp"],
         full_tracebacks=options["full_tracebacks"],
         hosts=hosts if elastic is None else given,
-        remote_shell=_remote_shell(options, here and (elastic is None or elastic.discovery_script is None)),
+        remote_shell=_remote_shell(options),
         network_interfaces=job_environment.network_interfaces(options),
         start_timeout=settings.start_timeout,
         heartbeat=settings.heartbeat,
@@ -182,13 +186,7 @@ def _num_proc(
     return number
 
 
-def _remote_shell(options: Mapping[str, Any], here: bool) -> RemoteShell:
-    given = [name for name in ("ssh_port", "ssh_identity_file", "ssh_command") if options[name] is not None]
-    if given and here:
-        raise ConfigurationError(
-            f"--{given[0].replace('_', '-')} says how to reach other hosts, but all ranks run on this one; name the "
-            "others by -H or --hostfile, or leave it out."
-        )
+def _remote_shell(options: Mapping[str, Any]) -> RemoteShell:
     return RemoteShell(
         command=options["ssh_command"] or "ssh",
         port=options["ssh_port"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unidist.errors import ConfigurationError, unknown_choice
-from unidist_launch.options import horovod_config, horovodrun
+from unidist_launch.options import horovod_config
 
 
 class Kind(StrEnum):
@@ -31,17 +31,11 @@ def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
         options: what is allowed: kind by name, with dashes.
 
     Raises:
-        ConfigurationError: the file cannot be read; an option is unknown, refused, repeated or of the wrong
-            kind.
+        ConfigurationError: the file cannot be read; an option is unknown, repeated or of the wrong kind.
     """
     found: dict[str, Any] = {}
-    refused = horovodrun.refusals()
     for key, value in _flags(file):
         name = horovod_config.dashed(key)
-        if name in refused:
-            if value is False:  # what cannot be switched on is off
-                continue
-            raise ConfigurationError(f"{file}: {refused[name]}")
         if name not in options:
             raise ConfigurationError(f"{file}: {unknown_choice('option', key, options)}")
         if name in found:

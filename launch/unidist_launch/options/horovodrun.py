@@ -1,76 +1,100 @@
 """Flags and variables of `horovodrun` for which `unidist launch` has no option.
 
 A flag of horovodrun 0.28.1 is one of three things: an option of `unidist launch` under the same name
-(`launch_options.py`), refused by name (`REFUSED`), or the wish for something that is so anyway (`ALREADY_SO`).
-docs/horovod.md lists all, and a test compares both with the installed Horovod.
+(`launch_options.py`), one that tunes Horovod alone (`TUNING`), or the wish for something that is so anyway
+(`ALREADY_SO`). None ends a job. docs/horovod.md lists all, and a test compares both with the installed Horovod.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from unidist.errors import ConfigurationError
+from unidist.settings.environment import MAX_CACHE_CAPACITY
 
 _AUTOTUNE = (
-    "the search of --autotune has no such knob: it leaves 3 updates out after each change and measures the next 12. "
-    "Leave it out."
+    "the search of --autotune has no such knob: it leaves 3 updates out after each change and measures the next 12."
 )
-_ALGORITHM = "there is no such switch here. Use --allreduce-algorithm NAME, or leave the choice to the engine."
-_MPI = "MPI does not start the ranks here. Use mpirun itself: `mpirun ... python train.py`; init() works under it."
+_ALGORITHM = "use --allreduce-algorithm NAME, or leave the choice to the engine."
+_MPI = "MPI does not start the ranks. For that use --launcher mpi; for MPI as the carrier of data, --engine mpi."
 
-REFUSED: dict[tuple[str, ...], str] = {
-    ("--hierarchical-allreduce",): _ALGORITHM,
-    (
-        "--hierarchical-allgather",
-    ): "there is no such switch here; on one host there is nothing to divide. Leave it out.",
-    ("--torus-allreduce",): _ALGORITHM,
-    ("--autotune-warmup-samples",): _AUTOTUNE,
-    ("--autotune-steps-per-sample",): _AUTOTUNE,
-    ("--autotune-bayes-opt-max-samples",): _AUTOTUNE,
-    ("--autotune-gaussian-process-noise",): _AUTOTUNE,
-    ("--mpi",): _MPI,
-    ("--mpi-args",): _MPI,
-    ("--mpi-threads-disable",): _MPI,
-    (
-        "--jsrun",
-    ): "jsrun does not start the ranks here. Use jsrun or mpirun itself: init() works under mpirun and srun.",
-    (
-        "--binding-args",
-    ): "these are arguments of mpirun. Put a tool that binds before the command: `taskset -c 0-7 ...`.",
-    ("--num-nccl-streams",): "NCCL's own choice is kept. With --engine horovod, use --env HOROVOD_NUM_NCCL_STREAMS=N.",
-    ("--thread-affinity",): (
-        "unidist has no thread that runs all the time. Bind the rank with `taskset`; with --engine horovod, "
-        "use --env HOROVOD_THREAD_AFFINITY=CORES."
-    ),
-    ("--gloo-timeout-seconds",): (
-        "use --timeout SECONDS, which also limits the wait for a slow rank (Horovod waits for that without limit); "
-        "with --engine horovod, use --env HOROVOD_GLOO_TIMEOUT_SECONDS=N."
-    ),
-}
-"""Names of each refused flag, and what to use instead."""
 
-_REFUSED_SWITCHES = frozenset(
-    {
-        "--hierarchical-allreduce",
-        "--hierarchical-allgather",
-        "--torus-allreduce",
-        "--mpi",
-        "--mpi-threads-disable",
-        "--jsrun",
-    }
+@dataclass(frozen=True)
+class Tuning:
+    """A flag that tunes Horovod, or the way in which horovodrun starts ranks, and means nothing to unidist.
+
+    Args:
+        names: of the flag, the last one for messages; one that switches it off may follow a slash.
+        advice: what to use instead.
+        variable: that Horovod reads under `--engine horovod`, where the flag has its effect; "" for none.
+        kind: what its value is; None: it takes none.
+    """
+
+    names: tuple[str, ...]
+    advice: str
+    variable: str = ""
+    kind: type | None = None
+
+    @property
+    def name(self) -> str:
+        """The flag, for messages."""
+        return self.names[-1].partition("/")[0]
+
+    @property
+    def parameter(self) -> str:
+        """The name of its value among the options."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+def _switch(name: str, advice: str, variable: str) -> Tuning:
+    return Tuning((f"--{name}/--no-{name}",), advice, variable)
+
+
+TUNING = (
+    _switch("hierarchical-allreduce", _ALGORITHM, "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+    _switch(
+        "hierarchical-allgather",
+        "the engine decides; on one host there is nothing to divide.",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+    ),
+    _switch("torus-allreduce", _ALGORITHM, "HOROVOD_TORUS_ALLREDUCE"),
+    Tuning(("--autotune-warmup-samples",), _AUTOTUNE, "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int),
+    Tuning(("--autotune-steps-per-sample",), _AUTOTUNE, "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int),
+    Tuning(("--autotune-bayes-opt-max-samples",), _AUTOTUNE, "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int),
+    Tuning(("--autotune-gaussian-process-noise",), _AUTOTUNE, "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float),
+    Tuning(("--mpi",), _MPI),
+    Tuning(("--mpi-args",), _MPI, kind=str),
+    _switch("mpi-threads-disable", "the engine mpi needs an MPI with threads.", "HOROVOD_MPI_THREADS_DISABLE"),
+    Tuning(
+        ("--jsrun",), "jsrun does not start the ranks. Start the script by jsrun itself: init() finds its variables."
+    ),
+    Tuning(
+        ("--binding-args",),
+        "put a tool that binds before the command: `taskset -c 0-7 ...`; with --launcher mpi, mpirun binds nothing.",
+        kind=str,
+    ),
+    Tuning(("--num-nccl-streams",), "NCCL's own choice is kept.", "HOROVOD_NUM_NCCL_STREAMS", int),
+    Tuning(
+        ("--thread-affinity",),
+        "unidist has no thread that runs all the time. Bind the rank with `taskset`.",
+        "HOROVOD_THREAD_AFFINITY",
+        int,
+    ),
+    Tuning(
+        ("--gloo-timeout-seconds",),
+        "use --timeout SECONDS, which also limits the wait for a slow rank (Horovod waits for that without limit).",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        int,
+    ),
 )
-"""Those that take no value."""
+"""Flags of horovodrun that have no meaning but for Horovod."""
 
 ALREADY_SO: dict[str, str] = {
     "--disable-cache": "checks are made on every call; nothing is remembered between calls",
-    "--no-hierarchical-allreduce": "the flag that it takes back is refused",
-    "--no-hierarchical-allgather": "the flag that it takes back is refused",
-    "--no-torus-allreduce": "the flag that it takes back is refused",
-    "--no-mpi-threads-disable": "the flag that it takes back is refused",
     "--gloo": "MPI controls nothing here; for torch's gloo as the engine, give --engine gloo",
 }
 """Flags that ask for what is always so here, and why it is: accepted, as nothing is to be done for them."""
@@ -100,31 +124,38 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 
 def accept_flags(command: click.Command) -> click.Command:
-    """Give `command` a hidden option for every flag in `REFUSED` and `ALREADY_SO`."""
-    for names, advice in REFUSED.items():
+    """Give `command` a hidden option for every flag in `TUNING` and `ALREADY_SO`."""
+    for flag in TUNING:
+        is_flag = flag.kind is None
         command.params.append(
-            click.Option(
-                [*names],
-                is_flag=True if not _REFUSED_SWITCHES.isdisjoint(names) else None,  # False: a value may be left out
-                hidden=True,
-                expose_value=False,
-                is_eager=True,
-                callback=_refusal(names[-1], advice),
-            )
+            click.Option([*flag.names], type=flag.kind, is_flag=is_flag, default=None, hidden=True, metavar="VALUE")
         )
     for name in ALREADY_SO:
         command.params.append(click.Option([name], is_flag=True, hidden=True, expose_value=False))
     return command
 
 
-def refusals() -> dict[str, str]:
-    """Return the sentence that refuses it, by long name of the flag without its dashes."""
+def tuning_variables(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return Horovod's variables for the flags that tune it alone."""
+    given = {flag.variable: options[flag.parameter] for flag in TUNING if flag.variable}
     return {
-        name.removeprefix("--"): _sentence(names[-1], advice)
-        for names, advice in REFUSED.items()
-        for name in names
-        if name.startswith("--")
+        name: str(int(value) if isinstance(value, bool) else value)
+        for name, value in given.items()
+        if value is not None
     }
+
+
+def warnings_of_flags(options: Mapping[str, Any], *, engine: str) -> list[str]:
+    """Return a sentence for each flag that was given and has no effect."""
+    return [
+        f"{flag.name} of horovodrun has {_effect(flag)}: {flag.advice}"
+        for flag in TUNING
+        if options[flag.parameter] not in (None, False) and not (flag.variable and engine == "horovod")
+    ]
+
+
+def _effect(flag: Tuning) -> str:
+    return "an effect with --engine horovod only" if flag.variable else "no effect"
 
 
 def horovod_variables(chosen: Mapping[str, str]) -> dict[str, str]:
@@ -156,23 +187,15 @@ def horovod_variables(chosen: Mapping[str, str]) -> dict[str, str]:
 
 
 def warnings_of_variables(environ: Mapping[str, str], *, engine: str) -> list[str]:
-    """Return a sentence for each of Horovod's variables that is set, not to 0, and has no effect."""
+    """Return a sentence for each of Horovod's variables that is set, not to 0, and has no effect or another."""
+    found = []
+    capacity = environ.get("HOROVOD_CACHE_CAPACITY", "")
+    if not environ.get("UNIDIST_CACHE_CAPACITY") and capacity.isdigit() and int(capacity) > MAX_CACHE_CAPACITY:
+        found.append(f"variable HOROVOD_CACHE_CAPACITY={capacity}: {MAX_CACHE_CAPACITY} are taken, the most possible")
     if engine == "horovod":
-        return []
-    return [
+        return found
+    return found + [
         f"variable {name}={environ[name]} has an effect with --engine horovod only: {advice}"
         for name, advice in WITHOUT_EFFECT.items()
         if environ.get(name, "0") not in ("", "0")
     ]
-
-
-def _refusal(name: str, advice: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def refuse(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value not in (None, False):
-            raise ConfigurationError(_sentence(name, advice))
-
-    return refuse
-
-
-def _sentence(name: str, advice: str) -> str:
-    return f"{name} of horovodrun: {advice}"

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from unidist.errors import ConfigurationError
-from unidist.settings.environment import Settings
+from unidist.settings.environment import MAX_CACHE_CAPACITY, Settings
 from unidist_launch.options import horovodrun
 
 _TEXTS = {
@@ -27,7 +27,6 @@ _NUMBERS = {
     "UNIDIST_START_TIMEOUT_SEC": "start_timeout",
     "UNIDIST_STALL_SHUTDOWN_SEC": "stall_shutdown",
     "UNIDIST_CYCLE_TIME_MS": "cycle_time_ms",
-    "UNIDIST_CACHE_CAPACITY": "cache_capacity",
 }
 _SWITCHES = {
     "UNIDIST_TIMELINE_MARK_CYCLES": "timeline_mark_cycles",
@@ -38,10 +37,10 @@ _SWITCHES = {
 }
 
 
-def variables(ctx: click.Context, options: Mapping[str, Any], *, here: bool = True) -> dict[str, str]:
+def variables(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables for every rank: the file's, then --env, then what options stand for.
 
-    Options that Horovod has too also set its variables, for `--engine horovod`. `here`: all ranks run on this host.
+    Options that Horovod has too also set its variables, for `--engine horovod`.
 
     Raises:
         ConfigurationError: options contradict each other, or one cannot be carried out.
@@ -60,7 +59,8 @@ def variables(ctx: click.Context, options: Mapping[str, Any], *, here: bool = Tr
         if equals:
             env[name] = value
     chosen = _chosen(ctx, options)
-    env |= chosen | horovodrun.horovod_variables(chosen) | network_variables(options, here=here)
+    env |= chosen | horovodrun.horovod_variables(chosen) | horovodrun.tuning_variables(options)
+    env |= network_variables(options)
     if options["verbose"] and not {"UNIDIST_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & {**os.environ, **env}.keys():
         env["UNIDIST_LOG_LEVEL"] = "info"
     return env
@@ -70,8 +70,6 @@ def check_timeline(options: Mapping[str, Any], settings: Settings) -> None:
     """Refuse details of a trace that is not written."""
     if options["timeline_per_tensor"] and settings.timeline is None:
         raise ConfigurationError("--timeline-per-tensor is about a trace; add --timeline FILE.")
-    if options["timeline_mark_cycles"] and settings.timeline is None:
-        raise ConfigurationError("--timeline-mark-cycles marks the cycles of a trace; add --timeline FILE.")
 
 
 def _chosen(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, str]:
@@ -79,6 +77,8 @@ def _chosen(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, str]:
     chosen = {name: options[option] for name, option in _TEXTS.items() if options[option] is not None}
     chosen |= {name: f"{options[option]:g}" for name, option in _NUMBERS.items() if options[option] is not None}
     chosen |= {name: str(int(options[option])) for name, option in _SWITCHES.items() if options[option] is not None}
+    if options["cache_capacity"] is not None:
+        chosen["UNIDIST_CACHE_CAPACITY"] = str(min(options["cache_capacity"], MAX_CACHE_CAPACITY))
     if options["fusion_threshold_mb"] is not None:
         chosen["UNIDIST_FUSION_THRESHOLD_BYTES"] = str(options["fusion_threshold_mb"] << 20)
     if (stall_check := _stall_check(ctx, options)) is not None:
@@ -113,19 +113,41 @@ def network_interfaces(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def network_variables(options: Mapping[str, Any], *, here: bool) -> dict[str, str]:
+def network_variables(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables by which NCCL and Horovod take their network interfaces."""
     found = {}
     if options["tcp"]:
         found["NCCL_IB_DISABLE"] = "1"
     names = network_interfaces(options)
     if names:
-        present = [name for _, name in socket.if_nameindex()]
-        for name in names if here else ():  # other hosts say themselves what they have
-            if name not in present:
-                raise ConfigurationError(f"--network-interfaces: there is no {name!r} here, only {', '.join(present)}.")
         found["NCCL_SOCKET_IFNAME"] = ",".join(names)
         found["HOROVOD_GLOO_IFACE"] = names[0]
+    return found
+
+
+def warnings_of_options(options: Mapping[str, Any], settings: Settings, *, here: bool) -> list[str]:
+    """Return a sentence for each option that was given and has no effect, or another.
+
+    Args:
+        options: of the command line.
+        settings: of the ranks.
+        here: all ranks run on this host.
+    """
+    found = horovodrun.warnings_of_flags(options, engine=settings.engine)
+    if options["timeline_mark_cycles"] and settings.timeline is None:
+        found.append("--timeline-mark-cycles marks the cycles of a trace; add --timeline FILE.")
+    if here:
+        ssh = [name for name in ("ssh_port", "ssh_identity_file", "ssh_command") if options[name] is not None]
+        if ssh:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in ssh)
+            found.append(f"{named}: not used, for all ranks run on this host; name the others by -H or --hostfile.")
+        present = [name for _, name in socket.if_nameindex()]
+        absent = [name for name in network_interfaces(options) if name not in present]  # other hosts may have them
+        if absent:
+            found.append(f"--network-interfaces: there is no {', '.join(absent)} here, only {', '.join(present)}.")
+    capacity = options["cache_capacity"]
+    if capacity is not None and capacity > MAX_CACHE_CAPACITY:
+        found.append(f"--cache-capacity {capacity}: {MAX_CACHE_CAPACITY} are taken, the most that is possible.")
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from unidist.settings.environment import LOG_LEVELS, MAX_CACHE_CAPACITY
+from unidist.settings.environment import LOG_LEVELS
 from unidist_launch.display.grouped_help import GroupedOption
-from unidist_launch.options import completion, config_file, elastic_options, horovodrun
+from unidist_launch.options import completion, config_file, elastic_options
 from unidist_launch.options.config_file import Kind
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -49,11 +49,8 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
 def _file_options(ctx: click.Context) -> dict[str, tuple[str, Kind]]:
     """Return parameter name and kind by option name, for every option that may stand in a file."""
     options: dict[str, tuple[str, Kind]] = {}
-    refused = horovodrun.refusals()
     for parameter in ctx.command.get_params(ctx):
         if not isinstance(parameter, click.Option) or parameter.name in _NOT_IN_FILE:
-            continue
-        if parameter.opts[-1].removeprefix("--") in refused:
             continue
         kind = Kind.FLAG if parameter.is_flag else Kind.LIST if parameter.multiple else Kind.TEXT
         for name in (opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")):
@@ -276,7 +273,7 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(
         _TUNING,
         "--cache-capacity",
-        type=click.IntRange(min=0, max=MAX_CACHE_CAPACITY),
+        type=click.IntRange(min=0),
         metavar="N",
         help="Names that ranks need not spell out again (default: 8192; 0: none).",
     ),

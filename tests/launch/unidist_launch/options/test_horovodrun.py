@@ -1,4 +1,4 @@
-"""Flags of horovodrun: what each becomes on the ranks, what is refused, and what is so anyway."""
+"""Flags of horovodrun: what each becomes on the ranks, what tunes Horovod alone, and what is so anyway."""
 
 from __future__ import annotations
 
@@ -114,25 +114,49 @@ def test_what_is_so_anyway_is_accepted_and_changes_nothing(command: Command, fla
     assert settings(shown(command, flag)) == settings(shown(command))
 
 
-@pytest.mark.parametrize(
-    "options", [("--autotune-warmup-samples=3",), ("--gloo-timeout-seconds", "3"), ("--mpi-args=--map-by ppr:6:node",)]
-)
-def test_a_refused_flag_says_what_to_use_instead(command: Command, options: tuple[str, ...]) -> None:
-    # tests/test_horovod_doc.py tries all of them.
-    error = refused(command, "-np", "2", *options)
-    flag = options[0].partition("=")[0]
-    (names,) = (names for names in horovodrun.REFUSED if flag in names)
-    assert f"unidist: error: {names[-1]} of horovodrun: {horovodrun.REFUSED[names]}\n" in error
+@pytest.mark.parametrize("flag", horovodrun.TUNING, ids=lambda flag: flag.name)
+def test_a_flag_that_tunes_horovod_alone_is_one_warning_and_reaches_horovod(flag: horovodrun.Tuning) -> None:
+    """tests/test_horovod_doc.py tries the flags themselves."""
+    options = {each.parameter: None for each in horovodrun.TUNING}
+    assert horovodrun.warnings_of_flags(options, engine="auto") == []
+    options[flag.parameter] = True if flag.kind is None else flag.kind(3)
+    (warning,) = horovodrun.warnings_of_flags(options, engine="auto")
+    assert warning.startswith(f"{flag.name} of horovodrun has ")
+    assert warning.endswith(f": {flag.advice}")
+    assert len(horovodrun.warnings_of_flags(options, engine="horovod")) == (0 if flag.variable else 1)
+    value = {None: "1", int: "3", float: "3.0", str: "3"}[flag.kind]
+    assert horovodrun.tuning_variables(options) == ({flag.variable: value} if flag.variable else {})
 
 
-def test_every_refusal_is_one_sentence_that_says_what_to_do() -> None:
-    for advice in (*horovodrun.REFUSED.values(), *horovodrun.WITHOUT_EFFECT.values()):
+def test_flags_that_only_tune_never_end_a_job(command: Command) -> None:
+    flags = [
+        *("--hierarchical-allreduce", "--no-torus-allreduce", "--autotune-warmup-samples=3", "--gloo-timeout-seconds"),
+        *("9", "--mpi", "--mpi-args=--map-by ppr:6:node", "--jsrun", "--binding-args=--rankfile f", "--ssh-port", "22"),
+        *("-i", "key", "--network-interfaces", "lo,no-such-one", "--cache-capacity", "70000", "--mpi-threads-disable"),
+        *("--timeline-mark-cycles", "--num-nccl-streams", "2", "--thread-affinity", "1"),
+    ]
+    done = command.run("launch", "-np", "1", *flags, command.script(SHOW))
+    assert done.returncode == 0, done.stderr
+    env = json.loads(done.stdout.partition("ENV ")[2])
+    assert (env["HOROVOD_HIERARCHICAL_ALLREDUCE"], env["HOROVOD_TORUS_ALLREDUCE"]) == ("1", "0")
+    assert env["UNIDIST_CACHE_CAPACITY"] == "65536"
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("unidist: warning: ")]
+    for text in (
+        "--hierarchical-allreduce of horovodrun has an effect with --engine horovod only: use --allreduce-algorithm",
+        "--mpi of horovodrun has no effect: MPI does not start the ranks. For that use --launcher mpi",
+        "--ssh-port, --ssh-identity-file: not used, for all ranks run on this host",
+        "--network-interfaces: there is no no-such-one here, only lo",
+        "--cache-capacity 70000: 65536 are taken",
+        "--timeline-mark-cycles marks the cycles of a trace; add --timeline FILE.",
+    ):
+        assert len([line for line in warnings if text in line]) == 1, text
+    assert len(warnings) == 14, warnings
+
+
+def test_every_advice_is_short_and_a_sentence() -> None:
+    for advice in (*(flag.advice for flag in horovodrun.TUNING), *horovodrun.WITHOUT_EFFECT.values()):
         assert advice.endswith(".")
         assert len(advice) < 180
-
-
-def test_a_refused_flag_is_told_before_anything_else_is_missing(command: Command) -> None:
-    assert "--mpi-args of horovodrun: " in refused(command, "--min-np", "2", "--mpi-args", "x")
 
 
 @pytest.mark.parametrize("host", ["localhost:2", "127.0.0.1:4", f"{socket.gethostname()}:2", "localhost:1,localhost:1"])
@@ -158,10 +182,7 @@ def test_what_cannot_be_read_and_too_few_slots_are_refused(command: Command, hos
     ("options", "message"),
     [
         (("--stall-check", "3", "--no-stall-check"), "exclude each other"),
-        (("--timeline-mark-cycles",), "add --timeline FILE"),
-        (("--network-interfaces", "lo,no-such-one"), "there is no 'no-such-one' here, only lo"),
         (("-p", "22"), "-p is not horovodrun's --ssh-port"),
-        (("--cache-capacity", "65537"), "0<=x<=65536"),
         (("--fusion-threshold-mb", "-1"), "x>=0"),
         (("--log-level", "loud"), "'loud' is not one of"),
     ],
@@ -265,9 +286,6 @@ def test_the_command_line_switches_off_the_stall_check_of_a_file(command: Comman
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("autotune: {warmup_samples: 3}", "h.yaml: --autotune-warmup-samples of horovodrun: the search"),
-        ("controller: mpi", "h.yaml: --mpi of horovodrun: "),
-        ("params: {torus_allreduce: true}", "h.yaml: --torus-allreduce of horovodrun: "),
         ("params: {fusion_threshold: 3}", "unknown option 'fusion-threshold'. Did you mean 'fusion-threshold-mb'?"),
         ("controller: glo", "h.yaml: unknown controller 'glo'. Did you mean 'gloo'?"),
         ("timeline: {enabled: true}", "section 'timeline': found enabled=True"),
@@ -278,6 +296,25 @@ def test_the_command_line_switches_off_the_stall_check_of_a_file(command: Comman
 def test_what_is_wrong_in_such_a_file_is_told_with_the_file(command: Command, text: str, message: str) -> None:
     (command.folder / "h.yaml").write_text(text)
     assert message in refused(command, "-np", "1", "--config", "h.yaml")
+
+
+def test_keys_of_a_file_that_only_tune_horovod_are_warnings(command: Command) -> None:
+    (command.folder / "h.yaml").write_text(
+        "controller: mpi\nparams: {torus_allreduce: true}\nautotune: {warmup_samples: 3}\n"
+        "library_options: {thread_affinity: 2}\n"
+    )
+    done = command.run("launch", "-np", "1", "--config", "h.yaml", command.script(SHOW))
+    env = json.loads(done.stdout.partition("ENV ")[2])
+    names = ("HOROVOD_TORUS_ALLREDUCE", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "HOROVOD_THREAD_AFFINITY")
+    assert [env.get(name) for name in names] == ["1", "3", "2"], done.stderr
+    warned = set(re.findall(r"unidist: warning: (--[a-z-]+) of horovodrun", done.stderr))
+    assert warned == {"--mpi", "--torus-allreduce", "--autotune-warmup-samples", "--thread-affinity"}
+
+
+def test_a_large_cache_of_horovods_is_a_smaller_one_here(command: Command) -> None:
+    done = command.run("launch", "-np", "1", "true", env={"HOROVOD_CACHE_CAPACITY": "100000"})
+    assert done.returncode == 0
+    assert "warning: variable HOROVOD_CACHE_CAPACITY=100000: 65536 are taken" in done.stderr
 
 
 def test_a_variable_without_effect_is_a_warning(command: Command) -> None:
