@@ -98,6 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def horovodrun() -> None:
+    """Run `unidist horovodrun`: the console script of the distribution in the folder `horovodrun`."""
+    main(["horovodrun", *sys.argv[1:]])
+
+
 def _fail(message: str) -> NoReturn:
     print(f"unidist: error: {message}", file=sys.stderr)
     sys.exit(_EXIT_CONFIGURATION)

@@ -47,6 +47,7 @@ def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
 
 _COMMANDS = {
     "launch": "Run a script, module or program on N processes.",
+    "horovodrun": "Run a script of Horovod's, with horovodrun's flags.",
     "doctor": "Show what is installed and usable on this machine.",
     "plugin": "Begin a plugin: write a distribution whose tests pass.",
     "plugins": "List the plugins, what each registers, and problems.",

@@ -27,7 +27,7 @@ class Answer:
 _INTERNAL = "it is internal to Horovod"
 _BUILD = "it is about Horovod's build, which nothing needs here"
 _AUTOGRAD = "it is internal to Horovod; the functions, allreduce and the others, are differentiable"
-_RUN = {"run": "use unidist.run(function, args, kwargs, num_proc)"}
+_RUN = {"run": "unidist_launch.horovod:run"}  # imported when it is used, as what an entry point names
 _RUN_FN = {"run_fn": "use elastic.run of the framework's module, as in horovod.torch.elastic"}
 _HANDLERS = "give the state objects with state_dict() and load_state_dict(): unidist chooses how they are handled"
 _VERSION_OF_KERAS = {"is_version_greater_equal_than": "use packaging.version"}
@@ -47,8 +47,8 @@ _EXCEPTIONS = {
 }
 
 MODULES: dict[str, Answer] = {
-    "horovod": Answer(missing=_RUN),
-    "horovod.runner": Answer(missing=_RUN),
+    "horovod": Answer(names=_RUN),
+    "horovod.runner": Answer(names=_RUN),
     "horovod.common": Answer(),
     "horovod.common.exceptions": Answer(
         names={**_EXCEPTIONS, "HorovodVersionMismatchError": "unidist.horovod_api.util:HorovodVersionMismatchError"},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist_launch.options import horovod_config
+
+UNKNOWN_IS_WARNED = "warn of unknown options in files"
+"""The `obj` of a context of click in whose files unknown options are no errors: horovodrun overlooks them."""
 
 
 class Kind(StrEnum):
@@ -20,7 +23,7 @@ class Kind(StrEnum):
     ENVIRONMENT = "a table of names and values, or a list of KEY=VALUE"
 
 
-def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
+def read(file: Path, options: Mapping[str, Kind], *, warn: Callable[[str], object] | None = None) -> dict[str, Any]:
     """Return the options in a YAML or TOML file by option name, as the command line would give them.
 
     Names may be written with dashes or underscores. Texts and numbers become str, flags bool, lists tuples.
@@ -29,6 +32,7 @@ def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
     Args:
         file: ends in .yaml, .yml or .toml.
         options: what is allowed: kind by name, with dashes.
+        warn: is given a sentence for each unknown option; None: they are errors.
 
     Raises:
         ConfigurationError: the file cannot be read; an option is unknown, repeated or of the wrong kind.
@@ -37,7 +41,11 @@ def read(file: Path, options: Mapping[str, Kind]) -> dict[str, Any]:
     for key, value in _flags(file):
         name = horovod_config.dashed(key)
         if name not in options:
-            raise ConfigurationError(f"{file}: {unknown_choice('option', key, options)}")
+            problem = f"{file}: {unknown_choice('option', key, options)}"
+            if warn is None:
+                raise ConfigurationError(problem)
+            warn(problem)
+            continue
         if name in found:
             raise ConfigurationError(f"{file}: option {name!r} is given twice, with dashes and with underscores.")
         converted = _convert(value, options[name])

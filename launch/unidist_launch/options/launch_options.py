@@ -38,12 +38,17 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
     """Make the file's options the defaults of this call, so that the command line wins."""
     if value is not None:
         options = _file_options(ctx)
-        found = config_file.read(value, {name: kind for name, (_, kind) in options.items()})
+        warn = _warn if ctx.obj == config_file.UNKNOWN_IS_WARNED else None
+        found = config_file.read(value, {name: kind for name, (_, kind) in options.items()}, warn=warn)
         ctx.meta["unidist.config_env"] = found.pop("env", ())
         ctx.default_map = config_file.by_parameter(
             value, found, {name: parameter for name, (parameter, _) in options.items()}
         )
     return value
+
+
+def _warn(text: str) -> None:
+    click.echo(f"unidist: warning: {text}", err=True)
 
 
 def _file_options(ctx: click.Context) -> dict[str, tuple[str, Kind]]:

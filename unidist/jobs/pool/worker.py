@@ -27,15 +27,18 @@ def main() -> None:
         return
     sys.path[:] = pickle.loads(search_path)
     while (call := receive(connection)) is not None:
-        reply = _run(call)
+        reply = answer(call)
         try:
             send(connection, reply)
         except BrokenPipeError:  # the parent has given this pool up
             return
 
 
-def _run(call: bytes) -> bytes:
-    """Return the pickled reply: ("value", result), or ("error", title, traceback, pickled exception or None)."""
+def answer(call: bytes) -> bytes:
+    """Run a call of `dump_call` and return the pickled reply.
+
+    It is ("value", result), or ("error", title, traceback, pickled exception or None).
+    """
     try:
         function, args, kwargs = pickle.loads(call)
         data: bytes = cloudpickle.dumps(("value", function(*args, **kwargs)))
