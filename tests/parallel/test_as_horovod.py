@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,6 +67,11 @@ print(float(gradient), hvd_keras.rank() == hvd.rank(), MetricAverageCallback.__m
 """
 
 
+def lines(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Return what the ranks have printed, without their numbers."""
+    return {line.partition("] ")[2] for line in done.stdout.splitlines()}
+
+
 def test_ranks_get_unidist_by_option_file_and_variable(command: Command) -> None:
     script = command.script(WHERE)
     (command.folder / "job.yaml").write_text("as-horovod: true\n")
@@ -75,7 +81,7 @@ def test_ranks_get_unidist_by_option_file_and_variable(command: Command) -> None
         ((), {"UNIDIST_AS_HOROVOD": "1"}),
     ):
         done = command.run("launch", "-np", "2", *options, script, env=env)
-        assert done.stdout == "[0-1] unidist.errors\n", done.stderr
+        assert lines(done) == {"unidist.errors"}, done.stderr
 
 
 @pytest.mark.parametrize("switched_off", [("--no-as-horovod",), ("--env", "UNIDIST_AS_HOROVOD=0")])
@@ -95,8 +101,7 @@ def test_a_script_for_pytorch_runs_with_its_workers(command: Command) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     done = command.run("launch", "-np", "2", "--engine", "shm", "--as-horovod", command.script(TORCH))
-    lines = {line.partition("] ")[2] for line in done.stdout.splitlines()}
-    assert lines == {"unidist_torch.operations.compression 4.0 0.5 shm False"}, done.stderr
+    assert lines(done) == {"unidist_torch.operations.compression 4.0 0.5 shm False"}, done.stderr
 
 
 def test_for_other_launchers_the_folder_on_the_path_is_enough(command: Command) -> None:
@@ -118,10 +123,10 @@ def test_the_engine_horovod_goes_on_reaching_the_real_one(command: Command, bind
     )
     assert done.returncode == 0, done.stderr
     expected = {
-        "torch": "[0-1]  4.0 0.5 horovod False\n",
-        "tensorflow": "[0-1] 0.5 True unidist_tensorflow.keras.callbacks horovod\n",
+        "torch": " 4.0 0.5 horovod False",
+        "tensorflow": "0.5 True unidist_tensorflow.keras.callbacks horovod",
     }
-    assert done.stdout == expected[binding]
+    assert lines(done) == {expected[binding]}
 
 
 def test_it_works_where_horovod_is_not_installed(command: Command, tmp_path: Path) -> None:
