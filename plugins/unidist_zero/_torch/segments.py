@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class SegmentTensor:
         span: the pieces, and where they are in the bucket.
         group: number of the optimizer's parameter group.
         flat: the segment's elements of the parameters, `(span.count,)`.
-        gradient: the segment's elements of the reduced gradients, likewise.
+        gradient: returns the segment's elements of the reduced gradients, likewise; their memory comes and goes.
         form: the parameter whose shape the leaf has, if the segment is one whole parameter; None: the leaf is flat.
         master: the type in which a copy is updated, if that differs from the type of `flat`.
         memory: where copies are kept; None: beside `flat`.
@@ -39,7 +40,7 @@ class SegmentTensor:
         span: Segment,
         group: int,
         flat: torch.Tensor,
-        gradient: torch.Tensor,
+        gradient: Callable[[], torch.Tensor],
         *,
         form: torch.Tensor | None = None,
         master: torch.dtype | None = None,
@@ -49,7 +50,7 @@ class SegmentTensor:
         self.span = span
         self.group = group
         self.flat = flat.detach()
-        self.gradient = gradient
+        self._gradient = gradient
         self.form = form
         self.master = master
         self.is_copied = is_copied or master is not None
@@ -68,7 +69,7 @@ class SegmentTensor:
         Args:
             factor: what the gradient is still to be multiplied by, when it is converted to the master's type.
         """
-        gradient = self.gradient
+        gradient = self._gradient()
         if self._memory is not None and self._memory.is_away(gradient):
             gradient = host_copy(gradient)
         if self.master is not None:
@@ -108,9 +109,14 @@ class SegmentTensor:
         made = []
         for segment in join_segments(self.pieces, keys):
             begin, end = segment.offset - self.span.offset, segment.offset - self.span.offset + segment.count
-            flat, gradient = self.flat[begin:end], self.gradient[begin:end]
             part = SegmentTensor(
-                segment, self.group, flat, gradient, master=self.master, memory=self._memory, is_copied=self.is_copied
+                segment,
+                self.group,
+                self.flat[begin:end],
+                partial(_part, self._gradient, begin, end),
+                master=self.master,
+                memory=self._memory,
+                is_copied=self.is_copied,
             )
             with torch.no_grad():
                 if self.is_copied:
@@ -132,6 +138,10 @@ class SegmentTensor:
 
     def _formed(self, flat: torch.Tensor) -> torch.Tensor:
         return flat if self.form is None else shaped(flat, self.form)
+
+
+def _part(gradient: Callable[[], torch.Tensor], begin: int, end: int) -> torch.Tensor:
+    return gradient()[begin:end]
 
 
 def form_of(parameter: torch.Tensor) -> torch.Tensor:

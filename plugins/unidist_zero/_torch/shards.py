@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -56,7 +57,7 @@ class ParameterShard:
                 continue
             keys = [piece.parameter if partition.whole else group_of(piece.parameter) for piece in pieces]
             master = master_of(cut.dtype)
-            own, gradients = self.memory.own(number), tensor_of(exchange.shard(number))
+            own = self.memory.own(number)
             is_copied = offload is not None and not self.memory.is_offloaded and offload.is_away(own)
             for segment in join_segments(pieces, keys):
                 begin = segment.offset - cut.begin(rank)
@@ -65,7 +66,7 @@ class ParameterShard:
                         segment,
                         group_of(segment.pieces[0].parameter),
                         own[begin : begin + segment.count],
-                        gradients[begin : begin + segment.count],
+                        partial(_gradient, exchange, number, begin, segment.count),
                         form=self.forms[segment.pieces[0].parameter] if partition.whole else None,
                         master=None if master is cut.dtype else TORCH_DTYPES[master],
                         memory=offload,
@@ -76,3 +77,8 @@ class ParameterShard:
     def device_of_state(self, parameter: torch.Tensor) -> torch.device:
         """Return the device on which a parameter's whole state is assembled when it is gathered."""
         return parameter.device if self._offload is None else torch.device("cpu")
+
+
+def _gradient(exchange: ReduceScatterExchange, number: int, begin: int, count: int) -> torch.Tensor:
+    """Return elements of this rank's shard of a bucket, `(count,)`, where they are now."""
+    return tensor_of(exchange.shard(number))[begin : begin + count]

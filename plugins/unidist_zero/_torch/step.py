@@ -198,6 +198,8 @@ class ShardedStep(InnerStep):
     def skip(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+        for shard in self._shards:
+            shard.exchange.release_shards()
 
     @override
     def take_part(self) -> None:

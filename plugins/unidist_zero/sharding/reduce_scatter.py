@@ -43,7 +43,8 @@ class _Bucket:
     number: int
     cut: ShardedBucket
     shard_group: ShardGroup
-    shard: Buffer  # where the result goes
+    count: int  # elements of this rank's shard
+    shard: Buffer | None = None  # where the result goes; at stages 2 and 3 from the first operation on
     memory: Buffer | None = None
     pooled: Buffer | None = None  # what `memory` is part of, to be given back
     waiting: int = 0  # gradients that are not ready yet
@@ -122,8 +123,17 @@ class ReduceScatterExchange(GradientExchange):
         return self._memory(bucket).slice(slot.offset, slot.count)
 
     def shard(self, number: int) -> Buffer:
-        """Return the memory that holds this rank's shard of bucket `number` after `finish`; it stays the same."""
-        return self._buckets[number].shard
+        """Return the memory that holds this rank's shard of bucket `number` after `finish`.
+
+        It stays the same until `release_shards`.
+        """
+        return self._shard(self._buckets[number])
+
+    def release_shards(self) -> None:
+        """Free the shards at stages 2 and 3, between two windows: nobody needs this rank's gradients any more."""
+        if self.buffers_move:
+            for bucket in self._buckets:
+                bucket.shard = None
 
     @property
     @override
@@ -172,10 +182,10 @@ class ReduceScatterExchange(GradientExchange):
     def _keep(self, bucket: _Bucket) -> None:
         """Add the result of a pass at stage 1 to those of earlier ones."""
         if bucket.kept is None:
-            bucket.kept = self.allocate(bucket.shard.count, bucket.cut)
+            bucket.kept = self.allocate(bucket.count, bucket.cut)
         elif not self._num_passes:
             self._framework.zero(bucket.kept)
-        self._framework.add(bucket.shard, bucket.kept)
+        self._framework.add(self._shard(bucket), bucket.kept)
 
     @override
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
@@ -185,14 +195,14 @@ class ReduceScatterExchange(GradientExchange):
             raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
         if self._num_passes and factor != self.scale:  # of a window that ends early
             for bucket in self._buckets:
-                sums = bucket.shard if bucket.kept is None else bucket.kept
+                sums = self._shard(bucket) if bucket.kept is None else bucket.kept
                 self._framework.multiply(sums, factor / self.scale)
         self._status_bytes[-1] = notice
         self._complete(factor)
         if self._num_passes:
             for bucket in self._buckets:
                 if bucket.kept is not None:
-                    self._framework.add(bucket.kept, bucket.shard)
+                    self._framework.add(bucket.kept, self._shard(bucket))
         self._recorder.wait(self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX))
         values = self._status_bytes.tolist()
         self._num_passes = 0
@@ -204,7 +214,7 @@ class ReduceScatterExchange(GradientExchange):
     @override
     def reduced(self) -> ReducedGradients:
         """See `GradientExchange.reduced`: this rank's shards. Those of 16 bits are multiplied when they are widened."""
-        shards = tuple(bucket.shard for bucket in self._buckets)
+        shards = tuple(self._shard(bucket) for bucket in self._buckets)
         divided_over = self.shard_groups[HOST].communicator
         deferred = any(is_narrow(bucket.cut.dtype) for bucket in self._buckets)
         return ReducedGradients(
@@ -237,9 +247,23 @@ class ReduceScatterExchange(GradientExchange):
         shard_group = self.shard_groups[cut.memory]
         count = cut.counts[shard_group.communicator.rank]
         if not keeps_buckets:
-            return _Bucket(number, cut, shard_group, self.allocate(count, cut))
+            return _Bucket(number, cut, shard_group, count)
         memory = self.allocate(cut.count, cut)
-        return _Bucket(number, cut, shard_group, memory.slice(cut.begin(shard_group.communicator.rank), count), memory)
+        shard = memory.slice(cut.begin(shard_group.communicator.rank), count)
+        return _Bucket(number, cut, shard_group, count, shard, memory)
+
+    def _shard(self, bucket: _Bucket) -> Buffer:
+        """Return the memory of this rank's shard; at stages 2 and 3 it is made when it is first needed.
+
+        In ordinary memory, as ranks write to their own shards only, and taking it and giving it back is quick there;
+        but not for replicas, which reduce the shards once more in place.
+        """
+        if bucket.shard is None:
+            if bucket.shard_group.replicas is not None:
+                bucket.shard = self.allocate(bucket.count, bucket.cut)
+            else:
+                bucket.shard = self._framework.allocate(bucket.count, bucket.cut.dtype, bucket.cut.memory)
+        return bucket.shard
 
     def _memory(self, bucket: _Bucket) -> Buffer:
         """Return the bucket's memory; at stages 2 and 3 a bucket that has none gets some, with clean gaps."""
@@ -307,15 +331,15 @@ class ReduceScatterExchange(GradientExchange):
                 self._framework.zero(memory.slice(slot.offset, slot.count))
         shard = bucket.shard_group.communicator
         bucket.scale = scale
-        bucket.result = bucket.target = bucket.shard
+        bucket.result = bucket.target = own = self._shard(bucket)
         if self._num_passes and self.buffers_move:
             # The shard holds a sum already: the new one goes to this rank's piece of the bucket.
-            bucket.result = bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
+            bucket.result = bucket.target = memory.slice(bucket.cut.begin(shard.rank), own.count)
         dtype = bucket.cut.dtype
         wanted = dtype if self._precision is None else self._precision.reduce_dtype(dtype)
         if wanted is not dtype:
             memory = self._widened(bucket, memory, wanted)
-            bucket.target = memory.slice(bucket.cut.begin(shard.rank), bucket.shard.count)
+            bucket.target = memory.slice(bucket.cut.begin(shard.rank), own.count)
         factor = scale if bucket.shard_group.replicas is None else 1.0
         bucket.work = shard.reducescatter(memory, bucket.target, scale=factor, counts=bucket.cut.counts)
         self._in_round = True
@@ -352,7 +376,7 @@ class ReduceScatterExchange(GradientExchange):
             self._wide_pools[bucket.cut.memory].release(bucket.wide)
             bucket.wide = None
         if bucket.result is not bucket.shard:
-            self._framework.add(bucket.result, bucket.shard)
+            self._framework.add(bucket.result, self._shard(bucket))
         if bucket.pooled is not None:
             self._pools[bucket.cut.memory].release(bucket.pooled)
             bucket.pooled = bucket.memory = None

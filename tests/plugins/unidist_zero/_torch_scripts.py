@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -388,6 +392,46 @@ def check_in_files(optimizer: Any) -> None:
     ]
     assert found or not list(step_of._segments())
     assert all(is_in_file(value) for value in found)
+
+
+def memory_after_zero_grad(strategy: str) -> tuple[float, float]:
+    """Train square layers in float32 with Adam; return what the rank holds after `zero_grad`, and after backward.
+
+    Both in shards, that is halves of the model on two ranks. Counts this process's part of the machine's memory,
+    without files such as libraries.
+    """
+    width, num_layers = 1024, 12
+
+    def resident() -> int:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        ud.barrier()
+        found = re.findall(
+            r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE
+        )
+        assert len(found) == 2
+        ud.barrier()
+        return sum(map(int, found)) << 10
+
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            small = torch.nn.Linear(8, 8)  # torch loads much when it first trains
+            small(torch.ones(1, 8)).sum().backward()
+            torch.optim.Adam(small.parameters()).step()
+            before = resident()
+            model: Any = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(num_layers)))
+            model, optimizer = ud.distribute(model, torch.optim.Adam(model.parameters()))
+            held = 0
+            for _ in range(3):
+                model(torch.ones(1, width)).square().mean().backward()
+                held = resident()
+                optimizer.step()
+                optimizer.zero_grad()
+            shard = num_layers * width**2 * 4 / ud.size()
+            return (resident() - before) / shard, (held - before) / shard
+        finally:
+            ud.shutdown()
 
 
 def most_units_at_once(ahead: int) -> float:

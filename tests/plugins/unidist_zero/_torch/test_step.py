@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
 from _torch_layer_drop_scripts import SCRIPTS as LAYER_DROP_SCRIPTS
-from _torch_scripts import SCRIPTS
+from _torch_scripts import SCRIPTS, memory_after_zero_grad
 from _torch_shared_scripts import SCRIPTS as SHARED_SCRIPTS
 from _torch_user_scripts import SCRIPTS as USER_SCRIPTS
 
@@ -33,6 +33,16 @@ def rank_pools(torch_pools: PartPools) -> PartPools:
 def test_a_script_with_shared_updates(rank_pool: RankPoolFactory, name: str) -> None:
     script: Callable[[], Any] = SCRIPTS[name]
     assert rank_pool(2).run(script) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters"), [("zero=2:bucket_mb=4:shared=false", 2), ("zero=3:shared=false", 1)]
+)
+def test_gradient_shards_are_freed_after_the_update(rank_pool: RankPoolFactory, strategy: str, parameters: int) -> None:
+    found = rank_pool(2).run(memory_after_zero_grad, (strategy,))
+    after, backward = (sum(each) / 2 for each in zip(*found, strict=True))  # pages that both map count for either
+    assert parameters + 2 < after < parameters + 2 + 0.6  # Adam's two moments; and two buckets of gradients, 0.33
+    assert backward > after + 0.8  # the gradients
 
 
 @pytest.mark.parametrize("name", SHARED_SCRIPTS)
