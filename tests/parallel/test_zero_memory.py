@@ -43,6 +43,11 @@ FORMULAS: dict[str, dict[str, Callable[[int], float]]] = {
 """In mixed precision: 2 bytes of parameters, 2 of gradients, and 12 of master weights and Adam's two moments."""
 
 
+def freed(framework: str, strategy: str, size: int) -> float:
+    """Return the bytes of gradients that are freed after the update: the shards of stages 2 and 3 in PyTorch."""
+    return 2 / size if framework == "torch" and not strategy.startswith("zero=1") else 0.0
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("framework", list(FORMULAS))
 def test_ranks_hold_what_the_formulas_say(framework: str, size: int) -> None:
@@ -62,6 +67,7 @@ def test_ranks_hold_what_the_formulas_say(framework: str, size: int) -> None:
     print({strategy: tuple(round(value, 2) for value in values) for strategy, values in found.items()})
     for strategy, formula in formulas.items():
         between, forward = found[strategy]
+        formula -= freed(framework, strategy, size)
         assert between == pytest.approx(formula, rel=0.1), f"{strategy}, between two updates: {found}"
         # The unit that computes, and the next one; a rank without units has all gathered, which `between` holds.
         assert formula * 0.9 < forward < (formula + 2 * UNIT) * 1.1, f"{strategy}, within a forward: {found}"

@@ -24,6 +24,10 @@ WIDE = Precision(DType.FLOAT16, parameters=DType.FLOAT16, reduce=DType.FLOAT32)
 class HostFramework:
     """All that the exchange asks of a framework for host memory."""
 
+    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
+        assert memory == HOST
+        return Buffer.allocate(count, dtype)
+
     def zero(self, buffer: Buffer) -> None:
         buffer.bytes()[:] = bytes(buffer.nbytes)
 

@@ -28,6 +28,10 @@ STAGES = pytest.mark.parametrize("keeps_buckets", [True, False])
 class HostFramework:
     """All that the exchange asks of a framework for host memory."""
 
+    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
+        assert memory == HOST
+        return Buffer.allocate(count, dtype)
+
     def zero(self, buffer: Buffer) -> None:
         buffer.bytes()[:] = bytes(buffer.nbytes)
 
