@@ -32,7 +32,9 @@ up, posting waits for the peers, and a joined peer takes part only when it is to
 class _Bucket:
     layout: BucketLayout
     memory: Buffer
+    places: dict[int, Buffer]  # of each parameter, in `memory`
     waiting: int  # gradients that are not ready yet
+    other: tuple[Buffer, dict[int, Buffer]] | None = None  # memory and places that `switch_memory` returns to
     compression: BucketCompressor | None = None
     work: Work | None = None
     posted_ns: int = 0
@@ -81,10 +83,8 @@ class AllReduceExchange(GradientExchange):
         self.bucket_bytes = bucket_bytes or (device or host).capabilities.bucket_bytes
         layouts = plan_buckets(self.parameters, bucket_bytes=self.bucket_bytes)
         self._buckets = [self._make_bucket(layout) for layout in layouts]
-        self._place: dict[int, tuple[_Bucket, Buffer]] = {}
-        for bucket in self._buckets:
-            for slot in bucket.layout.slots:
-                self._place[slot.parameter] = (bucket, bucket.memory.slice(slot.offset, slot.count))
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.places}
+        self.has_other_memory = all(bucket.compression is None for bucket in self._buckets)  # compressors know one
         self._status = host.allocate(len(self.parameters) + 1)
         self._status_bytes = self._status.bytes()
         self._posted = 0
@@ -94,7 +94,16 @@ class AllReduceExchange(GradientExchange):
 
     @override
     def buffer(self, index: int) -> Buffer:
-        return self._place[index][1]
+        return self._bucket_of[index].places[index]
+
+    @override
+    def switch_memory(self) -> None:
+        assert self.has_other_memory
+        assert not self._in_round
+        for bucket in self._buckets:
+            before = bucket.memory, bucket.places
+            bucket.memory, bucket.places = bucket.other or self._allocate(bucket.layout)
+            bucket.other = before
 
     @property
     @override
@@ -111,7 +120,7 @@ class AllReduceExchange(GradientExchange):
         if not self._overlap:
             self.accumulate(index)
             return
-        bucket = self._place[index][0]
+        bucket = self._bucket_of[index]
         if index not in bucket.missing:
             raise ExtraPassError(
                 f"the gradient of {self.parameters[index].name!r} became ready twice before the update. One "
@@ -127,13 +136,13 @@ class AllReduceExchange(GradientExchange):
 
     def accepts_in_place(self, index: int) -> bool:
         """Return whether the engine can read pieces of memory and the gradient is neither compressed nor predivided."""
-        bucket = self._place[index][0]
+        bucket = self._bucket_of[index]
         plain = bucket.compression is None and self._options.predivide_factor == 1.0
         return plain and _reads_pieces(self._communicator(bucket.layout))
 
     @override
     def submit_in_place(self, index: int, gradient: Buffer) -> None:
-        self._place[index][0].in_place[index] = gradient
+        self._bucket_of[index].in_place[index] = gradient
         self.ready(index)
 
     @override
@@ -172,18 +181,23 @@ class AllReduceExchange(GradientExchange):
             if bucket.compression is not None:
                 bucket.compression.close()
         self._buckets.clear()
-        self._place.clear()
+        self._bucket_of.clear()
         self._host.close()
         if self._device is not None:
             self._device.close()
 
     def _make_bucket(self, layout: BucketLayout) -> _Bucket:
+        memory, places = self._allocate(layout)
+        return _Bucket(layout, memory, places, len(layout.slots), compression=self._compression(layout, memory))
+
+    def _allocate(self, layout: BucketLayout) -> tuple[Buffer, dict[int, Buffer]]:
+        """Return memory for a bucket, and the place of each parameter in it."""
         nbytes = layout.count * layout.dtype.itemsize
         if layout.memory == HOST:
             memory = self._host.allocate(nbytes).cast(layout.dtype)
         else:
             memory = self._framework.allocate(layout.count, layout.dtype, layout.memory)
-        return _Bucket(layout, memory, len(layout.slots), self._compression(layout, memory))
+        return memory, {slot.parameter: memory.slice(slot.offset, slot.count) for slot in layout.slots}
 
     def _compression(self, layout: BucketLayout, memory: Buffer) -> BucketCompressor | None:
         communicator = self._communicator(layout)
@@ -214,7 +228,7 @@ class AllReduceExchange(GradientExchange):
             return
         for index in bucket.missing:
             if not self._status_bytes[index]:
-                self._framework.zero(self._place[index][1])
+                self._framework.zero(bucket.places[index])
         factor = self._options.predivide_factor
         if factor != 1.0:
             self._framework.multiply(bucket.memory, 1.0 / factor)
@@ -230,7 +244,7 @@ class AllReduceExchange(GradientExchange):
         communicator = self._communicator(bucket.layout)
         assert isinstance(communicator, ReadsPieces), "asked in `accepts_in_place`"
         pieces = [
-            Piece(slot.offset, bucket.in_place.get(slot.parameter, self._place[slot.parameter][1]))
+            Piece(slot.offset, bucket.in_place.get(slot.parameter, bucket.places[slot.parameter]))
             for slot in bucket.layout.slots
             if self._status_bytes[slot.parameter]
         ]

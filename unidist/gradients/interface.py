@@ -73,6 +73,7 @@ class GradientExchange(ABC):
             `end_pass` after each but the last. The results are added up over the passes.
         adds_passes: `end_pass` may be called between any two backward passes before `finish`. A binding then asks
             `was_ready` before it writes a gradient, and ends the pass in which it was.
+        has_other_memory: `switch_memory` may be called.
     """
 
     parameters: tuple[ParameterInfo, ...]
@@ -82,10 +83,21 @@ class GradientExchange(ABC):
     buffers_move: bool = False
     reduces_each_pass: bool = False
     adds_passes: bool = False
+    has_other_memory: bool = False
 
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
-        """Return the buffer for the gradient of parameter `index`: always the same memory, unless `buffers_move`."""
+        """Return the buffer for the gradient of parameter `index`.
+
+        Always the same memory, unless `buffers_move`, until `switch_memory` is called.
+        """
+
+    def switch_memory(self) -> None:
+        """Continue in the other one of two memories, where every `buffer` is another one. Between two rounds.
+
+        The old buffers keep their results until the next switch. Not collective: ranks may use either memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has one memory")
 
     @abstractmethod
     def ready(self, index: int) -> None:

@@ -1,17 +1,19 @@
 """One fused exchange: all gradients of a step in, all reduced gradients out, as arrays. Knows no tensors.
 
-What goes in is copied into engine memory, where the engine reduces it; what comes out are views of that memory, or
-copies where the caller cannot promise to be done with them before the next step. Sparse gradients are gathered.
+What goes in is read where it is, or copied into engine memory. What comes out are views of engine memory: of one of two
+memories, neither of which is written to while anybody refers to results in it. Sparse gradients are gathered.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from unidist.algorithms import copy_memory
+from unidist.buffer import Buffer
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import ReducedGradients
@@ -48,7 +50,7 @@ class FusedExchange:
         update: the framework-free side, without parameters so far.
         variables: equal on every rank.
         held: returns what this rank holds of each variable, and has gradients of; default: all of it.
-        keeps_results: results stay valid for ever; else only until the next `run`, without a copy.
+        keeps_results: results stay as they are for as long as anybody refers to them; else only until the next `run`.
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
         step_on_joined: each rank takes its shard of the gradients, and this does its step on a rank that has joined;
             None: all ranks get whole gradients.
@@ -74,6 +76,7 @@ class FusedExchange:
         self._slices: GatheredSlices | None = None
         self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
         self._views: dict[int, Array] = {}
+        self._lent = [_nobody, _nobody]  # who refers to results: in the present memory, and in the other one
         self._announcements: list[Announcement] = []
         if context.current().settings.autotune:
             raise ConfigurationError(
@@ -98,6 +101,7 @@ class FusedExchange:
             return
         self.update.rebind(context.current())
         self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
+        self._lent = [_nobody, _nobody]
         self._announce_to()
 
     def run(self, own: Mapping[int, Array | Slices]) -> ExchangeResult:
@@ -176,6 +180,7 @@ class FusedExchange:
             return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._step_on_joined is not None:
             return ExchangeResult(True, (None,) * len(self.variables), tuple(present))
+        give = self._giver()
         gradients: list[Array | Slices | None] = []
         for place in range(len(self.variables)):
             if place in self._slices:
@@ -183,7 +188,7 @@ class FusedExchange:
             elif not present[self._indices[place]]:
                 gradients.append(None)
             else:
-                gradients.append(self.given(self._views[place]))
+                gradients.append(give(place))
         return ExchangeResult(True, tuple(gradients), tuple(gradient is not None for gradient in gradients))
 
     def _conclude(self, gathered: dict[int, Slices]) -> None:
@@ -206,6 +211,35 @@ class FusedExchange:
         _copy(kept, view)
         return kept
 
+    def _giver(self) -> Callable[[int], Array]:
+        """Return what gives the caller a result of the present round, by place.
+
+        A result that is kept stays in the exchange's memory if the next round can use the other one.
+        """
+        if not self._keeps_results:
+            return self._views.__getitem__
+        has_other = all(exchange.has_other_memory for exchange in self.update.exchanges)
+        if not has_other or self._lent[1]() is not None:
+            return lambda place: self.given(self._views[place])
+        holder = _Holder()
+        self._lent[0] = weakref.ref(holder)
+
+        def view(place: int) -> Array:
+            buffer = self.update.buffer(self._indices[place])
+            held = Buffer(buffer.address, buffer.count, buffer.dtype, (holder, buffer))
+            return array_of_buffer(held, self.variables[place].shape)
+
+        return view
+
+    def _leave_results(self) -> None:
+        """Use the other memory from now on if anybody refers to results in the present one."""
+        if self._lent[0]() is None:
+            return
+        for exchange in self.update.exchanges:
+            exchange.switch_memory()
+        self._lent.reverse()
+        self._view_buffers()
+
     def prepare(self) -> None:
         """Agree with the other ranks on the variables before the first exchange. Collective."""
         self._follow()
@@ -214,6 +248,7 @@ class FusedExchange:
     def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
         """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
         if self._slices is not None:
+            self._leave_results()
             return self._slices
         update = self.update
         sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
@@ -236,12 +271,15 @@ class FusedExchange:
                 for place, info in zip(dense, infos, strict=True)
             ]
         )
-        for index, (place, info) in enumerate(zip(dense, infos, strict=True)):
-            self._indices[place] = index
-            if not update.buffer_moves(index):
-                self._views[place] = array_of_buffer(update.buffer(index), info.shape)
+        self._indices = {place: index for index, place in enumerate(dense)}
+        self._view_buffers()
         self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
         return self._slices
+
+    def _view_buffers(self) -> None:
+        for place, index in self._indices.items():
+            if not self.update.buffer_moves(index):
+                self._views[place] = array_of_buffer(self.update.buffer(index), self._held[place].shape)
 
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, without gradients but those of a window that `join` has cut short."""
@@ -257,6 +295,15 @@ class FusedExchange:
             result = self._complete(scale)
             if self._step_on_joined is not None and result.complete:
                 self._step_on_joined(result)
+
+
+class _Holder:
+    """What all results in one memory refer to."""
+
+
+def _nobody() -> _Holder | None:
+    """Stand for a reference to a holder that is no more."""
+    return None
 
 
 def _copy(target: Array, source: Array) -> None:

@@ -90,6 +90,30 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zeros_and_on_all_stays_missi
     assert on_ranks(2, main) == [RoundResult((True, False, False), 0)] * 2
 
 
+def test_results_stay_until_the_memory_was_switched_twice() -> None:
+    def main(communicator: Communicator) -> None:
+        exchange = exchange_over(communicator, bucket_bytes=64)
+        assert exchange.has_other_memory
+        before = []
+        for number in range(1, 6):
+            for index in range(3):
+                write(exchange, index, number * (index + 1))
+                exchange.ready(index)
+            exchange.finish()
+            results = [array(exchange, index) for index in range(3)]
+            for index, result in enumerate(results):
+                assert (result == 2 * number * (index + 1)).all()
+            for index, result in enumerate(before):
+                assert (result == 2 * (number - 1) * (index + 1)).all()
+            if number % 2 or communicator.rank:  # ranks may differ in when they switch
+                exchange.switch_memory()
+                before = results
+            else:
+                before = []
+
+    on_ranks(2, main)
+
+
 def test_a_round_without_any_gradient_is_a_round() -> None:
     assert on_ranks(2, lambda communicator: exchange_over(communicator).finish().present) == [(False,) * 3] * 2
 

@@ -14,6 +14,9 @@ from _keras_training import OPTIMIZERS, alone, data, difference, loss_of, networ
 import unidist.tensorflow as ud
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.runtime import context
+from unidist_tensorflow.memory import address_of
+from unidist_tensorflow.optimizer import tape as tapes
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 Pool = Callable[..., RankPool]
@@ -69,10 +72,64 @@ def test_gradients_stay_as_they_are_after_the_next_step(pool: Pool) -> None:
                 return DistributedGradientTape(tape, op=ud.Sum).gradient(loss, w)
 
             run = tf.function(gradient) if mode == "function" else gradient
-            kept = [run(tf.constant(factor, tf.float64)) for factor in (1.0, 2.0, 3.0)]
-            assert [float(each[0]) for each in kept] == [3.0, 6.0, 9.0]
+            kept = {factor: run(tf.constant(factor, tf.float64)) for factor in (1.0, 2.0, 3.0, 4.0)}
+            for dropped in (1.0, 3.0, 2.0):  # so that either memory becomes free, and then both
+                del kept[dropped]
+                for factor in (5.0 * dropped, 6.0 * dropped, 7.0 * dropped):
+                    kept[factor] = run(tf.constant(factor, tf.float64))
+                assert all((value.numpy() == 3.0 * factor).all() for factor, value in kept.items())
 
         each_loop(check)
+
+    pool(2, "shm").run(on_rank)
+
+
+def test_gradients_that_stay_in_variables_are_not_changed_by_the_next_step(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            w, taken, total = (tf.Variable(tf.zeros([256], tf.float64)) for _ in range(3))
+            first = tf.Variable(tf.zeros([256], tf.float64))
+
+            @tf.function
+            def step(factor: Any) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(w) * factor * (1.0 + ud.rank())
+                gradient = DistributedGradientTape(tape, op=ud.Sum).gradient(loss, w)
+                tf.cond(factor == 1.0, lambda: first.assign(gradient), lambda: first)
+                taken.assign(gradient)  # a variable takes a tensor's memory over, where it may
+                taken.assign_add(tf.ones_like(taken))
+                total.assign_add(gradient)
+
+            for number in range(1, 5):
+                step(tf.constant(float(number), tf.float64))
+                assert (taken.numpy() == 3.0 * number + 1.0).all()
+                assert (first.numpy() == 3.0).all()
+            assert (total.numpy() == 30.0).all()
+
+    pool(2, "shm").run(on_rank)
+
+
+def test_gradients_that_nobody_keeps_are_where_the_exchange_left_them(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            w = tf.Variable(tf.ones([256], tf.float64))
+            addresses: list[int] = []
+
+            def note(gradient: Any) -> Any:
+                addresses.append(address_of(gradient))
+                return gradient[0]
+
+            @tf.function
+            def step() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(w * w)
+                gradient = DistributedGradientTape(tape).gradient(loss, w)
+                return tf.numpy_function(note, [gradient], tf.float64)
+
+            for _ in range(4):
+                step()
+            [exchange] = tapes._exchanges[context.current()].values()
+            assert set(addresses) == {exchange.update.buffer(0).address}
 
     pool(2, "shm").run(on_rank)
 
