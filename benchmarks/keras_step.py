@@ -1,6 +1,7 @@
-"""One training step in Keras: without communication, with unidist, with Horovod's tape. Run by `python -m benchmarks`.
+"""One training step in Keras: without communication, with unidist's optimizer and its tape, with Horovod's tape.
 
-Started by `horovodrun` on two ranks. `fit` is measured without Horovod, whose optimizer exchanges nothing on Keras 3.
+Run by `python -m benchmarks`, which starts it by `horovodrun` on two ranks. `fit` is measured without Horovod, whose
+optimizer exchanges nothing on Keras 3.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main(output: str, repetitions: int) -> None:
         {
             "loop, no communication": make_loop_step(unchanged),
             "loop, unidist": make_loop_step(ud.distribute),
+            "tape, unidist": make_loop_step(unchanged, ud.DistributedGradientTape),
         },
         meeting,
         repetitions=repetitions,
