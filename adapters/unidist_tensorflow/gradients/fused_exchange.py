@@ -1,7 +1,8 @@
 """One fused exchange: all gradients of a step in, all reduced gradients out, as arrays. Knows no tensors.
 
-What goes in is read where it is, or copied into engine memory. What comes out are views of engine memory: of one of two
-memories, neither of which is written to while anybody refers to results in it. Sparse gradients are gathered.
+What goes in is copied into engine memory, and reduced there: the copy costs less than having the kernel read the
+ordinary memory of other ranks. What comes out are views of that memory: of one of two, neither of which is written to
+while anybody refers to results in it. Sparse gradients are gathered.
 """
 
 from __future__ import annotations
@@ -160,9 +161,6 @@ class FusedExchange:
                 f"the gradient of {self.variables[place].name!r} has the shape {gradient.shape}, the variable "
                 f"{view.shape}"
             )
-        if gradient.flags.c_contiguous and gradient.dtype == view.dtype and self.update.accepts_in_place(index):
-            self.update.gradient_ready(index, in_place=buffer_of_array(gradient.reshape(-1)))
-            return
         if self.update.has_gradient(index):
             np.add(view, gradient, out=view)
         else:
