@@ -19,11 +19,12 @@ from typing import NamedTuple
 import click
 import pytest
 
+from unidist.horovod_imports.table import ABSENT, why_absent
 from unidist.horovod_imports.table import MODULES as ANSWERS
-from unidist.horovod_imports.table import why_absent
 from unidist.settings.environment import HOROVOD_VARIABLES, LOG_LEVELS, Settings, configure_logging
 from unidist.settings.placement import read_placement
 from unidist_launch.commands.launch import launch
+from unidist_launch.horovod import run
 from unidist_launch.options import horovodrun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,6 +225,17 @@ def test_every_module_of_horovod_is_answered_or_says_what_to_use_instead() -> No
     assert "horovod.torch.elastic.state" in modules
     assert {module for module in modules if module not in ANSWERS and not why_absent(module)} == set()
     assert ANSWERS.keys() - modules == set()
+
+
+def test_the_table_of_modules_is_that_of_the_import_hook() -> None:
+    rows = table("Modules of")
+    assert {row.name for row in rows.values() if row.status == "supported"} == set(ANSWERS)
+    assert {row.name: row.remark for row in rows.values() if row.status == "refused"} == ABSENT
+
+
+@needs_horovod
+def test_run_takes_every_argument_of_horovods_in_the_same_order() -> None:
+    assert list(inspect.signature(run).parameters) == names_of("horovod")["run"]
 
 
 @needs_horovod

@@ -8,7 +8,7 @@ import importlib.machinery
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -104,6 +104,10 @@ class _HorovodModule(ModuleType):
         if name.startswith("__"):  # what Python asks any module for
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         raise AttributeError(_no_such_name(self.__name__, name))
+
+    @override
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        return importlib.import_module, (self.__name__,)  # cloudpickle knows modules by their exact type
 
     @override
     def __dir__(self) -> list[str]:

@@ -109,7 +109,9 @@ def test_names_survive_pickling_under_horovods_module() -> None:
         HOOKED
         + "import pickle; from unidist.errors import HorovodInternalError as ours\n"
         + r"assert pickle.loads(b'chorovod.common.exceptions\nHorovodInternalError\n.') is ours"
-        + "\nassert pickle.loads(pickle.dumps(ours)) is ours"
+        + "\nassert pickle.loads(pickle.dumps(ours)) is ours\n"
+        + "import cloudpickle, horovod.common.util as module\n"
+        + "assert cloudpickle.loads(cloudpickle.dumps(lambda: module))() is module"
     )
 
 
