@@ -23,7 +23,6 @@ from unidist.testing.cases.stress import COUNTS, DTYPES, KINDS, NUM_GROUPS, Oper
 
 _LARGE = (1_000_003,)
 _CASE = timedelta(seconds=120)
-_BOUND_SEC = 10.0
 
 operations = st.builds(
     Operation,
@@ -60,7 +59,14 @@ def check_programs(get_pool: Callable[[int], Any], engine: str, *, sizes: tuple[
 
 
 def check_losses(
-    get_pool: Callable[[int], Any], engine: str, *, sizes: tuple[int, ...], examples: int, aborts: bool
+    get_pool: Callable[[int], Any],
+    engine: str,
+    *,
+    sizes: tuple[int, ...],
+    examples: int,
+    aborts: bool = True,
+    leaves_nothing: bool = True,
+    bound_sec: float = 10.0,
 ) -> None:
     """Lose a rank at a random moment of a random program: all others raise PeerLostError within seconds.
 
@@ -70,6 +76,8 @@ def check_losses(
         sizes: numbers of ranks, two or more.
         examples: how many losses.
         aborts: the rank may also abort, which its peers notice; else it is always killed.
+        leaves_nothing: the others hold nothing of the engine's afterwards.
+        bound_sec: longest time until the others notice.
     """
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
@@ -82,10 +90,13 @@ def check_losses(
     )
     def check(size: int, program: list[Operation], victim: int, delay_ms: int, kills: bool) -> None:
         connector = _rank_side.Connector(engine, secrets.token_hex(4), _CASE / 3)
-        arguments = (connector, _lose, (program, victim, delay_ms, kills))
-        ends = get_pool(size).run(_rank_side.run_connecting, arguments, timeout=_CASE)
+        arguments = (program, victim, delay_ms, kills)
+        if leaves_nothing:
+            ends = get_pool(size).run(_rank_side.run_connecting, (connector, _lose, arguments), timeout=_CASE)
+        else:
+            ends = get_pool(size).run(_lose, (connector, *arguments), timeout=_CASE)
         lost = ends[victim]
-        late = {rank: end - lost for rank, end in enumerate(ends) if end - lost > _BOUND_SEC}
+        late = {rank: end - lost for rank, end in enumerate(ends) if end - lost > bound_sec}
         assert not late, f"seconds after the loss of rank {victim}, by rank: {late}"
 
     check()

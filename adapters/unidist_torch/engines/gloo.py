@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Capabilities, ReduceOp, Work
+from unidist.errors import PeerLostError, StalledError
 from unidist_torch.engines.process_group import BREAK_TAG, PROBE_TAG, ProcessGroupCommunicator
 from unidist_torch.memory import buffer_of, tensor_of
+
+_FIRST_ATTEMPT = timedelta(seconds=5)  # many times what thousands of connections take on a busy host
 
 
 class GlooCommunicator(ProcessGroupCommunicator):
@@ -27,11 +30,44 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
     def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(memory_kinds=frozenset(("host", "cuda")), bucket_bytes=25 << 20)
+        failure: RuntimeError | None = None
+        for number, limit in enumerate(_attempts(self.timeout)):
+            place = PrefixStore(str(number), store)
+            group, failure = None, None
+            try:
+                group = self._connect(place, limit)
+            except RuntimeError as exc:
+                if isinstance(exc, PeerLostError) and not isinstance(exc, StalledError):
+                    raise
+                failure = exc
+            if self._all_connected(place, group is not None):
+                self._pass_barrier(group)
+                return group
+        raise failure or RuntimeError("other ranks of the group could not connect")
+
+    def _connect(self, store: Store, limit: timedelta) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # public in practice, not annotated
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-        options._timeout = self.timeout
+        options._timeout = limit / 5  # gloo gives a connection five times as long
         options._threads = 2
-        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        group.set_timeout(self.timeout)
+        return group
+
+    def _all_connected(self, store: Store, is_connected: bool) -> bool:
+        """Tell the other members, and return whether all of them are connected. The store raises if one is lost."""
+        store.set(f"connected/{self.rank}", "1" if is_connected else "0")
+        keys = [f"connected/{member}" for member in range(self.size)]
+        store.wait(keys, self.timeout)
+        return all(store.get(key) == b"1" for key in keys)
+
+    def _pass_barrier(self, group: Any) -> None:
+        """Return when no member needs the store any more: the rank that serves it may leave the group at once."""
+        try:
+            group.barrier(dist.BarrierOptions()).wait(self.timeout)
+        except BaseException:
+            self._break(group)  # the error's traceback refers to the group, which would keep the connections
+            raise
 
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         return tensor_of(buffer)
@@ -90,6 +126,18 @@ class GlooCommunicator(ProcessGroupCommunicator):
     @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
         return _on_host(super().recv, buffer, source=source)
+
+
+def _attempts(timeout: timedelta) -> Iterator[timedelta]:
+    """Return how long each attempt to connect may take: each twice as long as the one before, and all the timeout.
+
+    gloo waits for a peer that died while they connected until its timeout. An attempt that fails shows the loss.
+    """
+    left, limit = timeout, _FIRST_ATTEMPT
+    while left > timedelta(0):
+        limit = left if left < 2 * limit else limit
+        yield limit
+        left, limit = left - limit, 2 * limit
 
 
 def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SLICE_SEC = 0.25
 _FIRST_PROBE_SEC = 2.0  # the next after twice as long, and so on: each leaves a few bytes behind in the group
+_LOST_SEC = 3.0  # a collective that still waits so long after a connection was lost needs that rank,
+_LEFT_SEC = 60.0  # or so long, if a rank that is through with it may have left before others have begun
 
 
 class Translation:
@@ -71,6 +73,7 @@ class GroupWork(Work):
         works: torch's.
         finish: called when all of them are complete.
         peer: the other rank, if this is a message.
+        may_leave: a rank may be through with this collective, and leave, before others have begun it.
     """
 
     def __init__(
@@ -80,12 +83,15 @@ class GroupWork(Work):
         works: list[Any],
         finish: Callable[[], None] | None,
         peer: int | None,
+        *,
+        may_leave: bool,
     ) -> None:
         self._communicator = communicator
         self._what = what
         self._works = works
         self._finish = finish
         self._peer = peer
+        self._may_leave = may_leave
         self._waiter: threading.Thread | None = None
         self._failure: RuntimeError | None = None
 
@@ -115,11 +121,13 @@ class GroupWork(Work):
             self._works = [_Abandoned()]
 
     def _wait_in_slices(self, work: Any, limit: timedelta) -> None:
-        """Wait so that an abort ends it, even if the other end of a connection is silent and no error arrives."""
+        """Wait so that an abort or a lost connection ends it, even if the other end is silent and no error arrives."""
         communicator = self._communicator
-        deadline = time.monotonic() + limit.total_seconds()
+        begin = time.monotonic()
+        deadline, probe_at, lost_at = begin + limit.total_seconds(), begin + _FIRST_PROBE_SEC, float("inf")
         while True:
-            remaining = deadline - time.monotonic()
+            now = time.monotonic()
+            remaining = deadline - now
             try:
                 work.wait(timedelta(seconds=max(0.001, min(_SLICE_SEC, remaining))))
                 return
@@ -132,6 +140,13 @@ class GroupWork(Work):
                 if communicator._aborted:
                     communicator._abandoned = True
                     raise
+                if now >= probe_at:  # gloo may not report a connection that was lost in the middle of a transfer
+                    probe_at = now + (now - begin)
+                    if communicator.lost_peers():
+                        lost_at = min(lost_at, now)
+                if now >= lost_at + (_LEFT_SEC if self._may_leave else _LOST_SEC):
+                    communicator._abandoned = True
+                    raise RuntimeError(f"the connection to rank {communicator.lost_peers()[0]} is lost") from None
 
     @override
     def done(self) -> bool:

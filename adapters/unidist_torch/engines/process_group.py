@@ -119,6 +119,7 @@ class ProcessGroupCommunicator(Communicator):
             f"allreduce of {source.dtype}[{source.count}]",
             lambda: self._group.allreduce([reduction.carrier], options),
             reduction.finish,
+            may_leave=False,
         )
 
     @override
@@ -145,7 +146,10 @@ class ProcessGroupCommunicator(Communicator):
                     output.copy_(piece[: output.numel()])
 
         return self._start(
-            f"allgather of {source.dtype}{pieces}", lambda: self._group.allgather([received], [padded]), unpack
+            f"allgather of {source.dtype}{pieces}",
+            lambda: self._group.allgather([received], [padded]),
+            unpack,
+            may_leave=False,
         )
 
     @override
@@ -286,6 +290,17 @@ class ProcessGroupCommunicator(Communicator):
         if self._group is not None:
             self._probe(self._group, peer)
 
+    def lost_peers(self) -> list[int]:
+        """Return the ranks to which the connection is lost."""
+        lost = []
+        for peer in range(self.size):
+            if peer != self.rank:
+                try:
+                    self.probe(peer)
+                except RuntimeError:
+                    lost.append(peer)
+        return lost
+
     def _break(self, group: Any) -> None:
         """Close the connections of a group."""
         group.abort()
@@ -301,6 +316,7 @@ class ProcessGroupCommunicator(Communicator):
                 # Its end would wait for that thread, with Python's lock held: it stays until the process ends.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             elif self._aborted:
+                self.break_connections()  # else the group's end waits for what its threads wait for, and peers do, too
                 for work in list(self._unfinished):
                     work.abandon()
             self._group = None
@@ -313,6 +329,7 @@ class ProcessGroupCommunicator(Communicator):
         finish: Callable[[], None] | None = None,
         *,
         peer: int | None = None,
+        may_leave: bool = True,
     ) -> Work:
         self._check_open()
         if self._aborted:
@@ -324,7 +341,7 @@ class ProcessGroupCommunicator(Communicator):
         works = works if isinstance(works, list) else [works]
         if not works and finish is None:
             return COMPLETED
-        work = GroupWork(self, what, works, finish, peer)
+        work = GroupWork(self, what, works, finish, peer, may_leave=may_leave)
         self._unfinished.add(work)
         return work
 

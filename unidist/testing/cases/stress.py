@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,30 +83,39 @@ def run_program(communicator: Communicator, operations: Sequence[Operation], see
     next.
     """
     own = np.random.default_rng((seed, communicator.rank))
-    groups = [communicator, *_parts(communicator)]
     pending: list[_Pending] = []
-    for number, operation in enumerate(operations):
-        group = groups[operation.group]
-        if group is not None:  # ranks outside of it skip its turn
-            pending.append(_start(group, operation, own, f"seed {seed}, operation {number}"))
-        while pending and (len(pending) > 8 or own.random() < 0.3):
+    with ExitStack() as stack:
+        groups = [communicator, *(stack.enter_context(_split(communicator, ranks)) for ranks in _parts(communicator))]
+        for number, operation in enumerate(operations):
+            group = groups[operation.group]
+            if group is not None:  # ranks outside of it skip its turn
+                pending.append(_start(group, operation, own, f"seed {seed}, operation {number}"))
+            while pending and (len(pending) > 8 or own.random() < 0.3):
+                _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
+        while pending:
             _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
-    while pending:
-        _finish(communicator.rank, pending.pop(int(own.integers(len(pending)))))
-    for group in groups[1:]:
-        if group is not None:
-            group.close()
 
 
-def _parts(communicator: Communicator) -> list[Communicator | None]:
+def _parts(communicator: Communicator) -> list[Sequence[int]]:
     size, rank = communicator.size, communicator.rank
     halves = [other for other in range(size) if (other < size // 2) == (rank < size // 2)]
     most = list(range(size - 1, 0, -1)) if size > 1 else [0]
-    return [
-        communicator.split(halves),
-        communicator.split(most if rank in most else ()),
-        communicator.split(range(size)),
-    ]
+    return [halves, most if rank in most else (), range(size)]
+
+
+@contextmanager
+def _split(communicator: Communicator, ranks: Sequence[int]) -> Iterator[Communicator | None]:
+    """Split, and close the part in the end; operations may be under way there where one has failed."""
+    part = communicator.split(ranks)
+    try:
+        yield part
+    except BaseException as exc:
+        if part is not None:
+            part.abort(f"the program failed on rank {communicator.rank}: {exc}")
+        raise
+    finally:
+        if part is not None:
+            part.close()
 
 
 def _start(group: Communicator, operation: Operation, own: np.random.Generator, where: str) -> _Pending:
