@@ -51,7 +51,11 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
-    """Return the memory of a dense tensor that covers it without gaps, in memory order."""
+    """Return the memory of a dense tensor that covers it without gaps, in memory order.
+
+    The buffer keeps that memory, also if the tensor gets another one (`tensor.data = ...`, `tensor.set_()`). What
+    changes the size of the memory itself (`tensor.resize_()`) must wait until nothing uses the buffer.
+    """
     dtype = DTYPES.get(tensor.dtype) or dtype_of(tensor)
     if tensor.layout is not torch.strided:
         raise UsageError(f"a tensor of layout {tensor.layout} has no flat memory; exchange indices and values")
@@ -59,7 +63,7 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
         raise UsageError(
             f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()"
         )
-    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor, memory_kind(tensor))
+    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor.detach(), memory_kind(tensor))
 
 
 def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unidist_torch.memory import CopyInto
+from unidist_torch.memory import CopyInto, buffer_of, tensor_of
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,21 @@ def test_copies_values_whatever_the_memory_looks_like(source):
     target = torch.empty(source.shape, dtype=dtype)
     CopyInto(target).copy(source)
     assert torch.equal(target, source.to(dtype))
+
+
+def _replaced(tensor):
+    tensor.data = torch.zeros(100_000)
+
+
+def _set(tensor):
+    with torch.no_grad():
+        tensor.set_(torch.zeros(100_000))
+
+
+@pytest.mark.parametrize("change", [_replaced, _set])
+def test_a_buffer_keeps_the_memory_of_a_tensor_that_gets_another_one(change):
+    parameter = torch.nn.Parameter(torch.arange(100_000.0))
+    buffer = buffer_of(parameter)
+    change(parameter)
+    assert buffer.owner.data_ptr() == buffer.address != parameter.data_ptr()
+    assert torch.equal(tensor_of(buffer), torch.arange(100_000.0))

@@ -80,7 +80,7 @@ class GatheredBucket:
             self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
         self.state = BucketState.EMPTY
         self._work: Work | None = None
-        self._mismatched: Work | None = None
+        self._failed: Work | None = None  # a gather that may still write to the memory
         if initial is BucketState.WHOLE:
             self.fill()
         elif initial is BucketState.EMPTY:
@@ -155,10 +155,13 @@ class GatheredBucket:
             work, self._work = self._work, None
             try:
                 self._check.verify(wait=self.cut.memory == HOST)  # an accelerator's queue need not be waited for
+                work.wait()
             except MismatchError:
-                self._mismatched, self.state = work, BucketState.LOST  # its memory may still be written to
+                self._failed, self.state = work, BucketState.LOST
                 raise
-            work.wait()
+            except BaseException:
+                self._failed = work
+                raise
             self._show()
 
     def update_shard(self) -> None:
@@ -179,8 +182,14 @@ class GatheredBucket:
             self._vanish(BucketState.ABSENT)
 
     def abandon(self) -> None:
-        """Free the flat memory without waiting for a gather in flight, whose peers are gone. The shard is invalid."""
-        self._work = None
+        """Let go of the flat memory, without waiting for a gather in flight, whose peers are gone.
+
+        The shard is invalid. The memory is freed at once, or, where a gather may still write to it, with the last
+        reference of the engine to that gather.
+        """
+        in_flight, self._work, self._failed = self._work or self._failed, None, None
+        if in_flight is not None:
+            self._replace_flat()
         self._vanish(BucketState.LOST)
 
     def mark_restored(self) -> None:
@@ -213,14 +222,18 @@ class GatheredBucket:
     def _let_go(self) -> None:
         """Free the flat memory; if a numpy array refers to it, leave it to that and use other memory from now on."""
         if not self._storage.resizable():
-            self._flat = torch.empty_like(self._flat)
-            self._storage = self._flat.untyped_storage()
-            for slot in self.cut.slots:
-                if slot.parameter in self._places:
-                    parameter, view, nothing = self._places[slot.parameter]
-                    moved = self._flat.as_strided(view.shape, view.stride(), slot.offset)
-                    self._places[slot.parameter] = (parameter, moved, nothing)
+            self._replace_flat()
         self._storage.resize_(0)
+
+    def _replace_flat(self) -> None:
+        """Use other flat memory from now on; the old one stays for as long as something refers to it."""
+        self._flat = torch.empty_like(self._flat)
+        self._storage = self._flat.untyped_storage()
+        for slot in self.cut.slots:
+            if slot.parameter in self._places:
+                parameter, view, nothing = self._places[slot.parameter]
+                moved = self._flat.as_strided(view.shape, view.stride(), slot.offset)
+                self._places[slot.parameter] = (parameter, moved, nothing)
 
     def _show(self) -> None:
         for parameter, view, _ in self._places.values():
