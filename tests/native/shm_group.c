@@ -242,6 +242,9 @@ static void *abort_again_and_again(void *argument) {
     do {
         for (int g = 1; g >= 0; g--)
             if (ud_enter(r->groups[g])) {
+                int is_posted;
+                ud_send(r->groups[g], 1, (ud_message){.dtype = UD_UINT8}, &is_posted); /* and nobody receives it */
+                ud_receive(r->groups[g], 1, NULL, 0, UD_UINT8);
                 ud_abort(r->groups[g], r->rank, "a monitor gave up");
                 ud_leave(r->groups[g]);
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,49 @@ def test_aborting_while_it_is_closed_touches_no_memory_that_is_gone(rank_pool: R
         return cycles
 
     assert rank_pool(2, engine="shm").run(abort, (60,)) == [60, 60]
+
+
+def test_messages_while_it_is_closed_end_with_usage_errors(rank_pool: RankPoolFactory) -> None:
+    def send(cycles: int) -> list[str]:
+        import sys
+        import threading
+
+        from unidist.buffer import Buffer, DType
+        from unidist.errors import PeerLostError, UsageError
+        from unidist.runtime import context
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        found: list[str] = []
+        try:
+            for _ in range(cycles):
+                world = context.init().world
+                world.barrier().wait()
+
+                def hammer(world: Any = world) -> None:
+                    buffers = [Buffer.allocate(10, DType.UINT8), Buffer.allocate(5000, DType.UINT8)]
+                    try:
+                        while True:
+                            for buffer in buffers:
+                                work = world.recv(buffer, source=1 - world.rank)
+                                world.send(buffer, to=1 - world.rank)
+                                work.done()
+                    except (PeerLostError, UsageError):
+                        pass
+                    except BaseException as exc:
+                        found.append(repr(exc))
+
+                threads = [threading.Thread(target=hammer) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                context.shutdown()
+                for thread in threads:
+                    thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        return found
+
+    assert rank_pool(2, engine="shm").run(send, (30,)) == [[], []]
 
 
 def test_a_forked_child_does_not_close_what_its_parent_uses(rank_pool: RankPoolFactory) -> None:

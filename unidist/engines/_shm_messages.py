@@ -47,6 +47,7 @@ class Mailbox:
         """Post a message. Engine memory is read by the receiver in place; other memory is copied at once."""
         group = self._group
         with self._lock:
+            communicator.check_open()  # else there is no memory for a copy any more
             self._reap(to)
             offset = group.offset(buffer.address, buffer.nbytes)
             own: Allocation | None = None
@@ -75,6 +76,7 @@ class Mailbox:
     def note_received(self, work: ReceiveWork) -> None:
         """Note that `work` and all earlier ones of its source are complete, and which messages did not fit."""
         with self._lock:
+            work.check_open()  # else nobody knows any more which receives there were, and which did not fit
             for source, number, nbytes, dtype in self._group.misfits():
                 misfit = next(item for item in self._incoming[source] if item.number == number)
                 misfit.error = MismatchError(
@@ -176,10 +178,14 @@ class ReceiveWork(Work):
         outcome = self._advance(0)
         return outcome == 0 or unpack(outcome)[0] is not Status.PENDING
 
+    def check_open(self) -> None:
+        """Raise UsageError if the communicator is closed."""
+        self._communicator.check_open()
+
     def _advance(self, timeout_ns: int) -> int:
         if self.finished:
             return 0
-        self._communicator.check_open()
+        self.check_open()
         outcome = self._communicator.group.wait_received(self.source, self.number, timeout_ns)
         if not outcome:
             self._mailbox.note_received(self)

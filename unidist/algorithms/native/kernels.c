@@ -46,11 +46,13 @@ static void stream(char *target, const char *source, size_t nbytes) {
     memcpy(target, source, nbytes);
 }
 
-static void copy(char *target, const char *source, size_t nbytes) { memcpy(target, source, nbytes); }
+static void copy(char *target, const char *source, size_t nbytes) {
+    if (nbytes) memcpy(target, source, nbytes); /* no elements may mean no address */
+}
 
 void ud_copy(char *target, const char *source, size_t nbytes) {
     if (nbytes >= STREAM_BYTES) stream(target, source, nbytes);
-    else memcpy(target, source, nbytes);
+    else copy(target, source, nbytes);
 }
 
 static inline float bits_to_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }

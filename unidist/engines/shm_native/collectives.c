@@ -50,6 +50,11 @@ void ud_free_op(ud_op *op) {
     op->counts = op->counts2 = NULL;
 }
 
+/* Buffers without elements have no address, which memcpy would not take. */
+static void move(char *target, const char *source, size_t nbytes) {
+    if (target != source && nbytes) memcpy(target, source, nbytes);
+}
+
 /* ---- posting ---- */
 
 static uint64_t hash_counts(const uint64_t *counts, int size) { /* FNV-1a over whole words */
@@ -99,7 +104,7 @@ int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
         memcpy(small, op->counts, group->size * sizeof(uint64_t));
         memcpy(small + group->size * sizeof(uint64_t), op->counts2, group->size * sizeof(uint64_t));
     } else if (is_small(group, op) && (op->opcode != UD_BROADCAST || (int)op->root == group->rank)) {
-        memcpy(small, op->source, op_bytes(op));
+        move(small, op->source, op_bytes(op));
     }
     group->ops[seq % UD_RING] = *op;
     group->posted++;
@@ -179,10 +184,6 @@ static char *peer_source(ud_group *group, int member, uint32_t seq) {
 
 /* ---- pieces ---- */
 
-static void move(char *target, const char *source, size_t nbytes) {
-    if (target != source && nbytes) memcpy(target, source, nbytes);
-}
-
 static uint64_t sum_before(const uint64_t *counts, int end) {
     uint64_t sum = 0;
     for (int i = 0; i < end; i++) sum += counts[i];
@@ -215,7 +216,7 @@ static void run_small(ud_group *group, ud_op *op) {
             move(op->target + sum_before(op->counts, m) * item, sources[m], op->counts[m] * item);
         break;
     default: /* UD_BROADCAST */
-        if ((int)op->root != group->rank) memcpy(op->target, sources[op->root], op_bytes(op));
+        if ((int)op->root != group->rank) move(op->target, sources[op->root], op_bytes(op));
     }
 }
 
@@ -373,7 +374,7 @@ static void collect_window(ud_group *group, ud_op *op, uint64_t index) {
     for (int i = 0; i < group->size; i++) {
         int m = (group->rank + i) % group->size;
         uint64_t from = share_begin(n, group->size, m), to = share_begin(n, group->size, m + 1);
-        memcpy(op->target + (begin + from) * item, ud_window(group, m, group->window) + from * item, (to - from) * item);
+        move(op->target + (begin + from) * item, ud_window(group, m, group->window) + from * item, (to - from) * item);
     }
 }
 
