@@ -86,44 +86,6 @@ def test_a_message_that_is_half_sent_when_its_receiver_dies(rank_pool: RankPoolF
     assert took < SOON
 
 
-def _loses_a_rank_in_a_collective(folder: str) -> float:
-    """Add up more than a connection holds with a child that is stopped, and then killed."""
-    import torch.distributed as dist
-
-    from unidist_torch.engines.gloo import GlooCommunicator
-    from unidist_torch.engines.store import SharedStore
-
-    child = os.fork()
-    rank = int(child == 0)
-    try:
-        pair = GlooCommunicator(
-            SharedStore(dist.FileStore(f"{folder}/store", 2), lambda: None), "pair", rank, (0, 1), WAIT, device_index=0
-        )
-        large = Buffer.allocate(64 << 20, DType.UINT8)
-        if child == 0:
-            work = pair.allreduce(large, large)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        os.waitpid(child, os.WUNTRACED)
-        work = pair.allreduce(large, large)
-        assert not work.done()
-        time.sleep(0.3)  # let it get into the middle
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        begin = time.monotonic()
-        with pytest.raises(PeerLostError, match="allreduce"):
-            work.wait()
-        pair.close()
-        return time.monotonic() - begin
-    finally:
-        if child == 0:
-            os._exit(1)
-
-
-def test_a_collective_in_the_middle_of_which_a_rank_dies(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
-    (took,) = rank_pool(1).run(_loses_a_rank_in_a_collective, (str(tmp_path),))
-    assert took < SOON
-
-
 def _closes_after_a_stall() -> float:
     from unidist.runtime import context
     from unidist.settings.environment import set_variables
