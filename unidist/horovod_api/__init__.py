@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.horovod_api.arguments import Groups, OptimizerArguments, Position, bucket_compressor, check_passes
+    from unidist.horovod_api.arguments import (
+        Groups,
+        OptimizerArguments,
+        Position,
+        bucket_compressor,
+        check_groups,
+        check_passes,
+    )
     from unidist.horovod_api.compression import Compressor, NoneCompressor
     from unidist.horovod_api.lifecycle import (
         add_process_set,
@@ -51,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compressor", "Groups", "NoneCompressor", "Op", "OptimizerArguments", "Position", "Scope", "add_process_set",
-    "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_passes", "checked_op", "cross_rank",
+    "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_groups", "check_passes", "checked_op", "cross_rank",
     "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
     "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank",
     "reducescattering", "reduction_of", "remove_process_set", "report", "scope_of", "shutdown", "size",
@@ -61,7 +68,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "arguments": "Groups Position bucket_compressor check_passes OptimizerArguments",
+        "arguments": "Groups Position bucket_compressor check_groups check_passes OptimizerArguments",
         "compression": "Compressor NoneCompressor",
         "lifecycle": (
             "add_process_set ccl_built cross_rank cross_size data_rank data_size ddl_built gloo_built gloo_enabled "

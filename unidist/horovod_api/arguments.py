@@ -130,15 +130,18 @@ def bucket_compressor(
     return otherwise(compression)
 
 
-def _positions(groups: Groups, position: Position) -> int | tuple[tuple[int, ...], ...] | None:
-    if groups is None:
-        return None
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise ValueError(f"groups={groups}: give a positive number of groups, or a list of lists of parameters")
-        return groups
-    if not isinstance(groups, Sequence):
+def check_groups(groups: Groups) -> None:
+    """Raise ValueError unless this is None, a number of groups above 0, or a list of them."""
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(f"groups={groups}: give a positive number of groups, or a list of lists of parameters")
+    if not (groups is None or isinstance(groups, int)) and (isinstance(groups, str) or not isinstance(groups, Sequence)):
         raise ValueError(f"groups should be a positive integer or a list of lists of parameters, not {type(groups)}")
+
+
+def _positions(groups: Groups, position: Position) -> int | tuple[tuple[int, ...], ...] | None:
+    check_groups(groups)
+    if groups is None or isinstance(groups, int):
+        return groups
     members = [member for group in groups for member in group]
     if len({id(member) for member in members}) != len(members):
         raise ValueError("a parameter can only appear once in groups")

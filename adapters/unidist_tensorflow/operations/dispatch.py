@@ -86,7 +86,8 @@ def apply(run: Callable[..., Sequence[tf.Tensor]], backward: Backward, *tensors:
 def as_tensor(value: Any) -> tf.Tensor:
     """Return a tensor, variable or array as a tensor of an element type that can be exchanged."""
     tensor = tf.convert_to_tensor(value)
-    dtype_of(tensor)
+    with as_op_errors():
+        dtype_of(tensor)
     return tensor
 
 

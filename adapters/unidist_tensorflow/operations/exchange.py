@@ -144,6 +144,8 @@ def start_alltoall(arrays: Sequence[Array], name: str, *, process_set: ProcessSe
         raise OperationError(f"alltoall {name!r} divides rows; a scalar has none")
     if len(arrays) > 1:
         splits = tuple(int(count) for count in arrays[1].reshape(-1))
+        if 0 <= sum(splits) < array.shape[0]:
+            array = array[: sum(splits)]  # the others stay here, as in Horovod
     elif array.shape[0] % scope.size:
         raise OperationError(
             f"alltoall {name!r}: {array.shape[0]} rows do not divide over {scope.size} ranks; pass splits"

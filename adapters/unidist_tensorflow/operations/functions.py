@@ -13,6 +13,7 @@ from unidist.negotiation import allgather_object as allgather_pickled
 from unidist.negotiation import broadcast_object as broadcast_pickled
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
+from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.movement import broadcast_
 
 
@@ -32,8 +33,9 @@ def broadcast_object(
         name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
-    operations, scope = context.current().operations(process_set), scope_of(process_set)
-    return broadcast_pickled(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
+    with as_op_errors():
+        operations, scope = context.current().operations(process_set), scope_of(process_set)
+        return broadcast_pickled(operations, obj, root=scope.root(root_rank), name=name or "broadcast_object")
 
 
 def broadcast_object_fn(
@@ -61,7 +63,8 @@ def allgather_object(
         name: by which the ranks match the operation.
         process_set: the ranks that take part.
     """
-    return allgather_pickled(context.current().operations(process_set), obj, name=name or "allgather_object")
+    with as_op_errors():
+        return allgather_pickled(context.current().operations(process_set), obj, name=name or "allgather_object")
 
 
 def broadcast_variables(

@@ -8,10 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from unidist.errors import OperationError
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
+from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.exchange import (
     start_allgather,
     start_alltoall,
@@ -185,7 +187,8 @@ def alltoall(
 
     Args:
         tensor: `(rows, ...)`; all dims but the first equal on every rank.
-        splits: rows for each rank, adding up to dim 0, a tensor or a list; default: equal shares.
+        splits: rows for each rank, whole numbers that add up to dim 0, a tensor or a list; rows behind their sum stay.
+            Default: equal shares.
         name: by which the ranks match the operation.
         ignore_name_scope: in graphs, leave name scopes out of the name by which ranks match.
         process_set: the ranks that take part.
@@ -194,7 +197,10 @@ def alltoall(
         The rows received; with `splits` also how many came from each rank, `(size,)` int32, as Horovod does.
     """
     operand = as_tensor(tensor)
-    shares = [] if splits is None else [tf.cast(tf.convert_to_tensor(splits), tf.int32)]
+    with as_op_errors():  # where the graph is built, if that is known there
+        if operand.shape.rank == 0:
+            raise OperationError("alltoall divides rows; a scalar has none")
+        shares = [] if splits is None else [_rows_of(splits)]
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(
@@ -218,7 +224,11 @@ def alltoall(
 
     def backward(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         returned, _ = alltoall(gradients[0], received[1], None, ignore_name_scope, process_set)
-        return [returned]
+        if not shares:
+            return [returned]
+        kept = tf.shape(operand)[0] - tf.shape(returned)[0]  # rows that were not sent
+        ends = [[0, kept]] + [[0, 0]] * (operand.shape.rank - 1) if operand.shape.rank else None
+        return [returned if ends is None else tf.pad(returned, ends)]
 
     rows, counts = apply(run_and_keep, backward, operand)
     return rows if splits is None else (rows, counts)
@@ -299,6 +309,20 @@ def recv(tensor: Any, src: int) -> tf.Tensor:
             with tf.control_dependencies([assigned]):
                 return tf.identity(message)
     return message
+
+
+def _rows_of(splits: Any) -> tf.Tensor:
+    """Return the numbers of rows for each rank, `(size,)` int32.
+
+    Raises:
+        OperationError: they are not whole numbers in one row.
+    """
+    rows = tf.convert_to_tensor(splits, dtype=None if tf.is_tensor(splits) or len(splits) else tf.int32)
+    if not rows.dtype.is_integer or rows.shape.rank not in (1, None):
+        raise OperationError(
+            f"alltoall: splits of {rows.dtype.name} and shape {rows.shape}; give a whole number of rows for each rank"
+        )
+    return tf.cast(rows, tf.int32)
 
 
 def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:

@@ -9,13 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from unidist.horovod_api.reduce_ops import Op, allreduction, reduction_of
+from unidist.errors import OperationError
+from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering, reduction_of
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression, Compressor
 from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
+from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.exchange import start_allreduce, start_reducescatter
 
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
@@ -56,7 +58,7 @@ def allreduce(
     """
     [result] = _reduce_each(
         [tensor],
-        reduction_of(op, average),
+        _reduction_of(op, average),
         (device_dense, device_sparse),
         compression,
         (prescale_factor, postscale_factor),
@@ -84,7 +86,7 @@ def grouped_allreduce(
     """Return the reductions of several tensors, which are submitted and exchanged together. See `allreduce`."""
     return _reduce_each(
         tensors,
-        reduction_of(op, average),
+        _reduction_of(op, average),
         (device_dense, device_sparse),
         compression,
         (prescale_factor, postscale_factor),
@@ -162,6 +164,11 @@ def grouped_reducescatter(
 
 
 # Implementation
+
+
+def _reduction_of(op: int | None, average: bool | None) -> Op:
+    with as_op_errors():
+        return reduction_of(op, average)
 
 
 def _device(name: str) -> AbstractContextManager[Any]:
@@ -277,6 +284,11 @@ def _reducescatter(
     kind: str,
 ) -> list[tf.Tensor]:
     start = partial(start_reducescatter, op=op, prescale=prescale, postscale=postscale, process_set=process_set)
+
+    with as_op_errors():  # where the graph is built, if that is known there
+        reducescattering(op, prescale=prescale, postscale=postscale, size=1)
+        if any(tensor.shape.rank == 0 for tensor in tensors):
+            raise OperationError("reducescatter divides rows; a scalar has none")
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.gradients.compression import GradientCompressor
-from unidist.horovod_api.arguments import Groups, OptimizerArguments
+from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_groups
 from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
 from unidist.mixins import with_mixin
@@ -132,6 +132,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             f"compression={compression!r} compresses buckets of gradients, but an optimizer of TF1 exchanges single "
             "tensors; use a member of Compression, or a class like Horovod's Compressor"
         )
+    check_groups(groups)
     if op not in (Op.Average, Op.Sum):
         raise ValueError(f"op={Op(op).name}: gradients of TF1's optimizers are reduced by Average or Sum")
     if gradient_predivide_factor != 1.0 and op != Op.Average:
