@@ -97,7 +97,17 @@ def allreduce_by_position(hvd: Any, mode: str) -> Any:
     return run(
         mode,
         lambda: hvd.allreduce(
-            numbers(hvd, 3), None, "/cpu:0", "", hvd.Compression.fp16, hvd.Sum, 0.5, 2.0, "place", hvd.global_process_set, True
+            numbers(hvd, 3),
+            None,
+            "/cpu:0",
+            "",
+            hvd.Compression.fp16,
+            hvd.Sum,
+            0.5,
+            2.0,
+            "place",
+            hvd.global_process_set,
+            True,
         ),
     )
 
@@ -318,7 +328,9 @@ def broadcast_from_a_root_of_a_wrong_type(hvd: Any, root: Any) -> Any:
 @case(*((mode, what) for mode in MODES for what in ("root", "shape", "dtype")))
 def broadcast_that_differs_between_ranks(hvd: Any, mode: str, what: str) -> Any:
     other = hvd.rank() == 1
-    tensor = numbers(hvd, 4 if what == "shape" and other else 3, dtype=tf.int32 if what == "dtype" and other else tf.float32)
+    tensor = numbers(
+        hvd, 4 if what == "shape" and other else 3, dtype=tf.int32 if what == "dtype" and other else tf.float32
+    )
     return run(mode, lambda: hvd.broadcast(tensor, hvd.rank() if what == "root" else 0, name=f"broadcast_{what}"))
 
 
@@ -397,7 +409,9 @@ def alltoall_of_a_scalar(hvd: Any) -> Any:
 @case("columns", "dtype")
 def alltoall_that_differs_between_ranks(hvd: Any, what: str) -> Any:
     other = hvd.rank() == 1
-    tensor = numbers(hvd, 2, 3 if what == "columns" and other else 2, dtype=tf.int32 if what == "dtype" and other else tf.float32)
+    tensor = numbers(
+        hvd, 2, 3 if what == "columns" and other else 2, dtype=tf.int32 if what == "dtype" and other else tf.float32
+    )
     return hvd.alltoall(tensor, name=f"alltoall_{what}")
 
 
@@ -421,7 +435,8 @@ def reducescatter_of_a_type(hvd: Any, mode: str, dtype: tf.DType) -> Any:
 @case()
 def reducescatter_with_factors(hvd: Any) -> Any:
     return [
-        hvd.reducescatter(numbers(hvd, 4), op=op, prescale_factor=0.5, postscale_factor=3.0) for op in (hvd.Sum, hvd.Average)
+        hvd.reducescatter(numbers(hvd, 4), op=op, prescale_factor=0.5, postscale_factor=3.0)
+        for op in (hvd.Sum, hvd.Average)
     ] + [hvd.grouped_reducescatter([numbers(hvd, 4)], prescale_factor=0.5, postscale_factor=3.0)]
 
 
@@ -438,7 +453,9 @@ def reducescatter_of_a_scalar(hvd: Any, mode: str) -> Any:
 @case("shape", "dtype", "op")
 def reducescatter_that_differs_between_ranks(hvd: Any, what: str) -> Any:
     other = hvd.rank() == 1
-    tensor = numbers(hvd, 6 if what == "shape" and other else 4, dtype=tf.int32 if what == "dtype" and other else tf.float32)
+    tensor = numbers(
+        hvd, 6 if what == "shape" and other else 4, dtype=tf.int32 if what == "dtype" and other else tf.float32
+    )
     return hvd.reducescatter(tensor, op=hvd.Average if what == "op" and other else hvd.Sum, name=f"rs_{what}")
 
 
@@ -722,7 +739,9 @@ def join(hvd: Any) -> Any:
     found = []
     for last in range(2):
         if hvd.rank() == last:
-            found += [hvd.allreduce(numbers(hvd, 3), op=op, name=f"joined_{last}_{op}") for op in (hvd.Average, hvd.Sum)]
+            found += [
+                hvd.allreduce(numbers(hvd, 3), op=op, name=f"joined_{last}_{op}") for op in (hvd.Average, hvd.Sum)
+            ]
         found.append(hvd.join())
     return found
 

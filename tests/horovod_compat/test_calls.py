@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from part_pools import PartPools
@@ -23,3 +23,17 @@ def test_tensorflow(tensorflow_pools: PartPools, compare: Callable[..., list[str
     pytest.importorskip("tensorflow")
     ranks = tensorflow_pools.get(2)
     assert compare(ranks, "tensorflow_cases", "tensorflow", engine, dict(ENVIRONMENT)) == []
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_keras(legacy_ranks: PartPools, compare: Callable[..., list[str]], engine: str) -> None:
+    variables = {**ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"}
+    assert compare(legacy_ranks.get(2), "keras_cases", "tensorflow.keras", engine, variables) == []
+
+
+@pytest.fixture(scope="module")
+def legacy_ranks() -> Iterator[PartPools]:
+    pytest.importorskip("tf_keras")
+    pools = PartPools(2, {**ENVIRONMENT, "UNIDIST_HOROVOD_BINDING": "tensorflow", "TF_USE_LEGACY_KERAS": "1"})
+    yield pools
+    pools.close()

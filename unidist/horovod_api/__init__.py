@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compressor", "Groups", "NoneCompressor", "Op", "OptimizerArguments", "Position", "Scope", "add_process_set",
-    "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_groups", "check_passes", "checked_op", "cross_rank",
-    "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
-    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "rank",
-    "reducescattering", "reduction_of", "remove_process_set", "report", "scope_of", "shutdown", "size",
-    "start_timeline", "stop_timeline", "world",
+    "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_groups", "check_passes", "checked_op",
+    "cross_rank", "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "rank", "reducescattering", "reduction_of", "remove_process_set", "report", "scope_of",
+    "shutdown", "size", "start_timeline", "stop_timeline", "world",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(

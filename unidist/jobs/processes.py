@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -224,6 +225,7 @@ def rank_variables(place: Topology) -> dict[str, str]:
         "UNIDIST_NUM_NODES": place.num_nodes,
         **torchrun,
         **{f"HOROVOD_{name}": value for name, value in horovod.items()},
+        "HOROVOD_HOSTNAME": socket.gethostname(),  # scripts read it; ranks are started on their own host
     }
     return {name: str(value) for name, value in values.items()}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from unidist_tensorflow.keras_api import IS_LEGACY, api
@@ -34,33 +33,31 @@ def allreduce(
     op: int | None = None,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """Return the reduction of a value over all ranks, as an array outside of graphs. See `unidist.tensorflow`'s."""
-    return _value(
-        reductions.allreduce(
-            tf.convert_to_tensor(value),
-            average=average,
-            compression=compression,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            name=name,
-        )
+    """Return the reduction of a value over all ranks, a tensor. See `unidist.tensorflow`'s."""
+    return reductions.allreduce(
+        tf.convert_to_tensor(value),
+        average=average,
+        compression=compression,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        name=name,
     )
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return the rows of all ranks, in rank order, as an array outside of graphs."""
-    return _value(movement.allgather(tf.convert_to_tensor(value), name=name))
+    """Return the rows of all ranks, in rank order, a tensor."""
+    return movement.allgather(tf.convert_to_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return rank `root_rank`'s value, as an array outside of graphs."""
-    return _value(movement.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+    """Return rank `root_rank`'s value, a tensor."""
+    return movement.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Return this rank's rows of the reduction over all ranks, as an array outside of graphs."""
-    return _value(reductions.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+    """Return this rank's rows of the reduction over all ranks, a tensor."""
+    return reductions.reducescatter(tf.convert_to_tensor(value), op=op, name=name)
 
 
 def load_model(
@@ -88,7 +85,3 @@ def load_model(
     if model.optimizer is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model
-
-
-def _value(result: Any) -> Any:
-    return np.asarray(result) if tf.executing_eagerly() else result

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from unidist_tensorflow.keras_api import build_legacy_optimizer, is_old
 from unidist_tensorflow.optimizer.binding import Binding
 from unidist_tensorflow.optimizer.inner_step import InnerStep
 from unidist_tensorflow.optimizer.mixin import BoundMixin, bound_class
+from unidist_tensorflow.optimizer.pairs import PairReduction, Pairs
 
 
 class LegacyOptimizerMixin(BoundMixin):
@@ -43,11 +45,37 @@ class LegacyOptimizerMixin(BoundMixin):
         reduced = options.get("skip_gradients_aggregation", False) or not options.get(
             "experimental_aggregate_gradients", True
         )
+        if self._unidist.take_reduced() and not reduced:
+            reduced, options = True, {**options, **is_reduced(self)}
         if reduced:
             super().apply_gradients(pairs, name=name, **options)  # type: ignore[misc]  # of an optimizer
         elif pairs:
             self._unidist.apply_pairs(pairs, name)
         return self.iterations  # type: ignore[attr-defined]  # of an optimizer
+
+    def minimize(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute gradients, exchange and apply them, as `fit` does. Collective."""
+        with self._unidist.minimizing():
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]  # of an optimizer
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        """Return pairs of reduced gradient and variable, as Horovod's optimizer does. Collective.
+
+        The next `apply_gradients` takes them as they are. With several passes per step, or with strategies that
+        look at gradients, the gradients stay this rank's, and `apply_gradients` exchanges them.
+        """
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        tape = tf.GradientTape() if tape is None else tape
+        plain: Any = super()
+        if hasattr(plain, "_compute_gradients"):
+            pairs = plain._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = plain.compute_gradients(loss, var_list, tape=tape)
+        return list(self._unidist.reduce_now(list(pairs)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to be put into a LossScaleOptimizer, which would look for infinities before the exchange."""
@@ -67,16 +95,45 @@ class LegacyBinding(Binding):
         optimizer: the optimizer, already of its new class.
         plain: its class before.
         update: the framework-free side.
+
+    Attributes:
+        reduction: of gradients that the script computes by the optimizer, for itself; None: there is none.
     """
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._apply_plainly = _PlainApply(plain)
+        self.reduction: PairReduction | None = None
+        self._is_minimizing = self._has_reduced = False
         super().__init__(optimizer, self._apply_plainly, update)  # type: ignore[arg-type]  # has what it needs
 
     def apply_pairs(self, pairs: Sequence[tuple[Any, Any]], name: str | None) -> None:
         """Exchange and apply gradients, given as pairs of gradient and variable."""
         self._apply_plainly.name = name
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    @contextmanager
+    def minimizing(self) -> Iterator[None]:
+        """Leave the exchange to `apply_gradients` meanwhile."""
+        self._is_minimizing = True
+        try:
+            yield
+        finally:
+            self._is_minimizing = False
+
+    def reduce_now(self, pairs: Pairs) -> Pairs:
+        """Return the pairs with reduced gradients, unless `apply_gradients` has to exchange them. Collective."""
+        update = self._update
+        exchanges_later = update.accumulation.passes > 1 or update.rules is not None or update.scaler is not None
+        if self._is_minimizing or self.reduction is None or exchanges_later:
+            return pairs
+        self.reduction.local = self._local
+        self._has_reduced = True
+        return self.reduction.reduce(pairs)
+
+    def take_reduced(self) -> bool:
+        """Say whether the gradients to apply next were reduced by `reduce_now`."""
+        has_reduced, self._has_reduced = self._has_reduced, False
+        return has_reduced
 
     def _build(self, variables: Any) -> list[Any]:
         optimizer = self._optimizer
@@ -108,7 +165,9 @@ class LegacyBinding(Binding):
         return [variable, *(kept[index] for kept in lists if id(kept[index]) in own)]
 
 
-_IS_REDUCED = {"skip_gradients_aggregation": True}
+def is_reduced(optimizer: Any) -> dict[str, bool]:
+    """Return the argument of `apply_gradients` that says so, of this optimizer of tf_keras."""
+    return {"experimental_aggregate_gradients": False} if is_old(optimizer) else {"skip_gradients_aggregation": True}
 
 
 class _PlainApply:
@@ -126,8 +185,7 @@ class _PlainApply:
         """Apply reduced gradients. tf_keras would warn of each None, which is usual here: no rank had a gradient."""
         pairs = list(zip(gradients, variables, strict=True))
         given = [pair for pair in pairs if pair[0] is not None]
-        is_reduced = {"experimental_aggregate_gradients": False} if is_old(optimizer) else _IS_REDUCED
-        self._plain.apply_gradients(optimizer, given or pairs, name=self.name, **is_reduced)
+        self._plain.apply_gradients(optimizer, given or pairs, name=self.name, **is_reduced(optimizer))
 
 
 def bind_legacy(optimizer: Any, update: Update) -> Any:

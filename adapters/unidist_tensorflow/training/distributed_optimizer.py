@@ -11,6 +11,7 @@ import tensorflow as tf
 from unidist.checkpoint.format.interface import placements_of
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import UsageError
+from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
@@ -32,6 +33,7 @@ from unidist_tensorflow.optimizer.arguments import (
 from unidist_tensorflow.optimizer.binding import Binding
 from unidist_tensorflow.optimizer.legacy import bind_legacy, check_legacy
 from unidist_tensorflow.optimizer.mixin import bind, check_plain, scales_loss
+from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
 from unidist_tensorflow.training.elastic_fit import ElasticFit
@@ -268,6 +270,15 @@ def distribute_optimizer(optimizer: Any, arguments: OptimizerArguments) -> Any:
     bound = bind_legacy(optimizer, update) if legacy else bind(optimizer, update)
     bound._unidist.scale_local = arguments.scale_local_gradients
     bound._unidist.groups = listed_groups(arguments.groups)
+    if legacy and not isinstance(arguments.compression, str | GradientCompressor):
+        bound._unidist.reduction = PairReduction(
+            scale_local=arguments.scale_local_gradients,
+            sparse_as_dense=arguments.sparse_as_dense,
+            predivide_factor=arguments.gradient_predivide_factor,
+            compression=arguments.compression,
+            op=arguments.op,
+            process_set=arguments.process_set,
+        )
     return bound
 
 

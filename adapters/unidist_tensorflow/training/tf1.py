@@ -10,20 +10,19 @@ from unidist.errors import UsageError
 from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_groups
 from unidist.horovod_api.reduce_ops import Op
-from unidist.horovod_api.scope import scope_of
 from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression
-from unidist_tensorflow.operations.reductions import grouped_allreduce
 from unidist_tensorflow.optimizer.arguments import CompressionLike
+from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
 
 
 class DistributedTF1Mixin:
     """Methods that `DistributedOptimizer` adds to an optimizer of TF1. Never instantiated by itself."""
 
-    _unidist: _Reduction
+    _unidist: PairReduction
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of reduced gradient and variable, as Horovod's optimizer does. Collective."""
@@ -33,34 +32,6 @@ class DistributedTF1Mixin:
     def register_local_var(self, var: Any) -> None:
         """Leave a variable out: every rank updates it by its own gradient."""
         self._unidist.local.add(var.ref())
-
-
-class _Reduction:
-    def __init__(self, *, scale_local: bool, sparse_as_dense: bool, **options: Any) -> None:
-        self.local: set[Any] = set()
-        self._scale_local = scale_local
-        self._sparse_as_dense = sparse_as_dense
-        self._options = options
-
-    def reduce(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        size = scope_of(self._options["process_set"]).size
-        results = list(pairs)
-        exchanged = [
-            index
-            for index, (gradient, each) in enumerate(pairs)
-            if gradient is not None and each.ref() not in self.local
-        ]
-        gradients = [pairs[index][0] for index in exchanged]
-        if self._sparse_as_dense:
-            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        if exchanged and size > 1:
-            reduced = grouped_allreduce(gradients, name="DistributedOptimizer_Allreduce", **self._options)
-            for index, gradient in zip(exchanged, reduced, strict=True):
-                results[index] = (gradient, pairs[index][1])
-        for index, (gradient, each) in enumerate(pairs):
-            if self._scale_local and gradient is not None and each.ref() in self.local:
-                results[index] = (gradient / size, each)
-        return results
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -137,13 +108,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"op={Op(op).name}: gradients of TF1's optimizers are reduced by Average or Sum")
     if gradient_predivide_factor != 1.0 and op != Op.Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} splits an average; use op=Average")
-    scaling = {}
-    if gradient_predivide_factor != 1.0:
-        scaling = {"prescale_factor": 1 / gradient_predivide_factor, "postscale_factor": gradient_predivide_factor}
     tf1: Any = optimizer
     plain = type(tf1)
     tf1.__class__ = with_mixin(plain, DistributedTF1Mixin)
-    tf1._unidist = _Reduction(
+    tf1._unidist = PairReduction(
         scale_local=scale_local_gradients,
         sparse_as_dense=sparse_as_dense,
         device_dense=device_dense,
@@ -151,6 +119,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression=compression,
         op=op,
         process_set=process_set,
-        **scaling,
+        predivide_factor=gradient_predivide_factor,
     )
     return tf1

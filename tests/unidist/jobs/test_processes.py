@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,7 @@ def test_each_rank_knows_its_place_under_every_name() -> None:
             "2",
         )
         assert (env["HOROVOD_RANK"], env["HOROVOD_SIZE"]) == (str(rank), "2")
+        assert env["HOROVOD_HOSTNAME"] == socket.gethostname()
         assert (env["HOROVOD_LOCAL_RANK"], env["HOROVOD_LOCAL_SIZE"]) == (str(rank), "2")
         assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"]) == ("0", "1")
         assert env["MASTER_ADDR"] == "127.0.0.1"

@@ -1,0 +1,191 @@
+"""What a script can call in `horovod.tensorflow.keras`, with tf_keras, as Horovod knows no other Keras."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from beside import Table, attempt
+
+TABLE = Table()
+case, differs = TABLE.case, TABLE.differs
+
+
+def values(hvd: Any, *shape: int) -> Any:
+    """Return small numbers, others on every rank."""
+    return np.float32(np.arange(int(np.prod(shape))) % 5 + hvd.rank()).reshape(shape)
+
+
+@case("array", "list", "tensor", "number")
+def operations(hvd: Any, kind: str) -> Any:
+    made = values(hvd, 4)
+    given = {"array": made, "list": made.tolist(), "tensor": tf.constant(made), "number": 2.0 + hvd.rank()}[kind]
+    found = [hvd.allreduce(given, name="a"), hvd.broadcast(given, 1), hvd.broadcast(given, root_rank=0, name="b")]
+    if kind != "number":
+        found += [
+            hvd.allgather(given),
+            hvd.allgather(given, name="c"),
+            hvd.reducescatter(given),
+            hvd.reducescatter(given, op=hvd.Sum),
+        ]
+    return [found, [tf.is_tensor(each) for each in found]]
+
+
+@case()
+def allreduce_with_arguments(hvd: Any) -> Any:
+    made = values(hvd, 3)
+    return [
+        hvd.allreduce(made, average=False),
+        hvd.allreduce(made, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+        hvd.allreduce(made, compression=hvd.Compression.fp16),
+        attempt(lambda: hvd.allreduce(made, average=True, op=hvd.Sum)),
+    ]
+
+
+@case("allreduce", "allgather", "broadcast")
+def operations_on_none(hvd: Any, name: str) -> Any:
+    return getattr(hvd, name)(None, *[0] * (name == "broadcast"))
+
+
+@case(2, -1)
+def broadcast_from_a_root_that_is_none(hvd: Any, root: int) -> Any:
+    return hvd.broadcast(values(hvd, 3), root)
+
+
+@case()
+def broadcast_global_variables_in_eager_mode(hvd: Any) -> Any:
+    return hvd.broadcast_global_variables(0)
+
+
+def kinds() -> dict[str, Any]:
+    optimizers = tf.keras.optimizers
+    return {
+        "sgd": lambda: optimizers.SGD(0.1, momentum=0.9),
+        "adam": lambda: optimizers.Adam(0.01),
+        "old sgd": lambda: optimizers.legacy.SGD(0.1, momentum=0.9),
+        "old adam": lambda: optimizers.legacy.Adam(0.01),
+    }
+
+
+KINDS = ("sgd", "adam", "old sgd", "old adam")
+ARGUMENTS = {
+    "none": lambda hvd: {},
+    "sum": lambda hvd: {"op": hvd.Sum},
+    "fp16": lambda hvd: {"compression": hvd.Compression.fp16},
+    "predivide": lambda hvd: {"gradient_predivide_factor": 2.0},
+    "groups": lambda hvd: {"groups": 1},
+    "num_groups": lambda hvd: {"num_groups": 1},
+    "sparse_as_dense": lambda hvd: {"sparse_as_dense": True},
+    "process set": lambda hvd: {"process_set": hvd.global_process_set},
+}
+
+
+def model_of() -> Any:
+    tf.keras.utils.set_random_seed(1)
+    layers = tf.keras.layers
+    return tf.keras.Sequential([layers.Dense(4, activation="tanh", input_shape=(3,)), layers.Dense(1)])
+
+
+def data_of(hvd: Any) -> Any:
+    generator = np.random.default_rng(hvd.rank())
+    return generator.standard_normal((16, 3)).astype("float32"), generator.standard_normal((16, 1)).astype("float32")
+
+
+def fitted(hvd: Any, optimizer: Any, **arguments: Any) -> Any:
+    model = model_of()
+    model.compile(optimizer=optimizer, loss="mse", **arguments)
+    history = model.fit(*data_of(hvd), batch_size=4, epochs=2, verbose=0, shuffle=False)
+    return [history.history["loss"], model.get_weights()]
+
+
+@case(*((kind, run_eagerly) for kind in KINDS for run_eagerly in (False, True)))
+def fit(hvd: Any, kind: str, run_eagerly: bool) -> Any:
+    return fitted(hvd, hvd.DistributedOptimizer(kinds()[kind]()), run_eagerly=run_eagerly)
+
+
+@case(*((kind, name) for kind in ("sgd", "old sgd") for name in ARGUMENTS))
+def fit_with(hvd: Any, kind: str, name: str) -> Any:
+    return fitted(hvd, hvd.DistributedOptimizer(kinds()[kind](), **ARGUMENTS[name](hvd)))
+
+
+@case(*((kind, sums) for kind in ("sgd", "old sgd") for sums in (False, True)))
+def computed_and_applied(hvd: Any, kind: str, sums: bool) -> Any:
+    """Return what a script's own loop gets that computes gradients by the optimizer and applies them."""
+    optimizer = hvd.DistributedOptimizer(kinds()[kind](), op=hvd.Sum if sums else hvd.Average)
+    weight = tf.Variable([1.0, 2.0])
+    found = []
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * weight) * (hvd.rank() + 1.0)
+        pairs = optimizer._compute_gradients(loss, [weight], tape=tape)
+        found.append([gradient for gradient, _ in pairs])
+        optimizer.apply_gradients(pairs)
+    return [found, weight.numpy()]
+
+
+@case(*KINDS)
+def what_an_optimizer_is(hvd: Any, kind: str) -> Any:
+    plain = kinds()[kind]()
+    optimizer = hvd.DistributedOptimizer(plain)
+    return [
+        type(optimizer).__name__,
+        isinstance(optimizer, type(plain)),
+        float(optimizer.learning_rate),
+        sorted(optimizer.get_config()),
+        hasattr(optimizer, "register_local_var"),
+    ]
+
+
+@differs("Horovod leaves the factor out", ValueError)
+def a_factor_of_a_sum(hvd: Any) -> Any:
+    return hvd.DistributedOptimizer(kinds()["sgd"](), op=hvd.Sum, gradient_predivide_factor=2.0) is None
+
+
+@case(
+    ("op", lambda hvd: {"op": 3}),
+    ("groups", lambda hvd: {"groups": -1}),
+    ("mean of nothing", lambda hvd: {"nothing": 1}),
+)
+def an_optimizer_with_wrong(hvd: Any, name: str, arguments: Any) -> Any:
+    del name
+    return hvd.DistributedOptimizer(kinds()["sgd"](), **arguments(hvd)) is None
+
+
+@case(*KINDS)
+def a_model_that_is_loaded(hvd: Any, kind: str) -> Any:
+    model = model_of()
+    model.compile(optimizer=hvd.DistributedOptimizer(kinds()[kind]()), loss="mse")
+    model.fit(*data_of(hvd), batch_size=4, verbose=0, shuffle=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.h5")
+        model.save(path)
+        loaded = hvd.load_model(path, legacy_opts=kind.startswith("old"))
+    loaded.fit(*data_of(hvd), batch_size=4, verbose=0, shuffle=False)
+    return [type(loaded.optimizer).__name__, loaded.get_weights()]
+
+
+KERAS_3 = "Horovod takes the layers and callbacks of Keras 3 for it"
+
+
+@differs(KERAS_3, lambda value: len(value) == 3)
+def callbacks(hvd: Any) -> Any:
+    model = model_of()
+    model.set_weights([weight + hvd.rank() for weight in model.get_weights()])
+    model.compile(optimizer=hvd.DistributedOptimizer(kinds()["sgd"]()), loss="mse")
+    chosen = [hvd.callbacks.BroadcastGlobalVariablesCallback(1), hvd.callbacks.MetricAverageCallback()]
+    history = model.fit(*data_of(hvd), batch_size=4, epochs=2, verbose=0, shuffle=False, callbacks=chosen)
+    return [history.history["loss"], model.get_weights()]
+
+
+@differs(KERAS_3, lambda value: len(value) == 5, True, False)
+def a_local_layer(hvd: Any, scale: bool) -> Any:
+    model = model_of()
+    optimizer = hvd.PartialDistributedOptimizer(
+        kinds()["sgd"](), local_layers=[model.layers[0]], scale_local_gradients=scale
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(*data_of(hvd), batch_size=4, epochs=1, verbose=0, shuffle=False)
+    return model.get_weights()
