@@ -186,10 +186,10 @@ def test_functions_of_values(pool: Pool) -> None:
     def on_rank() -> None:
         with runtime("float32"):
             rank = hvd.rank()
-            assert hvd.allreduce([rank * 2.0]).tolist() == [1.0]
-            assert hvd.allgather([rank]).tolist() == [0, 1]
-            assert hvd.broadcast([rank + 5], 1).tolist() == [6]
-            assert hvd.reducescatter([1.0, 3.0], op=hvd.Sum).tolist() == [[2.0], [6.0]][rank]
+            assert hvd.allreduce([rank * 2.0]).numpy().tolist() == [1.0]
+            assert hvd.allgather([rank]).numpy().tolist() == [0, 1]
+            assert hvd.broadcast([rank + 5], 1).numpy().tolist() == [6]
+            assert hvd.reducescatter([1.0, 3.0], op=hvd.Sum).numpy().tolist() == [[2.0], [6.0]][rank]
             with pytest.raises(RuntimeError, match="eager"):
                 hvd.broadcast_global_variables(0)
             with pytest.raises(ValueError, match="legacy"):

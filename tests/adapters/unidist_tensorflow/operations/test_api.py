@@ -445,7 +445,7 @@ def test_mismatches_in_eager_mode_are_errors_of_both_families(two: RankPool) -> 
             with pytest.raises(tf.errors.FailedPreconditionError):
                 ud.broadcast(tf.ones(2), ud.rank(), name="roots")
             with pytest.raises(tf.errors.InvalidArgumentError, match="splits") as caught:
-                ud.alltoall(tf.ones(4), [1, 1], name="splits")
+                ud.alltoall(tf.ones(4), [4, 1], name="splits")
             assert isinstance(caught.value, UsageError)
             assert ud.allreduce(tf.constant(1.0), op=ud.Sum).numpy() == 2.0
 
