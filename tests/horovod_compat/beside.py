@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from unidist.settings.environment import set_variables
 
 _ACCIDENTS = {"AttributeError", "IndexError", "TypeError", "UnboundLocalError", "ValueError"}
 """Python's errors where Horovod does not look at an argument: nobody catches one of them and not the others."""
+
+_TRACES = "COMPAT_TRACES" in os.environ
+"""For a case that hangs or fails: say which begins, and keep whole tracebacks."""
 
 Outcome = Any
 """What a case did, of plain values: `plain` of what it returned, or `Raised`."""
@@ -132,10 +136,8 @@ def outcomes(module: str, library: str, engine: str, *, only: str = "") -> dict[
             if is_horovod:
                 hvd.init(process_sets="dynamic")
             for case in table.cases:
-                if os.environ.get("UNIDIST_COMPAT_TRACEBACKS"):
-                    import time
-
-                    print(time.time() % 1000, case.name, flush=True)
+                if _TRACES:
+                    print(f"{time.monotonic():.3f} {library}: {case.name}", flush=True)
                 if only in case.name and not (is_horovod and case.alone):
                     found[case.name] = attempt(case.function, hvd)
                     runtime.world.barrier().wait()
@@ -151,8 +153,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Outcome:
         try:
             return plain(function(*arguments))
         except Exception as exc:
-            shown = os.environ.get("UNIDIST_COMPAT_TRACEBACKS")
-            text = traceback.format_exc() if shown else str(exc)
+            text = traceback.format_exc() if _TRACES else str(exc)
             return Raised(tuple(kind.__name__ for kind in type(exc).__mro__), text)
 
 
