@@ -134,9 +134,7 @@ def check_groups(groups: Groups) -> None:
     """Raise ValueError unless this is None, a number of groups above 0, or a list of them."""
     if isinstance(groups, int) and groups <= 0:
         raise ValueError(f"groups={groups}: give a positive number of groups, or a list of lists of parameters")
-    if not (groups is None or isinstance(groups, int)) and (
-        isinstance(groups, str) or not isinstance(groups, Sequence)
-    ):
+    if not isinstance(groups, int | Sequence | None):
         raise ValueError(f"groups should be a positive integer or a list of lists of parameters, not {type(groups)}")
 
 
