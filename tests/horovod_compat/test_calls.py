@@ -25,6 +25,7 @@ def test_tensorflow(tensorflow_pools: PartPools, compare: Callable[..., list[str
     assert compare(ranks, "tensorflow_cases", "tensorflow", engine, dict(ENVIRONMENT)) == []
 
 
+@pytest.mark.soak  # the slowest for what it finds: most of it is TensorFlow's table once more
 @pytest.mark.parametrize("engine", _ENGINES)
 def test_keras(legacy_ranks: PartPools, compare: Callable[..., list[str]], engine: str) -> None:
     variables = {**ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"}

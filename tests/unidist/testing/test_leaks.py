@@ -72,7 +72,7 @@ def test_a_file_in_shared_memory_that_only_other_jobs_use_is_none() -> None:
     stranger = psutil.Process(int(started.stdout))
     try:
         deadline = time.monotonic() + 30
-        while not path.exists():
+        while str(path) not in {file.path for file in stranger.open_files()}:  # which is later than that it exists
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert leaked_since(before, grace=SHORT) == []

@@ -331,7 +331,7 @@ def test_a_stopped_reader_does_not_keep_the_launcher_from_ending(command: Comman
     script = command.script("while True: print(rank, 'x' * 1000)")
     with command.start("launch", "-np", "2", "--grace-period", "0.2", script) as process:
         ready(process, 1)  # and from now on nobody reads
-        assert command.wait_until(lambda: _waiting_bytes(process) > 60_000, 60)
+        assert command.wait_until(lambda: _waiting_bytes(process) > 30_000, 60)  # full: pages may be part empty
         process.terminate()
         assert process.wait(30) == 143
 
