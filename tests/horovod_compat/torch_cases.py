@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from beside import Table, attempt
 
+from unidist.errors import MismatchError
+
 TABLE = Table()
 case, differs = TABLE.case, TABLE.differs
 
@@ -152,7 +154,7 @@ def operations_with_an_empty_name(hvd: Any) -> Any:
     return [hvd.allreduce(mine(hvd, 3), name=""), hvd.broadcast(mine(hvd, 3), 0, name="")]
 
 
-@case("shape", "rank", "dtype", "op", "prescale", "operation")
+@case("shape", "rank", "dtype", "op", "prescale")
 def allreduce_that_differs_between_ranks(hvd: Any, what: str) -> Any:
     other = hvd.rank() == 1
     if what == "shape":
@@ -163,9 +165,14 @@ def allreduce_that_differs_between_ranks(hvd: Any, what: str) -> Any:
         return hvd.allreduce(mine(hvd, 3, dtype=torch.int32 if other else torch.float32), name="differs")
     if what == "op":
         return hvd.allreduce(mine(hvd, 3), name="differs", op=hvd.Max if other else hvd.Sum)
-    if what == "prescale":
-        return hvd.allreduce(mine(hvd, 3), name="differs", prescale_factor=1.0 + other)
-    raise NotImplementedError
+    assert what == "prescale"
+    return hvd.allreduce(mine(hvd, 3), name="differs", prescale_factor=1.0 + other)
+
+
+@differs("names are per operation in Horovod, so both wait forever", MismatchError, alone=True)
+def an_operation_that_differs_between_ranks(hvd: Any) -> Any:
+    operation = hvd.allgather if hvd.rank() == 1 else hvd.allreduce
+    return operation(mine(hvd, 3), name="other operation")
 
 
 @case(*FLOATS)
