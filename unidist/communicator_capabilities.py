@@ -1,6 +1,5 @@
 """Capabilities that a communicator may have beyond its contract. Callers ask for them by isinstance.
 
-`ReadsPieces`: it reduces ordinary memory in pieces, in place; without it, memory is copied together first.
 `SharesMemory`: its ranks, all on one host, can map the same memory; without it, copies have to be sent.
 """
 
@@ -8,53 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import ReduceOp, Work
 
-__all__ = ["OneRanksMemory", "Piece", "ReadsPieces", "SharedMemory", "SharesMemory"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a source.
-
-    Args:
-        offset: of its first element in the source.
-        buffer: host memory of any kind.
-    """
-
-    offset: int
-    buffer: Buffer
-
-
-class ReadsPieces(ABC):
-    """Capability of a communicator: reads a source from pieces of ordinary memory, without a copy."""
-
-    @abstractmethod
-    def pieces_obstacle(self) -> str:
-        """Return why this group cannot do it, or "" if it can. The same on all ranks; not collective."""
-
-    @abstractmethod
-    def allreduce_pieces(
-        self, pieces: Sequence[Piece], target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
-    ) -> Work:
-        """Reduce as `Communicator.allreduce` does, from a source in pieces. Other ranks may call either method.
-
-        Args:
-            pieces: of the target's dtype, in ascending order, without overlap. Elements between them count as zeros.
-                Their memory must not change before the work is done. They may be parts of the target, in place.
-            target: engine memory, `(n,)` elements.
-            op: the reduction.
-            scale: the result is multiplied by this before it is stored.
-
-        Raises:
-            UsageError: pieces overlap, are out of order, of another dtype, or outside of the target; the target is not
-                engine memory; or there is a `pieces_obstacle`.
-        """
+__all__ = ["OneRanksMemory", "SharedMemory", "SharesMemory"]
 
 
 class SharedMemory(ABC):

@@ -13,7 +13,6 @@ class TestShmCommunicator(CommunicatorConformance):
     engine = "shm"
     sizes = (1, 2, 4)  # three, with what is not a power of 2, below: through windows of one byte, and as soak
     shares_memory = True
-    reads_pieces = True
     life_cycles = 40
 
 
@@ -37,7 +36,6 @@ class TestShmCommunicatorWithTinyWindows(CommunicatorConformance):
 
     engine = "shm"
     sizes = (3,)
-    reads_pieces = True
     moments = ("large allreduce",)
     env = {"UNIDIST_SHM_STAGING_BYTES": "1"}  # noqa: RUF012 - as in the base class
     life_cycles = 10

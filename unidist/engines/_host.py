@@ -16,12 +16,11 @@ from datetime import timedelta
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation, Arena, default_capacity
 from unidist.engines._shm_pages import all_unmapped, mapping_bytes
-from unidist.engines._shm_pieces import MARK_BYTES, Mark, can_read
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 
-_GREETING = struct.Struct(f"!QII{MARK_BYTES}s")  # capacity, process id, protocol version, mark
-_PROTOCOL = 2
+_GREETING = struct.Struct("!QI")  # capacity, protocol version
+_PROTOCOL = 3
 
 SMALL_BYTES = 8192
 """Payloads up to this travel with the descriptor of their operation."""
@@ -46,8 +45,6 @@ class HostMemory:
         capacities: size of every rank's mapping.
         memories: descriptor per rank of the file of its memory.
         liveness: descriptor per rank that hangs up when the rank ends.
-        pids: process of each rank.
-        unreadable: the first rank whose ordinary memory this one cannot read, or -1. Others may find another one.
     """
 
     def __init__(
@@ -59,13 +56,10 @@ class HostMemory:
         self.capacities: list[int] = []
         self.memories: list[int] = []
         self.liveness: list[int] = []
-        self.pids: list[int] = []
-        self.unreadable = -1
-        self._mark = Mark()  # stays until the end: peers read it when they come to it
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
         _open_hosts.add(self)
         try:
-            greeting = _GREETING.pack(self.arena.capacity, os.getpid(), _PROTOCOL, self._mark.told())
+            greeting = _GREETING.pack(self.arena.capacity, _PROTOCOL)
             contributions = rendezvous.allgather(greeting, fds=(self.arena.fd, read_end), timeout=timeout)
             for other, item in enumerate(contributions):
                 self._admit(other, item.payload, item.fds)
@@ -79,7 +73,7 @@ class HostMemory:
         memory, pipe = fds
         self.memories.append(memory)
         self.liveness.append(pipe)
-        capacity, pid, protocol, mark = _GREETING.unpack(payload)
+        capacity, protocol = _GREETING.unpack(payload)
         try:
             if protocol != _PROTOCOL:
                 raise ConfigurationError(
@@ -92,9 +86,6 @@ class HostMemory:
                 "Set UNIDIST_SHM_CAPACITY_BYTES to what this process may use."
             ) from exc
         self.capacities.append(capacity)
-        self.pids.append(pid)
-        if self.unreadable < 0 and not can_read(pid, mark):
-            self.unreadable = other
 
     def close(self) -> None:
         """Unmap the other ranks' memory and show them that this rank has left. Own allocations stay valid."""
@@ -118,7 +109,6 @@ class SharedHost:
 
     def __init__(self, host: HostMemory, staging_bytes: int) -> None:
         self.host = host
-        self.pieces_obstacle = ""  # why ranks cannot read each other's ordinary memory; the same on all
         self._staging_bytes = staging_bytes
         # Any thread may make and close communicators; the collector closes some in the middle of a method here.
         self._lock = threading.RLock()

@@ -1,7 +1,6 @@
 DTYPES: tuple[str, ...]
 REDUCE_OPS: tuple[str, ...]
 
-def peek(pid: int, address: int, /) -> int | None: ...
 def map(fd: int, nbytes: int, /) -> int: ...
 def unmap(address: int, nbytes: int, /) -> None: ...
 def slot_bytes(size: int, small_bytes: int, window_bytes: int, /) -> int: ...
@@ -15,7 +14,6 @@ class Group:
         bases: tuple[int, ...],
         capacities: tuple[int, ...],
         liveness: tuple[int, ...],
-        pids: tuple[int, ...],
         small_bytes: int,
         window_bytes: int,
         spin_ns: int,
@@ -32,8 +30,6 @@ class Group:
         scale: float,
         counts: tuple[int, ...] | None,
         counts2: tuple[int, ...] | None,
-        pieces: int,
-        num_pieces: int,
         timeout_ns: int,
         /,
     ) -> int: ...

@@ -21,13 +21,12 @@ from unidist.communicator import (
     equal_counts,
     format_ranks,
 )
-from unidist.communicator_capabilities import Piece, ReadsPieces, SharedMemory, SharesMemory
+from unidist.communicator_capabilities import SharedMemory, SharesMemory
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
 from unidist.engines._shm_messages import Mailbox
 from unidist.engines._shm_pages import SharedPages, obstacle
-from unidist.engines._shm_pieces import Table, Tables, gather_pieces
 from unidist.engines._shm_work import (
     DTYPE_CODES,
     OP_CODES,
@@ -44,7 +43,7 @@ _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
+class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -73,15 +72,12 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             tuple(host.bases[member] for member in members),
             tuple(host.capacities[member] for member in members),
             tuple(host.liveness[member] for member in members),
-            tuple(host.pids[member] for member in members),
             SMALL_BYTES,
             shared.window_bytes(self.size),
             _OVERSUBSCRIBED_SPIN_NS if crowded else _SPIN_NS,
         )
         self.timeout_ns = nanoseconds(timeout)
-        self._pending: dict[int, tuple[Buffer | Piece, ...]] = {}  # memory that the engine still uses
-        self._tables = Tables(shared.allocate)
-        self._tables_in_use: dict[int, Table] = {}  # of operations under way
+        self._pending: dict[int, tuple[Buffer, ...]] = {}  # memory that the engine still uses
         self.errors: dict[int, MismatchError] = {}
         self._mailbox = Mailbox(rank, self.group, host.arena)
         self._pid = os.getpid()
@@ -97,26 +93,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         _check_operands(source, target, source.count, "allreduce")
         _check_reduction(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
-
-    @override
-    def pieces_obstacle(self) -> str:
-        return self._shared.pieces_obstacle
-
-    @override
-    def allreduce_pieces(
-        self, pieces: Sequence[Piece], target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0
-    ) -> Work:
-        if self.pieces_obstacle():
-            raise UsageError(f"allreduce_pieces: {self.pieces_obstacle()}; copy the pieces together")
-        if self.group.offset(target.address, target.nbytes) < 0:
-            raise UsageError("allreduce_pieces: the target must be engine memory, see Communicator.allocate")
-        _check_reduction(target.dtype, op)
-        table = self._tables.write(pieces, target)
-        if target.nbytes <= SMALL_BYTES:  # travels with the descriptor
-            gather_pieces(pieces, target)
-            self._tables.give_back(table)
-            return self._post(Opcode.ALLREDUCE, target, target, op=op, scale=scale)
-        return self._post(Opcode.ALLREDUCE, _NOTHING, target, op=op, scale=scale, pieces=pieces, table=table)
 
     @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
@@ -272,8 +248,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         self.group.close()
         self._mailbox.close()
         self._pending.clear()
-        self._tables_in_use.clear()
-        self._tables.clear()
         self._shared.release(self.group, self._slot)
         del self._slot  # it would keep the engine memory for as long as something refers to this object
 
@@ -313,30 +287,24 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         scale: float = 1.0,
         counts: tuple[int, ...] | None = None,
         counts2: tuple[int, ...] | None = None,
-        pieces: Sequence[Piece] = (),
-        table: Table | None = None,
     ) -> Work:
         self._check_usable()
         arguments = (
             opcode,
             source.address,
             target.address,
-            target.count if table else source.count,
-            DTYPE_CODES[target.dtype if table else source.dtype],
+            source.count,
+            DTYPE_CODES[source.dtype],
             OP_CODES[op],
             root,
             scale,
             counts,
             counts2,
-            table.memory.address if table else 0,
-            table.count if table else 0,
         )
         number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
-        self._pending[number] = (source, target, *pieces)
-        if table:
-            self._tables_in_use[number] = table
+        self._pending[number] = (source, target)
         return CollectiveWork(self, number, opcode)
 
     def drive(self, number: int, timeout_ns: int) -> int:
@@ -351,9 +319,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
         if outcome == 0:
             for done in [pending for pending in list(self._pending) if pending <= number]:
                 self._pending.pop(done, None)  # another thread that drives may have come first
-                table = self._tables_in_use.pop(done, None)
-                if table is not None:
-                    self._tables.give_back(table)
         return outcome
 
     def raise_outcome(self, outcome: int, what: str, waited: timedelta, *, waits_for_one: bool = False) -> None:
@@ -379,13 +344,6 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, ReadsPieces):
             raise StalledError(text, ranks=missing)
         if status is Status.LOST:
             text = f"{where}: rank {peer} (world rank {self.members[peer]}) died or left."
-            self.group.abort(peer, text)
-            raise PeerLostError(text, ranks=(peer,))
-        if status is Status.UNREADABLE:
-            text = (
-                f"{where}: the memory of rank {peer} (world rank {self.members[peer]}) cannot be read any more "
-                "(process_vm_readv). Was it freed, or the right to read it taken away, while the operation ran?"
-            )
             self.group.abort(peer, text)
             raise PeerLostError(text, ranks=(peer,))
         aborted = self.group.aborted()

@@ -40,8 +40,7 @@ class Status(IntEnum):
     TIMEOUT = 2
     LOST = 3
     ABORTED = 4
-    UNREADABLE = 6
-    CLOSED = 7
+    CLOSED = 6
 
 
 def unpack(outcome: int) -> tuple[Status, int]:

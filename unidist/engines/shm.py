@@ -17,7 +17,7 @@ from unidist.settings.environment import Settings
 from unidist.topology import Topology
 
 MAX_RANKS = 512  # the counts of an all-to-all, two per rank, travel in one small payload
-_ANSWER = struct.Struct("!Qi")  # offset of the rank's slot, and a rank whose memory it cannot read
+_OFFSET = struct.Struct("!Q")  # of a rank's slot
 
 
 class ShmEngine(Engine):
@@ -59,14 +59,11 @@ class ShmEngine(Engine):
         shared = SharedHost(host, settings.shm_staging_bytes)
         slot = shared.allocate_slot(topology.world_size)
         try:
-            answers = rendezvous.allgather(_ANSWER.pack(slot.offset, host.unreadable), timeout=timeout)
+            answers = rendezvous.allgather(_OFFSET.pack(slot.offset), timeout=timeout)
         except BaseException:
             host.close()
             raise
-        offsets, unreadable = zip(*(_ANSWER.unpack(item.payload) for item in answers), strict=True)
-        for rank, other in enumerate(unreadable):
-            if other >= 0:
-                shared.pieces_obstacle = f"rank {rank} may not read the memory of rank {other} (process_vm_readv)"
+        (offsets,) = zip(*(_OFFSET.unpack(item.payload) for item in answers), strict=True)
         return ShmCommunicator(
             shared,
             topology.rank,

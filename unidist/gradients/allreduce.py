@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Communicator, ReduceOp, Work
-from unidist.communicator_capabilities import Piece, ReadsPieces
 from unidist.errors import ExtraPassError, UsageError
 from unidist.gradients.buckets import BucketLayout, ParameterInfo, plan_buckets
 from unidist.gradients.compression import Bucket, BucketCompressor
@@ -39,7 +38,6 @@ class _Bucket:
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
-    in_place: dict[int, Buffer] = field(default_factory=dict)  # gradients outside of the bucket's memory
 
 
 class AllReduceExchange(GradientExchange):
@@ -134,17 +132,6 @@ class AllReduceExchange(GradientExchange):
         if bucket.waiting == 0:
             self._post_early()
 
-    def accepts_in_place(self, index: int) -> bool:
-        """Return whether the engine can read pieces of memory and the gradient is neither compressed nor predivided."""
-        bucket = self._bucket_of[index]
-        plain = bucket.compression is None and self._options.predivide_factor == 1.0
-        return plain and _reads_pieces(self._communicator(bucket.layout))
-
-    @override
-    def submit_in_place(self, index: int, gradient: Buffer) -> None:
-        self._bucket_of[index].in_place[index] = gradient
-        self.ready(index)
-
     @override
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         factor = self.scale if scale is None else scale
@@ -222,10 +209,6 @@ class AllReduceExchange(GradientExchange):
             self._post(bucket, self.scale)
 
     def _post(self, bucket: _Bucket, scale: float) -> None:
-        if bucket.in_place:
-            bucket.work = self._reduce_pieces(bucket, scale)
-            self._count(bucket)
-            return
         for index in bucket.missing:
             if not self._status_bytes[index]:
                 self._framework.zero(bucket.places[index])
@@ -237,20 +220,6 @@ class AllReduceExchange(GradientExchange):
         else:
             communicator = self._communicator(bucket.layout)
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
-        self._count(bucket)
-
-    def _reduce_pieces(self, bucket: _Bucket, scale: float) -> Work:
-        """Post a bucket some of whose gradients are in their own memory; missing ones count as zeros."""
-        communicator = self._communicator(bucket.layout)
-        assert isinstance(communicator, ReadsPieces), "asked in `accepts_in_place`"
-        pieces = [
-            Piece(slot.offset, bucket.in_place.get(slot.parameter, bucket.places[slot.parameter]))
-            for slot in bucket.layout.slots
-            if self._status_bytes[slot.parameter]
-        ]
-        return communicator.allreduce_pieces(pieces, bucket.memory, scale=scale)
-
-    def _count(self, bucket: _Bucket) -> None:
         self._posted += 1
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
 
@@ -259,13 +228,8 @@ class AllReduceExchange(GradientExchange):
             bucket.work = None
             bucket.missing = {slot.parameter for slot in bucket.layout.slots}
             bucket.waiting = len(bucket.missing)
-            bucket.in_place.clear()
         for i in range(len(self._status_bytes)):
             self._status_bytes[i] = 0
         self._posted = 0
         self._num_early = 0
         self._in_round = False
-
-
-def _reads_pieces(communicator: Communicator) -> bool:
-    return isinstance(communicator, ReadsPieces) and not communicator.pieces_obstacle()

@@ -107,21 +107,6 @@ class GradientExchange(ABC):
     def accumulate(self, index: int) -> None:
         """Report that a gradient is in its buffer, and that more may be added to it before `finish`."""
 
-    def accepts_in_place(self, index: int) -> bool:
-        """Return whether `submit_in_place` can be called for parameter `index`."""
-        return False
-
-    def submit_in_place(self, index: int, gradient: Buffer) -> None:
-        """Report, instead of calling `ready`, that this rank's gradient of parameter `index` is in this memory.
-
-        The memory must not change before `finish`, which writes the result to the buffer as usual.
-
-        Args:
-            index: of a parameter for which `accepts_in_place` is true.
-            gradient: of the parameter's dtype and number of elements, in host memory.
-        """
-        raise NotImplementedError(f"{type(self).__name__} wants every gradient in its buffer")
-
     @abstractmethod
     def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
         """Complete the round: every buffer holds `scale` times the sum over all ranks.

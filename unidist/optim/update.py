@@ -239,26 +239,13 @@ class Update:
             self._series.end_pass(is_extra=True)
         self.window.end_extra_pass()
 
-    def accepts_in_place(self, index: int) -> bool:
-        """Return whether the gradient of parameter `index` may stay in its own memory until `finish`."""
-        exchange, local = self._series.place(index)
-        is_only_pass = not self.window.has_passes(index) and self.window.is_last_pass(index)
-        return is_only_pass and exchange.accepts_in_place(local)
-
-    def gradient_ready(self, index: int, in_place: Buffer | None = None) -> None:
-        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start.
-
-        Args:
-            index: of the parameter.
-            in_place: the gradient's own memory, if `accepts_in_place`; it must not change before `finish`.
-        """
+    def gradient_ready(self, index: int) -> None:
+        """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
         last = self.window.is_last_pass(index)
         exchange, local = self._series.place(index)
         self.window.count_pass(index, exchange.parameters[local].name)
         self._begin_round()
-        if in_place is not None:
-            exchange.submit_in_place(local, in_place)
-        elif self.syncs and (last or exchange.reduces_each_pass):
+        if self.syncs and (last or exchange.reduces_each_pass):
             exchange.ready(local)
         else:
             exchange.accumulate(local)

@@ -47,7 +47,6 @@ class CommunicatorConformance:
         abort_reaches_peers: `abort` on one rank ends the waits of the others.
         abort_carries_reason: and its reason is in their message.
         shares_memory: it has the capability `SharesMemory`.
-        reads_pieces: it has the capability `ReadsPieces`.
         in_processes: each rank is a process: it can be killed, and what it holds can be counted.
         death_bound_sec: longest time from the death of a rank to PeerLostError on the others. It tells a loss that was
             noticed from a timeout (a third of `case_timeout`); a busy machine needs seconds for it.
@@ -73,7 +72,6 @@ class CommunicatorConformance:
     abort_reaches_peers: ClassVar[bool] = True
     abort_carries_reason: ClassVar[bool] = True
     shares_memory: ClassVar[bool] = False
-    reads_pieces: ClassVar[bool] = False
     in_processes: ClassVar[bool] = True
     death_bound_sec: ClassVar[float] = 10.0
     abort_bound_sec: ClassVar[float] = 10.0
@@ -217,12 +215,6 @@ class CommunicatorConformance:
             pytest.skip(f"{self.engine} does not promise it")
         self.run(size, groups.shared_memory_is_seen_by_all_and_written_to_by_each)
         self.run(size, groups.ranks_that_share_differing_amounts)
-
-    def test_sources_in_pieces_are_reduced_where_they_lie(self, size: int) -> None:
-        if not self.reads_pieces:
-            pytest.skip(f"{self.engine} does not promise it")
-        self.run(size, groups.sources_in_pieces_are_reduced)
-        self.run(size, groups.pieces_that_are_no_source)
 
     def test_random_programs_give_numpys_results(self, size: int, seed: int) -> None:
         self.run(size, _stress_cases.random_program, seed, 120)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from unidist.buffer import Buffer
 from unidist.communicator import COMPLETED, Communicator, Work, format_ranks
-from unidist.communicator_capabilities import ReadsPieces, SharesMemory
+from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import MismatchError, PeerLostError, UsageError
 from unidist.negotiation import NamedHandle, NamedOperations, Request
 from unidist.waits.calls import Call, Group, stack
@@ -68,8 +68,6 @@ def _watched_class(plain: type[Communicator]) -> type[Communicator]:
     methods["send"] = _message(plain.send, "to")
     methods["recv"] = _message(plain.recv, "source")
     methods["split"] = _split(plain.split)
-    if issubclass(plain, ReadsPieces):
-        methods["allreduce_pieces"] = _collective(plain.allreduce_pieces)
     if issubclass(plain, SharesMemory):
         methods["allocate_shared"] = _collective(plain.allocate_shared)
     names = {name: getattr(plain, name) for name in ("__doc__", "__module__", "__qualname__")}

@@ -2,8 +2,7 @@
  *
  * Three ways to move data, chosen alike by every rank from the descriptors of all:
  *   small    the payload travels with the descriptor; everybody computes the whole result. One wait.
- *   direct   all sources (and targets, for allreduce) lie in engine memory: each rank reads its peers' memory. A source
- *            of an allreduce may be pieces of ordinary memory instead.
+ *   direct   all sources (and targets, for allreduce) lie in engine memory: each rank reads its peers' memory.
  *   windows  anything else: pieces are copied through the staging windows. */
 #include "group.h"
 
@@ -97,8 +96,6 @@ int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
     mine->layout = op->counts && op->opcode != UD_ALLTOALL ? hash_counts(op->counts, group->size) : 0;
     mine->source = ud_offset(group, op->source, op_bytes(op));
     mine->target = ud_offset(group, op->target, op_bytes(op));
-    mine->num_pieces = op->num_pieces;
-    mine->pieces = op->pieces ? ud_offset(group, op->pieces, op->num_pieces * sizeof(ud_piece)) : UD_NO_OFFSET;
     char *small = ud_small(group, group->rank, seq);
     if (op->opcode == UD_ALLTOALL) {
         memcpy(small, op->counts, group->size * sizeof(uint64_t));
@@ -172,7 +169,7 @@ static int all_direct(ud_group *group, const ud_op *op) {
     for (int m = 0; m < group->size; m++) {
         const ud_descriptor *d = ud_descriptor_of(group, m, op->seq);
         if (op->opcode == UD_BROADCAST && (uint32_t)m != op->root) continue;
-        if (d->source == UD_NO_OFFSET && d->pieces == UD_NO_OFFSET) return 0;
+        if (d->source == UD_NO_OFFSET) return 0;
         if (op->opcode == UD_ALLREDUCE && d->target == UD_NO_OFFSET) return 0;
     }
     return 1;
@@ -229,14 +226,14 @@ static int runs_small(ud_group *group, const ud_op *op) {
 
 /* ---- direct ---- */
 
-static int run_direct(ud_group *group, ud_op *op, ud_blame *blame) {
+static void run_direct(ud_group *group, ud_op *op) {
     size_t item = ud_dtype_bytes[op->dtype];
     const char *sources[group->size];
     char *targets[group->size];
     int me = group->rank;
     if (op->opcode == UD_BROADCAST) {
         if ((int)op->root != me) move(op->target, peer_source(group, (int)op->root, op->seq), op_bytes(op));
-        return UD_OK;
+        return;
     }
     for (int m = 0; m < group->size; m++) sources[m] = peer_source(group, m, op->seq);
     switch (op->opcode) {
@@ -244,8 +241,6 @@ static int run_direct(ud_group *group, ud_op *op, ud_blame *blame) {
         uint64_t begin = share_begin(op->count, group->size, me), end = share_begin(op->count, group->size, me + 1);
         for (int m = 0; m < group->size; m++)
             targets[m] = group->bases[m] + ud_descriptor_of(group, m, op->seq)->target + begin * item;
-        if (ud_has_pieces(group, op->seq))
-            return ud_reduce_pieces(group, op, begin, end, targets, group->size, blame);
         for (int m = 0; m < group->size; m++) sources[m] += begin * item;
         ud_reduce(targets, group->size, sources, group->size, end - begin, op->dtype, op->redop, op->scale, 0);
         break;
@@ -268,7 +263,6 @@ static int run_direct(ud_group *group, ud_op *op, ud_blame *blame) {
                  sources[m] + sum_before(sent_counts(group, m, op->seq), me) * item, op->counts2[m] * item);
         }
     }
-    return UD_OK;
 }
 
 /* ---- windows ---- */
@@ -383,7 +377,6 @@ enum { FILL, USE, COLLECT };
 static int run_windows(ud_group *group, ud_op *op, int *step, int64_t deadline, ud_blame *blame) {
     ud_slot *own = group->slots[group->rank];
     uint64_t n = num_windows(group, op);
-    if (op->pieces) ud_gather_pieces(group, op);
     while (op->window < n) {
         if (*step == FILL) {
             group->window++;
@@ -426,8 +419,7 @@ static int advance(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame
         } else if (runs_small(group, op)) {
             run_small(group, op);
         } else if (all_direct(group, op)) {
-            status = run_direct(group, op, blame);
-            if (status) return status;
+            run_direct(group, op);
             ud_publish(done, op->seq);
             if (op->opcode == UD_BROADCAST && (int)op->root != group->rank) return UD_OK; /* nobody reads ours */
             op->phase = RELEASE;

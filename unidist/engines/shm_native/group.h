@@ -10,8 +10,6 @@
  * Ordinary memory larger than a small payload goes through the windows, numbered over all operations:
  *   win_arrived >= w    the owner's window w is filled;
  *   win_done    >= w    the owner's part of window w is reduced.
- * An all-reduce may also take a source that lies in ordinary memory, in *pieces* that a table in the owner's engine
- * memory lists: peers read them where they are, through the kernel (pieces.c).
  * Windows alternate between two halves. Filling window w+2 overwrites w: safe, because a rank fills w+2 after
  * it saw everybody arrive at w+1, and arrives at w+1 only after it read all it needs of w. */
 #ifndef UNIDIST_GROUP_H
@@ -27,7 +25,7 @@
 #define UD_NO_OFFSET (-1) /* memory that is not engine memory */
 #define UD_REASON 240
 
-enum ud_status { UD_OK, UD_PENDING, UD_TIMEOUT, UD_LOST, UD_ABORTED, UD_MISMATCH, UD_UNREADABLE, UD_CLOSED };
+enum ud_status { UD_OK, UD_PENDING, UD_TIMEOUT, UD_LOST, UD_ABORTED, UD_MISMATCH, UD_CLOSED };
 enum ud_opcode { UD_ALLREDUCE, UD_ALLGATHER, UD_BROADCAST, UD_REDUCESCATTER, UD_ALLTOALL, UD_BARRIER };
 
 typedef struct {
@@ -35,16 +33,9 @@ typedef struct {
     _Atomic uint32_t waiters;
 } ud_counter;
 
-typedef struct { /* where a part of a source lies that is no engine memory */
-    uint64_t begin, count; /* elements of the source; pieces ascend, and what lies between them is zeros */
-    uint64_t address;      /* in the owner's process */
-} ud_piece;
-
 typedef struct { /* what an operation looks like to the other ranks */
     uint8_t opcode, dtype, redop, unused;
     uint32_t root;
-    uint32_t num_pieces;
-    int64_t pieces;       /* offset of their table in the owner's engine memory, or UD_NO_OFFSET */
     uint64_t count;       /* elements of the source */
     uint64_t layout;      /* hash of the counts per rank, where every rank must pass the same */
     double scale;
@@ -76,8 +67,6 @@ typedef struct { /* an operation as its owner sees it */
     double scale;
     const char *source;
     char *target;
-    const ud_piece *pieces; /* in engine memory, in the place of a source; or NULL */
-    uint32_t num_pieces;
     uint64_t *counts;  /* per rank: of the target (allgather), the source (reducescatter), sent (alltoall) */
     uint64_t *counts2; /* received (alltoall) */
     int phase;         /* how far an operation in several steps has come */
@@ -122,8 +111,6 @@ typedef struct ud_group {
     char **bases;      /* every member's engine memory */
     uint64_t *capacities;
     int *liveness;     /* read ends of pipes that break when the member dies; -1 for oneself */
-    uint64_t *pids;    /* of the members' processes */
-    char *scratch;     /* where peers' pieces are brought together; made when first used */
     size_t small_bytes, window_bytes;
     int64_t spin_ns;   /* how long to spin before giving the processor away */
 
@@ -183,11 +170,6 @@ int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame);
 int ud_drive(ud_group *group, uint64_t number, int64_t deadline, ud_blame *blame);
 void ud_free_op(ud_op *op);
 
-/* pieces.c: reduces elements [begin, end) of sources of which some are pieces */
-int ud_has_pieces(ud_group *group, uint32_t seq);
-int ud_reduce_pieces(ud_group *group, const ud_op *op, uint64_t begin, uint64_t end, char *const *targets,
-                     int num_targets, ud_blame *blame);
-void ud_gather_pieces(ud_group *group, ud_op *op); /* copies this rank's pieces to its target: the source from now on */
 ud_descriptor *ud_descriptor_of(ud_group *group, int member, uint32_t seq);
 
 /* progress.c: groups with operations under way, so that any wait moves them */

@@ -41,8 +41,6 @@ void ud_free_group(ud_group *group) {
     free(group->bases);
     free(group->capacities);
     free(group->liveness);
-    free(group->pids);
-    free(group->scratch);
     pthread_mutex_destroy(&group->mutex);
     pthread_mutex_destroy(&group->failure_mutex);
     pthread_mutex_destroy(&group->message_mutex);

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 
 typedef struct {
     PyObject_HEAD
@@ -57,13 +56,13 @@ static int read_numbers(PyObject *tuple, int size, uint64_t **out) {
 
 static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     int rank, size;
-    PyObject *slots, *bases, *capacities, *liveness, *pids;
+    PyObject *slots, *bases, *capacities, *liveness;
     Py_ssize_t small_bytes, window_bytes;
     long long spin_ns;
-    static char *names[] = {"rank", "size", "slots", "bases", "capacities", "liveness", "pids",
+    static char *names[] = {"rank", "size", "slots", "bases", "capacities", "liveness",
                             "small_bytes", "window_bytes", "spin_ns", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiOOOOOnnL", names, &rank, &size, &slots, &bases, &capacities,
-                                     &liveness, &pids, &small_bytes, &window_bytes, &spin_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiOOOOnnL", names, &rank, &size, &slots, &bases, &capacities,
+                                     &liveness, &small_bytes, &window_bytes, &spin_ns))
         return NULL;
     if (size < 1 || rank < 0 || rank >= size) {
         PyErr_SetString(PyExc_ValueError, "rank is outside of the group");
@@ -84,7 +83,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     group->liveness = malloc((size_t)size * sizeof *group->liveness);
     if (!has_memory || !group->liveness || read_numbers(slots, size, (uint64_t **)&group->slots) ||
         read_numbers(bases, size, (uint64_t **)&group->bases) || read_numbers(capacities, size, &group->capacities) ||
-        read_numbers(liveness, size, &fds) || read_numbers(pids, size, &group->pids)) {
+        read_numbers(liveness, size, &fds)) {
         Py_DECREF((PyObject *)self);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
@@ -102,19 +101,17 @@ static void group_dealloc(GroupObject *self) {
 
 static PyObject *group_post(GroupObject *self, PyObject *args) {
     int opcode, dtype, redop, root;
-    unsigned long long source, target, count, pieces;
-    unsigned int num_pieces;
+    unsigned long long source, target, count;
     double scale;
     PyObject *counts, *counts2;
     long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "iKKKiiidOOKIL", &opcode, &source, &target, &count, &dtype, &redop, &root, &scale, &counts,
-                          &counts2, &pieces, &num_pieces, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "iKKKiiidOOL", &opcode, &source, &target, &count, &dtype, &redop, &root, &scale, &counts,
+                          &counts2, &timeout_ns))
         return NULL;
     ud_group *group = self->group;
     ud_op op = {.opcode = (uint8_t)opcode, .dtype = (uint8_t)dtype, .redop = (uint8_t)redop, .root = (uint32_t)root,
                 .count = count, .scale = scale, .source = (const char *)(uintptr_t)source,
-                .target = (char *)(uintptr_t)target, .pieces = (const ud_piece *)(uintptr_t)pieces,
-                .num_pieces = num_pieces};
+                .target = (char *)(uintptr_t)target};
     if (read_numbers(counts, group->size, &op.counts) || read_numbers(counts2, group->size, &op.counts2)) {
         ud_free_op(&op);
         return NULL;
@@ -356,18 +353,6 @@ static PyType_Slot group_slots[] = {{Py_tp_new, (void *)group_new},
                                     {0, NULL}};
 static PyType_Spec group_spec = {"unidist.engines._shm.Group", sizeof(GroupObject), 0, Py_TPFLAGS_DEFAULT, group_slots};
 
-/* The 8 bytes at an address of another process, or None where the system does not let us read them. */
-static PyObject *module_peek(PyObject *module, PyObject *args) {
-    (void)module;
-    int pid;
-    unsigned long long address;
-    if (!PyArg_ParseTuple(args, "iK", &pid, &address)) return NULL;
-    uint64_t found = 0;
-    struct iovec to = {&found, sizeof found}, from = {(void *)(uintptr_t)address, sizeof found};
-    if (process_vm_readv(pid, &to, 1, &from, 1, 0) != sizeof found) Py_RETURN_NONE;
-    return PyLong_FromUnsignedLongLong(found);
-}
-
 static PyObject *module_map(PyObject *module, PyObject *args) {
     (void)module;
     int fd;
@@ -397,7 +382,6 @@ static PyObject *module_slot_bytes(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef module_methods[] = {
-    {"peek", module_peek, METH_VARARGS, "peek(pid, address): 8 bytes of another process as a number, or None."},
     {"map", module_map, METH_VARARGS, "map(fd, nbytes): map a file as shared memory; returns the address."},
     {"unmap", module_unmap, METH_VARARGS, "unmap(address, nbytes)"},
     {"slot_bytes", module_slot_bytes, METH_VARARGS, "slot_bytes(size, small_bytes, window_bytes): size of one slot."},

@@ -10,9 +10,9 @@ import pytest
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
-from unidist.communicator_capabilities import Piece, ReadsPieces, SharesMemory
+from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import MismatchError, UsageError
-from unidist.testing.cases._arrays import array_of, buffer_of, encode
+from unidist.testing.cases._arrays import array_of, buffer_of
 from unidist.testing.cases._placing import place
 
 _POLL_LIMIT_SEC = 20.0
@@ -206,66 +206,6 @@ def ranks_that_share_differing_amounts(communicator: Communicator) -> None:
     with pytest.raises(MismatchError, match="allocate_shared"):
         communicator.allocate_shared(1000 + communicator.rank)
     assert communicator.allocate_shared(1000).shared.count == 1000
-
-
-def sources_in_pieces_are_reduced(communicator: Communicator) -> None:
-    """Ranks give their sources in any pieces, in none, in place or as a whole, in any memory: the sums are the same.
-
-    Asked of communicators with the capability `ReadsPieces`.
-    """
-    assert isinstance(communicator, ReadsPieces)
-    if communicator.pieces_obstacle():
-        return
-    rank, size = communicator.rank, communicator.size
-    dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.INT64)
-    for case, count in enumerate((1, 700, 40_000, 250_003, 250_003, 250_003)):
-        dtype = dtypes[case % len(dtypes)]
-        sources = [_in_pieces(np.random.default_rng((case, other)), count) for other in range(size)]
-        expected = np.sum([whole for whole, _ in sources], axis=0)
-        whole, bounds = sources[rank]
-        engine = case != 4 or rank > 0  # once, rank 0 has ordinary memory: pieces have to be brought together then
-        target = place(communicator, encode(whole, dtype), dtype, engine=engine)
-        if case % 4 == 3 or not engine:
-            work = communicator.allreduce(target, target, scale=2.0)
-        else:
-            pieces = [Piece(start, target.slice(start, stop - start)) for start, stop in bounds]
-            if case != 5 or rank % 2:  # else in their place
-                pieces = [Piece(piece.offset, _copied(piece.buffer)) for piece in pieces]
-                array_of(target)[:] = encode(np.full(count, 77.0), dtype)
-            work = communicator.allreduce_pieces(pieces, target, scale=2.0)
-            del pieces
-        work.wait()
-        assert (array_of(target) == encode(2 * expected, dtype)).all(), f"case {case}: {count} elements of {dtype}"
-
-
-def pieces_that_are_no_source(communicator: Communicator) -> None:
-    """Pieces that overlap, are of another type, or have no engine memory for a target are refused by their own rank."""
-    assert isinstance(communicator, ReadsPieces)
-    if communicator.pieces_obstacle():
-        return
-    target = communicator.allocate(4 * 9000).cast(DType.FLOAT32)
-    ordinary = Buffer.allocate(9000, DType.FLOAT32)
-    for offsets in ((0, 5), (5, 0), (8995,)):
-        with pytest.raises(UsageError, match=r"begins before|ends after"):
-            communicator.allreduce_pieces([Piece(offset, ordinary.slice(0, 10)) for offset in offsets], target)
-    with pytest.raises(UsageError, match="int32"):
-        communicator.allreduce_pieces([Piece(0, Buffer.allocate(5, DType.INT32))], target)
-    with pytest.raises(UsageError, match="engine memory"):
-        communicator.allreduce_pieces([Piece(0, ordinary)], ordinary)
-
-
-def _in_pieces(generator: np.random.Generator, count: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return small whole numbers in some pieces, zeros between them; and the pieces, from where to where."""
-    cuts = sorted(generator.integers(0, count + 1, size=2 * int(generator.integers(0, 100))).tolist())
-    bounds = list(zip(cuts[::2], cuts[1::2], strict=True))
-    whole = np.zeros(count)
-    for start, stop in bounds:
-        whole[start:stop] = generator.integers(0, 8, size=stop - start)
-    return whole, bounds
-
-
-def _copied(buffer: Buffer) -> Buffer:
-    return buffer_of(array_of(buffer).copy(), buffer.dtype)
 
 
 def _check_group(communicator: Communicator, ranks: Sequence[int]) -> None:
