@@ -1,18 +1,22 @@
 """Capabilities that a communicator may have beyond its contract. Callers ask for them by isinstance.
 
 `SharesMemory`: its ranks, all on one host, can map the same memory; without it, copies have to be sent.
+`MakesSubgroups`: some of its ranks can form a group while the others do something else.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import timedelta
 
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator
+from unidist.rendezvous import Rendezvous
 
-__all__ = ["OneRanksMemory", "SharedMemory", "SharesMemory"]
+__all__ = ["MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
 
 
 class SharedMemory(ABC):
@@ -63,6 +67,30 @@ class SharesMemory(ABC):
         Raises:
             ConfigurationError: on every rank if there is too little memory, or a `sharing_obstacle`.
             MismatchError: the ranks asked for different amounts.
+        """
+
+
+class MakesSubgroups(ABC):
+    """Capability of a communicator: makes groups of some of its ranks, without the others. Found by isinstance.
+
+    `Communicator.split` needs every rank of the group; this needs the members alone, and any way by which they meet.
+    """
+
+    @abstractmethod
+    def subgroup(self, ranks: Sequence[int], rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
+        """Return an independent communicator over `ranks`. Collective over these ranks alone.
+
+        Memory that either communicator allocates is engine memory of both.
+
+        Args:
+            ranks: members by their rank in this communicator, in their order in the new one; this rank is among them.
+            rendezvous: of the members, in the same order.
+            timeout: longest wait for the other members, and default timeout of the new communicator.
+
+        Raises:
+            UsageError: this rank is not among `ranks`, or one is there twice.
+            MismatchError: the members passed different ranks.
+            StalledError: a member did not come.
         """
 
 

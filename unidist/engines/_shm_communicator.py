@@ -21,7 +21,7 @@ from unidist.communicator import (
     equal_counts,
     format_ranks,
 )
-from unidist.communicator_capabilities import SharedMemory, SharesMemory
+from unidist.communicator_capabilities import MakesSubgroups, SharedMemory, SharesMemory
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
@@ -38,12 +38,13 @@ from unidist.engines._shm_work import (
     unpack,
 )
 from unidist.errors import ConfigurationError, MismatchError, PeerLostError, StalledError, UsageError
+from unidist.rendezvous import Rendezvous
 
 _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
+class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroups):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -161,32 +162,27 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         self._check_usable()
         chosen = tuple(ranks)
-        for rank in chosen:
-            self.check_rank(rank, "ranks")
-        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
-            raise UsageError(
-                f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
-            )
+        self._check_members(chosen, "split")
         slot = self._shared.allocate_slot(len(chosen)) if chosen else None
         digest = _hash_ranks(chosen)
-        mine, everyone = bytearray(struct.pack("QQ", slot.offset if slot else 0, digest)), bytearray(16 * self.size)
+        mine, everyone = bytearray(_JOINING.pack(slot.offset if slot else 0, digest)), bytearray(16 * self.size)
         self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
-        replies = list(struct.iter_unpack("QQ", everyone))
         if slot is None:
             return None
-        apart = [rank for rank in chosen if replies[rank][1] != digest]
-        if apart:
-            raise MismatchError(
-                f"split: rank {self.rank} passed ranks {chosen}, but rank(s) {format_ranks(apart)} passed another list"
-            )
-        return ShmCommunicator(
-            self._shared,
-            chosen.index(self.rank),
-            tuple(self.members[rank] for rank in chosen),
-            slot,
-            [replies[rank][0] for rank in chosen],
-            self.timeout,
-        )
+        replies = list(_JOINING.iter_unpack(everyone))
+        return self._join(chosen, slot, [replies[rank] for rank in chosen], "split", self.timeout)
+
+    @override
+    def subgroup(self, ranks: Sequence[int], rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
+        self._check_usable()
+        chosen = tuple(ranks)
+        if not chosen:
+            raise UsageError(f"subgroup: rank {self.rank} passed no ranks; pass those of the members")
+        self._check_members(chosen, "subgroup")
+        slot = self._shared.allocate_slot(len(chosen))
+        contributions = rendezvous.allgather(_JOINING.pack(slot.offset, _hash_ranks(chosen)), timeout=timeout)
+        replies = [_JOINING.unpack(item.payload) for item in contributions]
+        return self._join(chosen, slot, replies, "subgroup", timeout)
 
     @override
     def allocate(self, nbytes: int) -> Buffer:
@@ -257,6 +253,38 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
             self.close()
 
     # Inside
+
+    def _check_members(self, chosen: tuple[int, ...], what: str) -> None:
+        for rank in chosen:
+            self.check_rank(rank, "ranks")
+        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
+            raise UsageError(
+                f"{what}: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
+            )
+
+    def _join(
+        self,
+        chosen: tuple[int, ...],
+        slot: Allocation,
+        replies: Sequence[tuple[int, int]],
+        what: str,
+        timeout: timedelta,
+    ) -> Communicator:
+        """Return the communicator over `chosen`, each of which has told its slot and the ranks that it passed."""
+        digest = _hash_ranks(chosen)
+        apart = [rank for rank, (_, theirs) in zip(chosen, replies, strict=True) if theirs != digest]
+        if apart:
+            raise MismatchError(
+                f"{what}: rank {self.rank} passed ranks {chosen}, but rank(s) {format_ranks(apart)} passed another list"
+            )
+        return ShmCommunicator(
+            self._shared,
+            chosen.index(self.rank),
+            tuple(self.members[rank] for rank in chosen),
+            slot,
+            [offset for offset, _ in replies],
+            timeout,
+        )
 
     def _counts(self, counts: Sequence[int] | None, total: int) -> tuple[int, ...]:
         pieces = tuple(equal_counts(total, self.size) if counts is None else counts)
@@ -360,6 +388,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory):
 
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
+_JOINING = struct.Struct("QQ")  # offset of a rank's slot in a new group, and a digest of the ranks that it passed
 
 
 def _hash_ranks(ranks: Sequence[int]) -> int:

@@ -1,0 +1,121 @@
+"""The thread of a process group that moves operations while the script computes, and completes futures.
+
+It does one task after the other, in the order in which the script issued them: "complete this operation", "run this
+callback". That order is the program's, and so the same on every rank, whatever the timing. Operations that a callback
+starts (as PowerSGD's do) travel on a communicator of their own, in the order of the callbacks; they cannot meet those
+of the script in different orders on different ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Protocol
+
+_log = logging.getLogger("unidist.torch_backend")
+_SHORTEST_PAUSE_SEC = 50e-6
+_LONGEST_PAUSE_SEC = 1e-3
+_STOP_SEC = 5.0
+
+
+class Task(Protocol):
+    """Something that the thread does when its time has come."""
+
+    def poll(self) -> bool:
+        """Do it if it can be done now, and return whether it was. Never blocks for a peer, nor raises."""
+
+
+class Completion:
+    """The thread, started when there is first something to do.
+
+    Args:
+        name: of the group, for the thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._condition = threading.Condition(threading.Lock())
+        self._tasks: deque[Task] = deque()
+        self._messages: list[Task] = []
+        self._thread: threading.Thread | None = None
+        self._sleeps = False
+        self._stopped = False
+
+    @property
+    def is_current(self) -> bool:
+        """The caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def add(self, task: Task) -> None:
+        """Do a task after all that were added before."""
+        with self._condition:
+            self._tasks.append(task)
+            self._wake()
+
+    def add_message(self, task: Task) -> None:
+        """Do a task whenever it can be done: messages wait for their sender, not for each other."""
+        with self._condition:
+            self._messages.append(task)
+            self._wake()
+
+    def stop(self) -> None:
+        """End the thread; tasks that are left stay undone. Idempotent."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_STOP_SEC)
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name=f"unidist {self._name}", daemon=True)
+            _running.add(self)
+            self._thread.start()
+        elif self._sleeps:
+            self._condition.notify()
+
+    def _run(self) -> None:
+        pause = _SHORTEST_PAUSE_SEC
+        while True:
+            with self._condition:
+                while not self._tasks and not self._messages and not self._stopped:
+                    self._sleeps = True
+                    self._condition.wait()
+                    self._sleeps = False
+                if self._stopped:
+                    return
+                head = self._tasks[0] if self._tasks else None
+                messages = list(self._messages)
+            moved = False
+            try:
+                if head is not None and head.poll():
+                    moved = True
+                    self._tasks.popleft()
+                arrived = [message for message in messages if message.poll()]
+            except BaseException:  # of a task that breaks its promise: the others count
+                _log.exception("a task of the process group %s failed", self._name)
+                arrived = []
+            if arrived:
+                moved = True
+                with self._condition:
+                    self._messages = [message for message in self._messages if message not in arrived]
+            pause = _SHORTEST_PAUSE_SEC if moved else min(2 * pause, _LONGEST_PAUSE_SEC)
+            if not moved:
+                time.sleep(pause)
+
+
+_running: weakref.WeakSet[Completion] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """End the threads before the interpreter does: one that holds objects of PyTorch must not outlive it."""
+    for completion in list(_running):
+        completion.stop()
+
+
+atexit.register(_stop_all)

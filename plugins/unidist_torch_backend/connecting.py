@@ -1,0 +1,129 @@
+"""Makes the communicator of a process group."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from unidist.communicator import Communicator
+from unidist.communicator_capabilities import MakesSubgroups
+from unidist.engines import check_same, choose
+from unidist.errors import ConfigurationError
+from unidist.hierarchical import connect_hosts
+from unidist.rendezvous import Rendezvous, SingleRendezvous
+from unidist.runtime import LocalRendezvous, PluginManager
+from unidist.settings import Settings
+from unidist.topology import Topology
+from unidist_torch_backend.meeting import Meeting, meet
+from unidist_torch_backend.store_rendezvous import StoreRendezvous
+
+
+@dataclass
+class Connection:
+    """A communicator, and what ends with it.
+
+    Args:
+        communicator: over the members of a process group.
+        closing: closes it, and after it the rendezvous of its engine.
+    """
+
+    communicator: Communicator
+    closing: ExitStack
+
+    def close(self) -> None:
+        """Close the communicator and its rendezvous. Idempotent."""
+        self.closing.close()
+
+
+def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> Connection:
+    """Connect processes that know a store and nothing else of each other. Collective over them.
+
+    Args:
+        store: PyTorch's, for this group alone.
+        rank: of this process in the group.
+        size: of the group.
+        timeout: longest wait for the other members, and of the communicator's operations.
+        is_world: the group is the default one.
+
+    Raises:
+        ConfigurationError: see `meet`; or no engine connects these processes.
+        StalledError, PeerLostError: a member did not come, or died.
+    """
+    meeting = meet(store, rank, size, timeout, is_world=is_world)
+    settings = Settings.read()
+    engines = PluginManager(settings.disabled_plugins).load().engines
+    topology = meeting.topology
+    with ExitStack() as closing:
+        choice = choose(settings.engine, "host", topology, engines)
+        check_same(choice, meeting.rendezvous, topology, timeout)
+        if topology.rank == 0:
+            choice.tell()
+        place = _meeting_place(meeting, closing, timeout) if topology.single_host else meeting.rendezvous
+        made = choice.spec.load().connect(topology, place, timeout=timeout)
+        closing.callback(made.close)
+        if settings.hierarchical and not topology.single_host:
+            made, here = connect_hosts(
+                made,
+                topology,
+                meeting.rendezvous,
+                meet_on_host=lambda: _meet_on_host(meeting, timeout),
+                engines=engines,
+                timeout=timeout,
+            )
+            if here is not None:
+                closing.callback(here.close)
+            closing.callback(made.close)
+        return Connection(made, closing.pop_all())
+
+
+def connect_alone(timeout: timedelta) -> Connection:
+    """Return a group of this process."""
+    from unidist.engines import SingleEngine
+
+    return Connection(SingleEngine().connect(Topology(), SingleRendezvous(), timeout=timeout), ExitStack())
+
+
+def connect_members(
+    parent: MakesSubgroups, ranks: tuple[int, ...], store: Store, rank: int, timeout: timedelta
+) -> Connection:
+    """Make a group of members of a communicator. Collective over those alone.
+
+    Args:
+        parent: the communicator.
+        ranks: the members' ranks in it, in their order in the new group.
+        store: PyTorch's, for the new group alone.
+        rank: of this process in the new group.
+        timeout: longest wait for the others, and of the new communicator's operations.
+    """
+    number = store.add(f"meetings/{rank}", 1)  # a group that was destroyed may be made again in the same store
+    rendezvous = StoreRendezvous(PrefixStore(f"members/{number}", store), rank, len(ranks))
+    made = parent.subgroup(ranks, rendezvous, timeout=timeout)
+    closing = ExitStack()
+    closing.callback(made.close)
+    return Connection(made, closing)
+
+
+def _meeting_place(meeting: Meeting, closing: ExitStack, timeout: timedelta) -> Rendezvous:
+    """Return a rendezvous of members that are all on one host: it passes descriptors, and notices who dies."""
+    place = _meet_on_host(meeting, timeout)
+    closing.callback(place.close)
+    return place
+
+
+def _meet_on_host(meeting: Meeting, timeout: timedelta) -> Rendezvous:
+    topology = meeting.topology
+    if topology.local_size == 1:
+        return SingleRendezvous()
+    return LocalRendezvous(
+        rank=topology.local_rank,
+        world_size=topology.local_size,
+        key=f"{meeting.secret.hex()}/{topology.node_rank}",
+        secret=meeting.secret,
+        timeout=timeout,
+    )
+
+
+__all__ = ["ConfigurationError", "Connection", "connect", "connect_alone", "connect_members"]

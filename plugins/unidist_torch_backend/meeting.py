@@ -1,0 +1,178 @@
+"""How the members of a process group find out who they are: one job, one version, which of them share a host."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from unidist import __version__
+from unidist.errors import ConfigurationError
+from unidist.settings import read_placement
+from unidist.topology import Topology
+from unidist_torch_backend.store_rendezvous import StoreRendezvous
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member, as it tells the others.
+
+    Args:
+        version: of unidist.
+        host: identifies the host: its boot, its network, and the user.
+        job: the launcher and the job, "" without one.
+        address: at which the others reach it.
+        token: random; that of rank 0 is the secret by which members on one host know each other.
+        pid: of its process.
+    """
+
+    version: str
+    host: str
+    job: str
+    address: str
+    token: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a member knows of its group.
+
+    Args:
+        rendezvous: of all members.
+        topology: this process's place.
+        secret: of the group.
+        hosts: of the members, in rank order.
+    """
+
+    rendezvous: StoreRendezvous
+    topology: Topology
+    secret: bytes
+    hosts: tuple[str, ...]
+
+
+def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> Meeting:
+    """Return who the members are. Collective over them.
+
+    Args:
+        store: PyTorch's, for this group alone.
+        rank: of this process in the group.
+        size: of the group.
+        timeout: longest wait for the other members.
+        is_world: the group is the default one.
+
+    Raises:
+        ConfigurationError: on every member: their versions or their jobs differ; or here alone: the rank is taken, or
+            the launcher started another number of processes.
+        StalledError: a member did not come; names it.
+    """
+    job, launched = _own_job()
+    if not 0 <= rank < size:
+        raise ConfigurationError(f"backend unidist: rank={rank} with world_size={size}: ranks are 0 to {size - 1}")
+    if is_world and launched is not None and launched[0] == rank and size > launched[1]:
+        raise ConfigurationError(
+            f"backend unidist, rank {rank}: init_process_group was called with world_size={size}, but {job.split()[0]} "
+            f"started {launched[1]} process(es). Leave world_size out, or start {size}."
+        )
+    own = _own_member(job)
+    rendezvous = StoreRendezvous(_store_of_this_time(store, rank, own), rank, size, address=own.address)
+    told = [item.payload for item in rendezvous.allgather(json.dumps(asdict(own)).encode(), timeout=timeout)]
+    members = [_read_member(text) for text in told]
+    _check_versions([member.version for member in members])
+    _check_jobs([member.job for member in members])
+    hosts = tuple(member.host for member in members)
+    return Meeting(rendezvous, topology_of(hosts, rank), bytes.fromhex(members[0].token), hosts)
+
+
+def topology_of(hosts: Sequence[str], rank: int) -> Topology:
+    """Return the place of a rank among processes on these hosts, which are numbered by their first ranks."""
+    order = list(dict.fromkeys(hosts))
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return Topology(rank, len(hosts), here.index(rank), len(here), order.index(hosts[rank]), len(order))
+
+
+def _own_member(job: str) -> Member:
+    return Member(__version__, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid())
+
+
+def _read_member(text: bytes) -> Member:
+    """Read what a member told; another version may tell other things."""
+    told = json.loads(text)
+    return Member(**{name: told.get(name, "") for name in Member.__dataclass_fields__})
+
+
+def _store_of_this_time(store: Store, rank: int, own: Member) -> Store:
+    """Return the part of the store for this meeting: a group that was destroyed may meet again in the same store.
+
+    Raises:
+        ConfigurationError: another process has this rank, or had it, in an earlier job.
+    """
+    number = store.add(f"meetings/{rank}", 1)
+    identity = f"{own.host}/{own.pid}"
+    if number > 1 and (before := store.get(f"member/{rank}").decode()) != identity:
+        raise ConfigurationError(
+            f"backend unidist: rank {rank} is taken in this store, by process {before.rpartition('/')[2]}. Were two "
+            "processes given one rank, or is the store (a file://, say) of an earlier job? Each job needs a new one."
+        )
+    store.set(f"member/{rank}", identity)
+    return PrefixStore(f"meeting/{number}", store)
+
+
+def _check_versions(versions: Sequence[str]) -> None:
+    if len(set(versions)) > 1:
+        listed = ", ".join(f"rank {rank}: {version or 'unknown'}" for rank, version in enumerate(versions))
+        raise ConfigurationError(
+            f"backend unidist: the members of a process group run different versions of unidist ({listed}). "
+            "Install one version on every host."
+        )
+
+
+def _check_jobs(jobs: Sequence[str]) -> None:
+    if len(set(jobs)) > 1:
+        listed = ", ".join(f"rank {rank}: {job or 'no launcher'}" for rank, job in enumerate(jobs))
+        raise ConfigurationError(
+            f"backend unidist: the members of a process group are not one job ({listed}). Start all of them by one "
+            "launcher, or all without one."
+        )
+
+
+def _own_job() -> tuple[str, tuple[int, int] | None]:
+    """Return the launcher and the job of this process, and its rank and size there if it is the launcher's process.
+
+    Children that a rank starts by `multiprocessing` inherit its variables, but are no ranks of that job.
+    """
+    place = read_placement()
+    if place.source in ("none", "env://"):  # a few variables that anybody sets, each process on its own
+        return "", None
+    key = "" if place.job_key.startswith("parent=") else f" {place.job_key}"
+    is_child = multiprocessing.parent_process() is not None
+    return place.source + key, None if is_child else (place.topology.rank, place.topology.world_size)
+
+
+def _own_host() -> str:
+    """Return a string that is equal for processes that can meet in memory: same boot, network namespace and user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
+
+
+def _own_address() -> str:
+    """Return the address at which the other members reach this process: the launcher's, else towards MASTER_ADDR."""
+    place = read_placement().meeting_place
+    if place is not None:
+        return place.host_address
+    master = os.environ.get("MASTER_ADDR", "")
+    try:
+        found = socket.getaddrinfo(master or "localhost", 9, type=socket.SOCK_DGRAM)
+        with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[0][4])  # sends nothing: the system chooses the interface
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,298 @@
+"""What PyTorch gets for an operation under way: works to wait for, and their futures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.futures import Future
+
+from unidist.communicator import Work
+from unidist_torch_backend.completion import Completion
+
+_Base: Any = dist.Work
+_c10d: Any = _distributed_c10d  # not all of it is annotated
+_UNSET = timedelta(0)
+_BUSY_SEC = 0.05
+
+
+class GroupFuture(Future[Any]):
+    """A future whose callbacks run on the group's thread, in the order in which the script attached them.
+
+    A failed one raises the error from `wait` and `value`; in C++ (DistributedDataParallel) reading it raises
+    RuntimeError with the error's text.
+
+    Args:
+        completion: the group's thread.
+        is_message: it waits for a message, and operations that were issued later do not wait for it.
+    """
+
+    def __init__(self, completion: Completion, *, is_message: bool = False) -> None:
+        super().__init__()
+        self._completion = completion
+        self._is_message = is_message
+
+    def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
+        """Return the future of what `callback` returns, which gets this future when it is complete."""
+        child = GroupFuture(self._completion, is_message=self._is_message)
+        task = _Callback(self, callback, child)
+        if not (self._completion.is_current and task.poll()):
+            (self._completion.add_message if self._is_message else self._completion.add)(task)
+        return child
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], Any]) -> None:
+        """Call `callback` with this future when it is complete."""
+        self.then(callback)
+
+    def succeed(self, value: object) -> None:
+        """Complete it with a value."""
+        self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Complete it with an error."""
+
+        def raise_error(_: object) -> None:
+            raise error
+
+        self._set_unwrap_func(raise_error)
+        self.set_result(_Failure(error))
+
+
+class _Failure:
+    """Stands for the value of a failed future: C++ pickles it to find its tensors, and meets the error so."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+class _Callback:
+    """A callback that runs when a future is complete."""
+
+    def __init__(self, future: GroupFuture, callback: Callable[[Future[Any]], Any], child: GroupFuture) -> None:
+        self._future = future
+        self._callback = callback
+        self._child = child
+
+    def poll(self) -> bool:
+        """Run it, if the future is complete."""
+        if not self._future.done():
+            return False
+        try:
+            value = self._callback(self._future)
+        except Exception as exc:
+            self._child.fail(exc)
+        else:
+            self._child.succeed(value)
+        return True
+
+
+class GroupWork(_Base):
+    """Operations of a communicator that belong to one call.
+
+    Args:
+        works: the communicator's.
+        result: the tensors that hold the result.
+        finish: called once when all are complete, by whoever notices it first.
+        limit: longest wait.
+        completion: the group's thread, which completes it if nobody waits.
+        is_message: see `GroupFuture`.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        result: Sequence[torch.Tensor],
+        finish: Callable[[], None] | None,
+        limit: timedelta,
+        completion: Completion,
+        *,
+        is_message: bool = False,
+    ) -> None:
+        super().__init__()
+        self._is_message = is_message
+        self._works = works
+        self._result = result
+        self._finish = finish
+        self._limit = limit
+        self._deadline = time.monotonic() + limit.total_seconds()
+        self._completion = completion
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._future: GroupFuture | None = None
+        self._polled = False  # by the thread: the future was completed, or there was none
+
+    def wait(self, timeout: timedelta = _UNSET) -> bool:
+        """Return True when the result is there, or raise the operation's error.
+
+        Args:
+            timeout: longest wait; default: that of the call, or of the group.
+        """
+        if not self._is_done:
+            with self._lock:
+                self._settle(timeout or self._limit)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self._is_done or self._advance()
+
+    def is_success(self) -> bool:
+        """Return whether it is complete, without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error, if it is complete with one."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that hold the result."""
+        return list(self._result)
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait: the CPU has no streams."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Return the sender of a received message; -1 for other operations."""
+        return -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the result's tensors."""
+        if self._completion.is_current:  # a callback, in which nobody else would complete it
+            with self._lock:
+                if not self._is_done:
+                    self._settle(self._limit)
+        with self._lock:
+            if self._future is None:
+                self._future = GroupFuture(self._completion, is_message=self._is_message)
+                if self._polled or self._completion.is_current:
+                    self._resolve(self._future)
+            return self._future
+
+    def get_future_result(self) -> Future[Any]:
+        """Return `get_future()`."""
+        return self.get_future()
+
+    def boxed(self) -> Any:
+        """Return the work for compiled code, which does not keep this object: complete."""
+        self.wait()
+        done: Future[Any] = Future()
+        done.set_result(list(self._result))
+        return _c10d._create_work_from_future(done).boxed()
+
+    def poll(self) -> bool:
+        """Complete the future if the operations are complete; the group's thread calls this."""
+        if not self._is_done and not self._advance():
+            return False
+        with self._lock:
+            self._polled = True
+            future = self._future
+        if future is not None:
+            self._resolve(future)
+        return True
+
+    def _advance(self) -> bool:
+        """Move it on without waiting, unless another thread is waiting for it; return whether it is complete."""
+        if not self._lock.acquire(timeout=_BUSY_SEC if self._completion.is_current else 0.0):
+            return self._is_done
+        try:
+            if not self._is_done:
+                late = time.monotonic() >= self._deadline
+                try:
+                    if not late and not all(work.done() for work in self._works):
+                        return False
+                except Exception as exc:
+                    self._end(exc)
+                    return True
+                self._settle(timedelta(milliseconds=1) if late else self._limit)
+            return True
+        finally:
+            self._lock.release()
+
+    def _settle(self, limit: timedelta) -> None:
+        """Wait for the operations. With the lock held."""
+        if self._is_done:
+            return
+        try:
+            for work in self._works:
+                work.wait(limit)
+            if self._finish is not None:
+                self._finish()
+        except Exception as exc:
+            self._end(exc)
+        else:
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._works = ()
+        self._finish = None
+        self._is_done = True
+
+    def _resolve(self, future: GroupFuture) -> None:
+        if self._error is None:
+            future.succeed(list(self._result))
+        else:
+            future.fail(self._error)
+
+
+class FinishedWork(_Base):
+    """A call that was complete when it returned.
+
+    Args:
+        result: the tensors that hold the result.
+    """
+
+    def __init__(self, result: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta = _UNSET) -> bool:
+        """Return True."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that hold the result."""
+        return list(self._result)
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def source_rank(self) -> int:
+        """Return -1."""
+        return -1
+
+    def get_future(self) -> Future[Any]:
+        """Return a complete future of the result's tensors."""
+        future: Future[Any] = Future()
+        future.set_result(list(self._result))
+        return future
