@@ -15,7 +15,9 @@ SANITIZE_FLAGS ?=
 # and twice the memory; what starts ranks over gloo then fails now and then.
 TEST_WORKERS ?= 0
 
-NATIVE = setup.py $(wildcard unidist/engines/shm_native/*.[ch] unidist/algorithms/native/*.[ch])
+NATIVE = setup.py $(wildcard $(addsuffix /*.[ch],unidist/engines/shm_native unidist/algorithms/native \
+  plugins/unidist_tcp/native))
+BUILT = $(addsuffix .*.so,unidist/engines/_shm unidist/algorithms/_kernels plugins/unidist_tcp/_tcp)
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
 SAMPLES = tests/third_party/unidist_sample tests/third_party/unidist_second
 SAMPLE_SOURCES = $(addsuffix /pyproject.toml,$(SAMPLES)) $(foreach sample,$(SAMPLES),$(wildcard $(sample)/$(notdir $(sample))/*.py))
@@ -103,7 +105,7 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(TF_VENV) $(FIELD_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so
+	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) $(BUILT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made $(TF_VENV)/.made $(FIELD_VENV)/.made:
@@ -115,7 +117,7 @@ $(VENV)/.made $(TF_VENV)/.made $(FIELD_VENV)/.made:
 # The project itself, editable, with its C extension, and what the example needs.
 $(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
-	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # old ones must not survive a failed build
+	@rm -f $(BUILT)  # old ones must not survive a failed build
 	$(INSTALL) --editable '.[$(DEMO_EXTRA_$*),examples]'
 	@touch $@
 
@@ -130,7 +132,7 @@ $(VENV)/.coverage: $(VENV)/.dev
 
 $(VENV)/.docs: $(VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing what builds the documentation into $(VENV)"
-	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # as above
+	@rm -f $(BUILT)  # as above
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
@@ -154,6 +156,6 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 
 $(FIELD_VENV)/.installed: $(FIELD_VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(FIELD_VENV) what scripts of the field need"
-	@rm -f unidist/engines/_shm.*.so unidist/algorithms/_kernels.*.so  # as above
+	@rm -f $(BUILT)  # as above
 	$(FIELD_PY) $(PIP_INSTALL) --editable '.[torch,field,examples,test]'
 	@touch $@

@@ -1,8 +1,8 @@
 """What setup.cfg cannot say: packages in four roots, and the C extensions.
 
 The extensions are optional. Without a C compiler the package still installs; the `shm` engine then
-reports itself as unavailable with this reason (`unidist doctor` shows it) and `--engine auto` says what
-it takes instead.
+reports itself as unavailable with this reason, as does `tcp` (`unidist doctor` shows it), and `--engine
+auto` says what it takes instead.
 """
 
 from glob import glob
@@ -32,5 +32,6 @@ setup(
     ext_modules=[
         extension("unidist.algorithms._kernels", KERNELS),
         extension("unidist.engines._shm", "unidist/engines/shm_native", KERNELS),
+        extension("unidist_tcp._tcp", "plugins/unidist_tcp/native", KERNELS),
     ],
 )

@@ -69,6 +69,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_HOROVOD_BINDING": "torch or tensorflow: by which binding `--engine horovod` uses Horovod (default: auto)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
     "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
+    "UNIDIST_TCP_CONNECTIONS": "connections between each two ranks, 1 to 9; what is long uses all but one (default: 2)",
 }
 
 HOROVOD_VARIABLES: dict[str, str] = {
@@ -99,6 +100,9 @@ LOG_LEVELS = {
 }
 MAX_CACHE_CAPACITY = 1 << 16
 """A name's number on the wire has 16 bits."""
+
+MAX_TCP_CONNECTIONS = 9
+"""As in the C code of the engine `tcp`."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,7 @@ class Settings:
     horovod_binding: str = "auto"
     shm_capacity_bytes: int | None = None
     shm_staging_bytes: int = 4 << 20
+    tcp_connections: int = 2
     durable: DurableOptions | None = None
 
     @classmethod
@@ -203,6 +208,7 @@ class Settings:
             horovod_binding=env.get("UNIDIST_HOROVOD_BINDING") or default.horovod_binding,
             shm_capacity_bytes=capacity or None,
             shm_staging_bytes=non_negative(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
+            tcp_connections=_tcp_connections(env, default.tcp_connections),
             durable=_durable(env),
         )
 
@@ -298,6 +304,13 @@ def _durable(env: Mapping[str, str]) -> DurableOptions | None:
 def _timeline(env: Mapping[str, str]) -> Path | None:
     text = env.get("UNIDIST_TIMELINE") or env.get("HOROVOD_TIMELINE", "")
     return Path(text) if text and text != "DYNAMIC" else None
+
+
+def _tcp_connections(env: Mapping[str, str], default: int) -> int:
+    number = integer(env, "UNIDIST_TCP_CONNECTIONS", default)
+    if not 1 <= number <= MAX_TCP_CONNECTIONS:
+        raise ConfigurationError(f"UNIDIST_TCP_CONNECTIONS={number}; choices: 1 to {MAX_TCP_CONNECTIONS}")
+    return number
 
 
 def _cache_capacity(env: Mapping[str, str], default: int) -> int:

@@ -1,0 +1,95 @@
+"""The engine `tcp`. Importing this module needs no C code: without it the engine says so."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import struct
+from datetime import timedelta
+
+from unidist.communicator import Communicator
+from unidist.engine import Availability, Engine
+from unidist.errors import ConfigurationError
+from unidist.rendezvous import Rendezvous
+from unidist.settings import Settings, job_secret
+from unidist.topology import Topology
+
+MAX_RANKS = 1024
+_FIXED = struct.Struct(f"!BHB{16}sB")  # protocol, port, connections of each pair, session, length of a secret
+_SECRET_BYTES = 32
+_LONGEST_CONNECT = timedelta(seconds=60)
+_SPIN_NS = 50_000
+
+
+class TcpEngine(Engine):
+    """Connects processes on any hosts over TCP."""
+
+    def availability(self) -> Availability:
+        """Usable on Linux where the C code was built."""
+        try:
+            from unidist_tcp import _tcp  # noqa: F401 - only whether it can be imported
+        except ImportError as exc:
+            return Availability(False, f"the C code is not built ({exc}); reinstall unidist-train with a C compiler")
+        return Availability(True, "built in")
+
+    def supports(self, topology: Topology) -> Availability:
+        """Support any hosts, and up to `MAX_RANKS` ranks."""
+        if topology.world_size > MAX_RANKS:
+            return Availability(False, f"connects at most {MAX_RANKS} ranks")
+        return Availability(True)
+
+    def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
+        """Connect every two ranks, with a proof of the job's secret on each connection."""
+        from unidist_tcp.communicator import Connections, TcpCommunicator
+        from unidist_tcp.connecting import connect_all, listen, watch_silence
+        from unidist_tcp.handshake import PROTOCOL, SESSION_BYTES, Session
+
+        settings = Settings.read()
+        rank, size = topology.rank, topology.world_size
+        handed_on = secrets.token_bytes(_SECRET_BYTES) if topology.single_host and rank == 0 else b""
+        if not topology.single_host and not job_secret():
+            raise ConfigurationError(
+                f"rank {rank}: this job spans {topology.num_nodes} hosts, and its launcher has given it no secret, by "
+                "which its ranks could know each other. Start it with `unidist launch`"
+            )
+        try:
+            listener = listen(rendezvous.address)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"tcp: rank {rank} cannot listen at {rendezvous.address}, its address in the job: {exc.strerror or exc}"
+            ) from exc
+        try:
+            own = _FIXED.pack(
+                PROTOCOL,
+                listener.getsockname()[1],
+                settings.tcp_connections,
+                secrets.token_bytes(SESSION_BYTES),
+                len(handed_on),
+            )
+            replies = rendezvous.allgather(own + handed_on + rendezvous.address.encode(), timeout=timeout)
+            fields = [_FIXED.unpack_from(item.payload) for item in replies]
+            for other, (protocol, *_) in enumerate(fields):
+                if protocol != fields[0][0]:
+                    raise ConfigurationError(
+                        f"rank {other} runs version {protocol} of the engine tcp, and rank 0 version {fields[0][0]}; "
+                        "install one version of unidist for all"
+                    )
+            _, _, num_lanes, name, length = fields[0]
+            first = replies[0].payload[_FIXED.size : _FIXED.size + length]
+            session = Session(first or hmac.digest(job_secret(), b"unidist tcp", "sha256"), name, size, num_lanes)
+            addresses = [
+                (item.payload[_FIXED.size + reply[4] :].decode(), reply[1])
+                for item, reply in zip(replies, fields, strict=True)
+            ]
+            limit = min(timeout, _LONGEST_CONNECT)
+            descriptors = connect_all(rank, addresses, session, listener, timeout=limit)
+        except BaseException:
+            listener.close()
+            raise
+        for each in descriptors:
+            for descriptor in each:
+                watch_silence(descriptor, settings.heartbeat)
+        crowded = topology.local_size > len(os.sched_getaffinity(0))
+        connections = Connections(rank, descriptors, spin_ns=0 if crowded else _SPIN_NS, heartbeat=settings.heartbeat)
+        return TcpCommunicator(connections, 0, rank, tuple(range(size)), timeout)
