@@ -129,7 +129,10 @@ def outcomes(module: str, library: str, engine: str, *, only: str = "") -> dict[
     table: Table = importlib.import_module(module).TABLE
     is_horovod = library.startswith("horovod.")
     found = {}
-    with set_variables({"UNIDIST_ENGINE": "horovod" if is_horovod else engine, "UNIDIST_TIMEOUT_SEC": "20"}):
+    variables = {"UNIDIST_ENGINE": engine, "UNIDIST_TIMEOUT_SEC": "20"}
+    if is_horovod:
+        variables |= {"UNIDIST_ENGINE": "horovod", "HOROVOD_TIMELINE": "DYNAMIC"}  # timelines that are started later
+    with set_variables(variables):
         runtime = context.init()
         try:
             hvd = importlib.import_module(library)
@@ -153,8 +156,24 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Outcome:
         try:
             return plain(function(*arguments))
         except Exception as exc:
+            if isinstance(exc, _OF_THE_CASE) and is_of_a_case(exc):
+                line = traceback.extract_tb(exc.__traceback__)[-1]
+                raise CaseError(f"{line.name}, line {line.lineno}, raised {type(exc).__name__}({exc})") from exc
             text = traceback.format_exc() if _TRACES else str(exc)
             return Raised(tuple(kind.__name__ for kind in type(exc).__mro__), text)
+
+
+class CaseError(BaseException):
+    """A case is wrong: it raised an error of its own, with both libraries, so it could not fail."""
+
+
+_OF_THE_CASE = (NameError, NotImplementedError, AssertionError, SyntaxError)
+
+
+def is_of_a_case(exc: BaseException) -> bool:
+    """Say whether an exception was raised by a line of a table of cases, and not by what that called."""
+    innermost = traceback.extract_tb(exc.__traceback__)[-1].filename
+    return os.path.basename(innermost).endswith("_cases.py")
 
 
 def plain(value: Any) -> Any:

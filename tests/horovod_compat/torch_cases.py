@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import tempfile
 from typing import Any
 
 import torch
@@ -1121,6 +1125,362 @@ def sync_batch_norm(hvd: Any) -> Any:
     ]
 
 
+# The timeline
+
+
+@case(False, True)
+def a_timeline(hvd: Any, mark_cycles: bool) -> Any:
+    """Return what is recorded of two operations; Horovod's thread writes the file while the script goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "timeline.json")
+        started = hvd.start_timeline(path, mark_cycles=mark_cycles)
+        hvd.allreduce(mine(hvd, 3), name="on the timeline")
+        hvd.broadcast(mine(hvd, 3), 0, name="given away")
+        stopped = hvd.stop_timeline()
+        hvd.barrier()
+        exists = os.path.exists(path)
+    return [started, stopped, exists]
+
+
 @case()
-def start_timeline_to_nowhere(hvd: Any) -> Any:
+def a_timeline_with_names(hvd: Any) -> Any:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "timeline.json")
+        hvd.start_timeline(path)
+        for step in range(20):
+            hvd.allreduce(mine(hvd, 3), name=f"recorded {step}")
+        hvd.stop_timeline()
+        hvd.barrier()
+        if hvd.rank() == 0:
+            with open(path, encoding="utf-8") as file:
+                text = file.read().rstrip().rstrip(",]").rstrip()
+            events = json.loads(text + "]")
+            found = [isinstance(events, list), all("ph" in event for event in events if event)]
+    return found
+
+
+@case()
+def a_timeline_that_is_started_twice(hvd: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        first = hvd.start_timeline(os.path.join(folder, "a.json"))
+        second = attempt(hvd.start_timeline, os.path.join(folder, "b.json"))
+        return [first, second, hvd.stop_timeline()]
+
+
+@case()
+def a_timeline_that_was_not_started(hvd: Any) -> Any:
     return hvd.stop_timeline()
+
+
+@case(3, None)
+def a_timeline_to_a_wrong_path(hvd: Any, path: Any) -> Any:
+    try:
+        return hvd.start_timeline(path)
+    finally:
+        hvd.stop_timeline()
+
+
+@case()
+def a_timeline_to_a_folder_that_is_not_there(hvd: Any) -> Any:
+    try:
+        return hvd.start_timeline("/no/such/folder/timeline.json")
+    finally:
+        hvd.stop_timeline()
+
+
+# Autograd functions, and the lifecycle as an object
+
+
+def own_module(hvd: Any, name: str) -> Any:
+    """Return a submodule of the library."""
+    return importlib.import_module(f"{hvd.__name__}.{name}")
+
+
+APPLIED = {
+    "HorovodAllreduce": lambda hvd, t: (t, None, None, hvd.Sum, 2.0, 1.0, hvd.global_process_set),
+    "HorovodGroupedAllreduce": lambda hvd, t: (None, None, hvd.Average, 1.0, 3.0, hvd.global_process_set, t, t + 1),
+    "HorovodAllgather": lambda hvd, t: (t, None, hvd.global_process_set),
+    "HorovodGroupedAllgather": lambda hvd, t: (None, hvd.global_process_set, t, t * 2),
+    "HorovodBroadcast": lambda hvd, t: (t, 1, None, hvd.global_process_set),
+    "HorovodAlltoall": lambda hvd, t: (t, torch.tensor([1, 3], dtype=torch.int32), None, hvd.global_process_set),
+    "HorovodReducescatter": lambda hvd, t: (t, None, hvd.Sum, hvd.global_process_set, 1.0, 1.0),
+    "HorovodGroupedReducescatter": lambda hvd, t: (None, hvd.Average, hvd.global_process_set, 1.0, 2.0, t, t),
+}
+
+
+@case(*APPLIED)
+def an_autograd_function(hvd: Any, name: str) -> Any:
+    tensor = mine(hvd, 4).requires_grad_()
+    found = getattr(own_module(hvd, "mpi_ops"), name).apply(*APPLIED[name](hvd, tensor))
+    results = found if isinstance(found, tuple) else (found,)
+    sum(result.sum() for result in results if result.requires_grad).backward()
+    return [type(found).__name__, list(results), tensor.grad]
+
+
+# Elastic states
+
+
+@case()
+def names_of_elastic(hvd: Any) -> Any:
+    elastic, state = own_module(hvd, "elastic"), own_module(hvd, "elastic.state")
+    return [
+        sorted(set(elastic.__all__) & {"TorchState", "ElasticSampler", "run"}),
+        issubclass(elastic.TorchState, state.ObjectState),
+        [kind.__name__ for kind, _ in state.get_handler_registry()],
+        [handler.__name__ for _, handler in state.get_handler_registry()],
+        state.rank(),
+    ]
+
+
+def common(hvd: Any, name: str) -> Any:
+    """Return a name of `horovod.common.elastic`, or of what stands for that."""
+    is_horovod = hvd.__name__.startswith("horovod")
+    return getattr(importlib.import_module("horovod.common.elastic" if is_horovod else "unidist.elastic"), name)
+
+
+def state_of(hvd: Any, **values: Any) -> Any:
+    model = network(hvd)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (hvd.rank() + 1), momentum=0.9)
+    train(hvd, model, optimizer, steps=1)
+    sampler = hvd.elastic.ElasticSampler(range(10))
+    return hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=hvd.rank(), **values)
+
+
+def contents(state: Any) -> Any:
+    buffers = [entry["momentum_buffer"] for entry in state.optimizer.state_dict()["state"].values()]
+    return [
+        weights(state.model),
+        buffers,
+        state.optimizer.param_groups[0]["lr"],
+        state.epoch,
+        state.sampler.state_dict(),
+    ]
+
+
+@case()
+def a_state_is_kept_restored_and_made_equal(hvd: Any) -> Any:
+    state = state_of(hvd, log=[hvd.rank()])
+    found = [contents(state)]
+    state.save()
+    train(hvd, state.model, state.optimizer, steps=1)
+    state.epoch = 7
+    state.sampler.record_batch(0, 2)
+    found.append(contents(state))
+    state.restore()
+    found += [contents(state), state.log]
+    state.sync()
+    found += [contents(state), state.log]
+    state.commit()
+    return found
+
+
+@case()
+def a_value_of_a_state_is_replaced(hvd: Any) -> Any:
+    state = state_of(hvd)
+    state.model, state.epoch = network(hvd), 3
+    state.sync()
+    state.epoch = 4
+    state.restore()
+    return contents(state)[0::3]
+
+
+@case()
+def a_state_without_values(hvd: Any) -> Any:
+    state = hvd.elastic.TorchState()
+    state.sync()
+    state.commit()
+    state.restore()
+    return [state.model, state.optimizer]
+
+
+@case()
+def an_attribute_that_a_state_lacks(hvd: Any) -> Any:
+    return hvd.elastic.TorchState(epoch=1).batch
+
+
+@case((("added", 1),), (("removed", 1),), (("removed", 1), ("added", 2)), (("no_update", 1),), (("removed", 0),), ())
+def messages_of_hosts(hvd: Any, *messages: tuple[str, int]) -> Any:
+    results = common(hvd, "HostUpdateResult")
+    state = hvd.elastic.TorchState(epoch=0)
+    for name, timestamp in messages:
+        state.on_hosts_updated(timestamp, getattr(results, name))
+    found = []
+    for _ in range(2):
+        try:
+            found.append(state.commit())
+        except common(hvd, "HostsUpdatedInterrupt") as interrupt:
+            found.append(["interrupt", bool(interrupt.skip_sync), state._host_messages.empty()])
+    return [*found, int(state._last_updated_timestamp)]
+
+
+@case(0)
+def messages_to_one_rank(hvd: Any, told: int) -> Any:
+    state = hvd.elastic.TorchState(epoch=0)
+    if hvd.rank() == told:
+        state.on_hosts_updated(5, common(hvd, "HostUpdateResult").added)
+    return state.check_host_updates()
+
+
+@differs("Horovod looks at the messages of rank 0 alone", RuntimeError)
+def messages_to_another_rank(hvd: Any) -> Any:
+    state = hvd.elastic.TorchState(epoch=0)
+    if hvd.rank() == 1:
+        state.on_hosts_updated(5, common(hvd, "HostUpdateResult").added)
+    return state.check_host_updates()
+
+
+@case()
+def a_reset_of_a_state(hvd: Any) -> Any:
+    state = state_of(hvd)
+    called: list[str] = []
+    state.register_reset_callbacks([lambda: called.append("a")])
+    state.register_reset_callbacks([lambda: called.append("b"), lambda: called.append("c")])
+    state.on_hosts_updated(1, common(hvd, "HostUpdateResult").added)
+    state.on_reset()
+    return [called, state._host_messages.empty(), state.check_host_updates()]
+
+
+@case()
+def host_update_results(hvd: Any) -> Any:
+    results = common(hvd, "HostUpdateResult")
+    named = {each: int(getattr(results, each)) for each in ("no_update", "removed", "added", "mixed")}
+    return [named, results.removed | results.added == results.mixed]
+
+
+@case("ObjectState", "State")
+def a_state_of_ones_own(hvd: Any, kind: str) -> Any:
+    base = common(hvd, kind)
+    calls: list[Any] = []
+
+    def give(value: Any) -> Any:
+        calls.append(value)
+        return value
+
+    class Own(base):  # type: ignore[misc, valid-type]
+        def __init__(self, **values: Any) -> None:
+            super().__init__(bcast_object=give, get_rank=lambda: 9, **values)
+
+        def check_host_updates(self) -> None:
+            calls.append("asked")
+
+        def on_hosts_updated(self, timestamp: float, update_res: Any) -> None:
+            calls.append([timestamp, int(update_res)])
+            super().on_hosts_updated(timestamp, update_res)
+
+    state = Own(**({"step": 1} if kind == "ObjectState" else {}))
+    state.on_hosts_updated(3, common(hvd, "HostUpdateResult").added)
+    found = [attempt(state.commit), attempt(state.sync), attempt(state.restore), state._rank()]
+    return [found, calls, state._host_messages.qsize()]
+
+
+@case()
+def a_function_that_is_interrupted(hvd: Any) -> Any:
+    interrupted = common(hvd, "HostsUpdatedInterrupt")
+    state, entered = hvd.elastic.TorchState(step=hvd.rank()), []
+
+    def train_function(state: Any, word: str, *, more: str) -> Any:
+        entered.append([state.step, word, more])
+        state.step += 1
+        if len(entered) < 3:
+            raise interrupted(skip_sync=len(entered) == 1)
+        return [state.step, train_function.__name__]
+
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(state.step)])
+    run = common(hvd, "run_fn")(train_function, lambda: entered.append("reset"))
+    return [attempt(lambda: run(state, "word", more="more")), run.__name__, entered, resets]
+
+
+@case()
+def a_function_that_loses_a_rank(hvd: Any) -> Any:
+    lost = common(hvd, "HorovodInternalError")
+    state, entered = hvd.elastic.TorchState(step=0), []
+
+    def train_function(state: Any) -> Any:
+        entered.append(state.step)
+        state.step = 5
+        if len(entered) == 1:
+            raise lost("a rank")
+        return state.step
+
+    return [common(hvd, "run_fn")(train_function, lambda: entered.append("reset"))(state), entered]
+
+
+@case()
+def a_function_with_an_error_of_its_own(hvd: Any) -> Any:
+    def train_function(state: Any) -> Any:
+        raise ZeroDivisionError
+
+    return common(hvd, "run_fn")(train_function, lambda: None)(hvd.elastic.TorchState(step=0))
+
+
+@case()
+def listeners_for_hosts(hvd: Any) -> Any:
+    manager = common(hvd, "WorkerNotificationManager")()
+    state = hvd.elastic.TorchState(step=0)
+    manager.register_listener(state)
+    manager.handle_hosts_updated(4, common(hvd, "HostUpdateResult").removed)
+    manager.remove_listener(state)
+    manager.handle_hosts_updated(5, common(hvd, "HostUpdateResult").removed)
+    timestamp, result = state._host_messages.get()
+    return [timestamp, int(result), state._host_messages.empty(), attempt(manager.remove_listener, state)]
+
+
+@case()
+def a_handler_of_ones_own(hvd: Any) -> Any:
+    module = own_module(hvd, "elastic.state")
+    calls: list[str] = []
+
+    class Value:
+        pass
+
+    class Handler(module.StateHandler):  # type: ignore[misc, name-defined]
+        def __init__(self, value: Any) -> None:
+            super().__init__(value)
+            self.is_ready = True
+
+        def save(self) -> None:
+            calls.append(f"save {self.is_ready}")
+
+        def restore(self) -> None:
+            calls.append("restore")
+
+        def sync(self) -> None:
+            calls.append("sync")
+
+    before = module.get_handler_registry()
+    module.set_handler_registry([(Value, Handler), *before])
+    try:
+        first, second = Value(), Value()
+        state = hvd.elastic.TorchState(own=first, model=network(hvd))
+        found = [state.own is first]
+        state.save()
+        state.restore()
+        state.sync()
+        state.own = second
+        return [*found, state.own is second, calls[:3], sorted(set(calls))]
+    finally:
+        module.set_handler_registry(before)
+
+
+@case("shuffled", "in order")
+def an_elastic_sampler(hvd: Any, kind: str) -> Any:
+    sampler = hvd.elastic.ElasticSampler(range(11), shuffle=kind == "shuffled", seed=3)
+    found = [list(sampler), len(sampler), sampler.num_replicas, sampler.rank, sampler.total_size, sampler.num_samples]
+    sampler.record_batch(0, 2)
+    found += [sampler.state_dict(), sampler.processed_num, sampler.remaining_indices]
+    saved = sampler.state_dict()
+    sampler.reset()
+    found += [list(sampler), sampler.remaining_indices]
+    sampler.set_epoch(1)
+    found += [list(sampler), sampler.epoch]
+    sampler.load_state_dict(saved)
+    loader = torch.utils.data.DataLoader(torch.arange(11), batch_size=2, sampler=sampler)
+    return [*found, [batch.tolist() for batch in loader], isinstance(sampler, torch.utils.data.Sampler)]
+
+
+@case(0, 1, 2)
+def an_elastic_sampler_of_few_samples(hvd: Any, count: int) -> Any:
+    sampler = hvd.elastic.ElasticSampler(range(count))
+    return [attempt(lambda: list(sampler)), len(sampler)]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
     from unidist.elastic.generations import Generations, leaving_on_signals
     from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
+    from unidist.elastic.notifications import HostUpdateResult, WorkerNotificationManager, notification_manager
     from unidist.elastic.rebinding import Rebindable, follow_generations
-    from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run
+    from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run, run_fn
     from unidist.elastic.step_training import (
         Policy,
         Progress,
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostsUpdatedInterrupt", "ObjectState", "Policy",
-    "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler", "State",
-    "StatefulHandler", "StepTraining", "follow_generations", "leaving_on_signals", "passes_of_step", "run",
-    "training_of",
+    "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult", "HostsUpdatedInterrupt",
+    "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler",
+    "State", "StatefulHandler", "StepTraining", "WorkerNotificationManager", "follow_generations",
+    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "training_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -40,8 +41,9 @@ __getattr__ = lazy_names(
         "batches": "BatchShare Position SampleOrder",
         "generations": "Generations leaving_on_signals",
         "handlers": "GeneratorsHandler StatefulHandler",
+        "notifications": "HostUpdateResult WorkerNotificationManager notification_manager",
         "rebinding": "Rebindable follow_generations",
-        "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run",
+        "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run run_fn",
         "step_training": "Policy Progress Redistributable StepTraining passes_of_step training_of",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unidist.control.elastic.worker_link import DismissedError
-from unidist.elastic.durable.commit_agreement import CommitRequests, agree_at_commit
+from unidist.elastic.notifications import notification_manager
 from unidist.elastic.rebinding import rebind_all
 from unidist.elastic.state import HostsUpdatedInterrupt, State
 from unidist.errors import PeerLostError, StateLostError
@@ -29,13 +30,19 @@ Result = TypeVar("Result")
 
 
 def run_through_generations(
-    membership: Member, func: Callable[..., Result], state: State, *args: Any, **kwargs: Any
+    membership: Member,
+    func: Callable[..., Result],
+    reset: Callable[[], object] | None,
+    state: State,
+    *args: Any,
+    **kwargs: Any,
 ) -> Result:
     """Call `func(state, ...)` in one generation after another, until it returns.
 
     Args:
         membership: of this process.
         func: the script's training function.
+        reset: see `unidist.elastic.state.run_fn`.
         state: of the training.
         args: further positional arguments of the function.
         kwargs: further keyword arguments.
@@ -46,20 +53,23 @@ def run_through_generations(
         StateLostError: the ranks with a share of the state and its only copy were lost together; the job ends.
     """
     with leaving_on_signals(membership):
-        generations = Generations(membership, state, is_function=True)
-        generations.begin()
-        while True:
-            try:
-                result = func(state, *args, **kwargs)
-                state.finish()
-                return result
-            except StateLostError as exc:
-                membership.link.give_up(str(exc))
-                raise
-            except (HostsUpdatedInterrupt, PeerLostError) as exc:
-                reason = generations.reason_of(exc)
-            # Outside of the handler: the exception's frames refer to the old generation.
-            generations.enter_next_generation(reason)
+        generations = Generations(membership, state, is_function=True, reset=reset)
+        try:
+            generations.begin()
+            while True:
+                try:
+                    result = func(state, *args, **kwargs)
+                    state.finish()
+                    return result
+                except StateLostError as exc:
+                    membership.link.give_up(str(exc))
+                    raise
+                except (HostsUpdatedInterrupt, PeerLostError) as exc:
+                    reason = generations.reason_of(exc)
+                # Outside of the handler: the exception's frames refer to the old generation.
+                generations.enter_next_generation(reason)
+        finally:
+            generations.end()
 
 
 class Generations:
@@ -69,23 +79,42 @@ class Generations:
         membership: of this process.
         state: of the training.
         is_function: training is a function that is called again in each generation; else it is the script's own loop.
+        reset: see `unidist.elastic.state.run_fn`.
     """
 
-    def __init__(self, membership: Member, state: State, *, is_function: bool) -> None:
+    def __init__(
+        self,
+        membership: Member,
+        state: State,
+        *,
+        is_function: bool,
+        reset: Callable[[], object] | None = None,
+    ) -> None:
         self.is_function = is_function
+        self._reset = reset
         self._membership = membership
         self._state = state
         self._needs_sync = True
         self._assigned: float | None = None
+        if membership.generations is not None:
+            membership.generations.end()
         membership.generations = self
 
     def begin(self) -> None:
         """Join the other ranks and synchronise the state, before training. Raises as `enter_next_generation`."""
+        notification_manager.init()
+        notification_manager.register_listener(self._state)
+        notification_manager.repeat()
         if self._membership.assignment is None:  # it joins a running job, and was alone so far
             if self._state.keeps_shares:
                 self._state.save()  # all of it, while this rank is alone
-            self._needs_sync, self._assigned = _enter(self._membership, self._state, "")
+            self._needs_sync, self._assigned = self._enter("")
         self._synchronise()
+
+    def end(self) -> None:
+        """Tell the state of no more changes. Called when the function has returned, or another training begins."""
+        with contextlib.suppress(KeyError):
+            notification_manager.remove_listener(self._state)
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
         """Return what was lost; "" if the generation ended by agreement of its members."""
@@ -108,7 +137,7 @@ class Generations:
             StalledError: too few processes for a world, for too long.
             StateLostError: the ranks with a share of the state and its only copy were lost together.
         """
-        self._needs_sync, self._assigned = _enter(self._membership, self._state, reason)
+        self._needs_sync, self._assigned = self._enter(reason)
         self._synchronise()
 
     def _synchronise(self) -> None:
@@ -126,7 +155,10 @@ class Generations:
                 raise
             except (HostsUpdatedInterrupt, PeerLostError) as exc:
                 reason = self.reason_of(exc)
-            self._needs_sync, self._assigned = _enter(membership, state, reason)
+            self._needs_sync, self._assigned = self._enter(reason)
+
+    def _enter(self, reason: str) -> tuple[bool, float]:
+        return _enter(self._membership, self._state, reason, self._reset)
 
 
 def _begin(membership: Member, state: State, assigned: float | None) -> None:
@@ -151,7 +183,7 @@ def _record_phase(runtime: Context, phase: str, seconds: float, *, ago: float = 
         runtime.timeline.record("recovery", phase, stop - int(seconds * 1e9), stop)
 
 
-def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
+def _enter(membership: Member, state: State, reason: str, reset: Callable[[], object] | None) -> tuple[bool, float]:
     """Enter the next generation in which all ranks connect.
 
     Returns whether the state has to be synchronised, and when this process got its place in the generation.
@@ -160,6 +192,7 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
         membership: of this process.
         state: restored if something was lost.
         reason: what was lost; "" if the generation ended by agreement of its members.
+        reset: starts the runtime; None: `context.init` alone does.
     """
     is_lost = bool(reason)
     while True:
@@ -172,11 +205,14 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
             raise SystemExit(0) from exc
         formed = time.monotonic()
         try:
+            if reset is not None:
+                reset()
             runtime = context.init()
             rebind_all(runtime)
             if is_lost:
                 state.restore()  # only now: the unfinished exchanges of the old world are discarded
             state.on_reset()
+            notification_manager.repeat()  # the coordinator may have told of the next change already
         except PeerLostError as exc:
             reason = membership.link.ended or str(exc) or "a peer was lost"
             is_lost = True
@@ -193,21 +229,13 @@ def _enter(membership: Member, state: State, reason: str) -> tuple[bool, float]:
         return assignment.needs_sync, formed
 
 
-def ask_for_change(runtime: Context, membership: Member, *, checkpoint: bool = False) -> CommitRequests:
-    """Return what the ranks agree on, above all whether the world changes now. Collective; called after each step.
-
-    Args:
-        runtime: the present context.
-        membership: of this process.
-        checkpoint: this rank wants a durable checkpoint.
-    """
+def record_step(runtime: Context, membership: Member) -> None:
+    """Measure the step that ends with this commit, for the beats and the timeline."""
     link = membership.link
-    agreed = agree_at_commit(runtime, checkpoint=checkpoint)
     first_step_sec = link.step_timer.commit(waited_sec=runtime.recorder.waited_sec)
     if first_step_sec is not None:
         _record_phase(runtime, "FIRST_STEP", first_step_sec)
         link.tell()
-    return agreed
 
 
 _USUAL: dict[int, Any] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import queue
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from unidist.checkpoint.plain_state import PlainState
 from unidist.elastic.durable.checkpoints import Durable
 from unidist.elastic.durable.commit_agreement import agree_at_commit
 from unidist.elastic.durable.parts import DurableParts
+from unidist.elastic.notifications import HostUpdateResult, notification_manager
 from unidist.elastic.peer.memory import PeerMemory, peers_of
 from unidist.errors import HorovodInternalError, PeerLostError, UsageError
 from unidist.launcher import AUTO, DurableOptions, interval_of
@@ -36,19 +38,34 @@ class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts has changed; raised by `commit` and `check_host_updates`, understood by `run`.
 
     Args:
-        skip_sync: the state of the ranks that stay is equal already.
+        skip_sync: ranks only leave, so the state of the others is equal already.
     """
 
-    def __init__(self, skip_sync: bool) -> None:
+    def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")
         self.skip_sync = skip_sync
 
 
-class State(ABC):
-    """The state from which training can continue: kept in memory by `commit`, made equal on all ranks by `sync`."""
+class State:
+    """The state from which training can continue: kept in memory by `commit`, made equal on all ranks by `sync`.
 
-    def __init__(self) -> None:
+    A class derived from it defines `save`, `restore` and `sync`. The names that begin with an underscore and are set
+    here are those that scripts of Horovod use.
+
+    Args:
+        bcast_object: returns the object of rank 0 on every rank; default: by unidist's own exchange.
+        get_rank: returns the rank of this process; default: unidist's.
+    """
+
+    def __init__(
+        self, bcast_object: Callable[[Any], Any] | None = None, get_rank: Callable[[], int] | None = None
+    ) -> None:
+        self._bcast_object = _broadcast_object if bcast_object is None else bcast_object
+        self._rank = _present_rank if get_rank is None else get_rank
+        self._host_messages: queue.Queue[tuple[float, HostUpdateResult]] = queue.Queue()
+        self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._has_agreed = False
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Call these after the number of ranks has changed, for example to adapt the learning rate."""
@@ -56,9 +73,22 @@ class State(ABC):
 
     def on_reset(self) -> None:
         """Adapt to a new set of ranks, before the state is synchronised; `run` calls it."""
+        self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
+        """Take note of a change of the hosts, for the next `check_host_updates`.
+
+        A thread of the runtime calls it, in an elastic job. One that is overridden and does not call this one keeps the
+        world from changing: this rank does not ask for it.
+
+        Args:
+            timestamp: seconds since the epoch; one that is not later than that of the latest change does not count.
+            update_res: whether ranks are added, removed or both.
+        """
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
         """Keep the present state, so that it can be restored, and check for changes of the hosts.
@@ -72,12 +102,17 @@ class State(ABC):
 
     def check_host_updates_at_commit(self) -> None:
         """Check for changes of the hosts, and make a durable checkpoint of the commit if one is due."""
+        self._has_agreed = False
         if self.durable is None:
             self.check_host_updates()
-            return
-        self.durable.step()
-        self.check_host_updates()
-        self.durable.save_if_agreed(self)
+        else:
+            self.durable.step()
+            self.check_host_updates()
+            self.durable.save_if_agreed(self)
+        if not self._has_agreed:  # overridden by one that exchanges itself, or not in every step
+            membership = context.current().membership
+            if membership is not None and membership.assignment is not None:
+                membership.link.step()
 
     keeps_shares = False
     """Some value is divided over the ranks: after every change of the world the state is synchronised."""
@@ -86,24 +121,38 @@ class State(ABC):
     """Commits that this state includes, made on any rank: the largest is the latest. Below 0: never synchronised."""
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on every rank, if ranks are waiting to join or some are to leave.
+        """Raise HostsUpdatedInterrupt, on every rank, if any rank was told that hosts join or leave.
 
-        Collective in an elastic job: every rank calls it, or `commit`, equally often.
+        Collective: every rank calls it, or `commit`, equally often.
         """
         runtime, durable = context.current(), self.durable
-        wants_checkpoint = durable is not None and durable.is_wanted
+        is_told, update = self._take_messages()
+        agreed = agree_at_commit(
+            runtime,
+            checkpoint=durable is not None and durable.is_wanted,
+            change=is_told,
+            added=HostUpdateResult.added in update,
+            removed=HostUpdateResult.removed in update,
+        )
+        self._has_agreed = True
         if runtime.membership is not None and runtime.membership.assignment is not None:
-            from unidist.elastic.generations import ask_for_change
+            from unidist.elastic.generations import record_step
 
-            agreed = ask_for_change(runtime, runtime.membership, checkpoint=wants_checkpoint)
-        elif durable is not None:
-            agreed = agree_at_commit(runtime, checkpoint=wants_checkpoint)
-        else:
-            return
+            record_step(runtime, runtime.membership)
         if durable is not None:
             durable.agreed(self, agreed)
         if agreed.change:
-            raise HostsUpdatedInterrupt(skip_sync=False)
+            raise HostsUpdatedInterrupt(skip_sync=agreed.removed and not agreed.added)
+
+    def _take_messages(self) -> tuple[bool, HostUpdateResult]:
+        """Return whether there was news of the hosts since the last call, and what."""
+        is_told, update = False, HostUpdateResult.no_update
+        while not self._host_messages.empty():
+            timestamp, found = self._host_messages.get()
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp, is_told = timestamp, True
+                update |= found
+        return is_told, update
 
     # Durable checkpoints, see `unidist.elastic.durable.checkpoints`
 
@@ -167,20 +216,31 @@ class State(ABC):
         if self.durable is not None:
             self.durable.finish(self)
 
-    @abstractmethod
     def save(self) -> None:
         """Keep the present state in memory."""
+        raise self._undefined("save")
 
-    @abstractmethod
     def restore(self) -> None:
         """Bring back the state that was kept."""
+        raise self._undefined("restore")
 
-    @abstractmethod
     def sync(self) -> None:
         """Give every rank the state of rank 0. Collective."""
+        raise self._undefined("sync")
 
-    def reset(self) -> None:  # noqa: B027  # nothing to adapt is a good answer
+    def reset(self) -> None:
         """Adapt to a new set of ranks; by default there is nothing to adapt."""
+
+    def _undefined(self, name: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} is an elastic state without {name}(); define it")
+
+
+def _broadcast_object(value: Any) -> Any:
+    return objects.broadcast_object(context.current().negotiator, value, root=0, name="elastic.state")
+
+
+def _present_rank() -> int:
+    return context.current().topology.rank
 
 
 class Handler(ABC):
@@ -201,6 +261,11 @@ class Handler(ABC):
     @abstractmethod
     def restore(self) -> None:
         """Bring back the value that was kept."""
+
+    def set_value(self, value: Any) -> None:
+        """Handle, and keep, another value from now on: the attribute of the state was set."""
+        self.value = value
+        self.save()
 
     @abstractmethod
     def sync(self) -> None:
@@ -247,14 +312,23 @@ class ObjectState(State):
     """State of plain objects, each an attribute: `ObjectState(epoch=0, batch=0)`.
 
     Args:
+        bcast_object: see `State`; it is given the values of this state, by attribute.
+        get_rank: see `State`.
         handlers: for values that have one, by attribute.
         values: the other values, by attribute. They must be picklable (cloudpickle).
     """
 
-    def __init__(self, handlers: Mapping[str, Handler] | None = None, **values: Any) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        bcast_object: Callable[[Any], Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        *,
+        handlers: Mapping[str, Handler] | None = None,
+        **values: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
         self._handlers = dict(handlers or {})
-        self._saved = values
+        self._saved_state = values
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         self._restore_values()
@@ -292,7 +366,7 @@ class ObjectState(State):
         self._keep_shares()  # first: with a rank it may fail
         for handler in self._handlers.values():
             handler.save()
-        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
+        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
 
     @override
     def restore(self) -> None:
@@ -311,20 +385,19 @@ class ObjectState(State):
             self._shares.load(peers_of(runtime), self._states())
         for handler in self._handlers.values():
             handler.sync()
-        present = {name: getattr(self, name) for name in self._saved}
-        received = objects.broadcast_object(runtime.negotiator, present, root=0, name="elastic.state")
+        present = {name: getattr(self, name) for name in self._saved_state}
+        received = self._bcast_object(present)
         self._keep_shares()
         for handler in self._handlers.values():
             handler.save()
-        self._saved = received
+        self._saved_state = received
         self._restore_values()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Replace a value; if it has a handler, the handler keeps the new value."""
         handler = self.__dict__.get("_handlers", {}).get(name)
         if handler is not None:
-            handler.value = value
-            handler.save()
+            handler.set_value(value)
         object.__setattr__(self, name, value)
 
     def _keep_shares(self) -> None:
@@ -353,7 +426,9 @@ class ObjectState(State):
 
         is_writer = context.current().topology.rank == 0
         return {
-            "extra": PlainState(lambda: {name: getattr(self, name) for name in self._saved}, put, is_writer=is_writer)
+            "extra": PlainState(
+                lambda: {name: getattr(self, name) for name in self._saved_state}, put, is_writer=is_writer
+            )
         }
 
     def _states(self) -> dict[str, KeepsState]:
@@ -364,7 +439,7 @@ class ObjectState(State):
         return found
 
     def _restore_values(self) -> None:
-        for name, value in self._saved.items():
+        for name, value in self._saved_state.items():
             object.__setattr__(self, name, copy.deepcopy(value))
 
 
@@ -376,15 +451,30 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     state, and call the function again. In any other job the committed state is restored and the error raised. A script
     that raises HorovodInternalError itself counts as one that lost a rank.
     """
+    return run_fn(func, None)
+
+
+def run_fn(func: Callable[..., Result], reset: Callable[[], object] | None) -> Callable[..., Result]:
+    """Wrap a training function as `run` does, with a function that starts the runtime again; Horovod's `run_fn`.
+
+    Args:
+        func: the training function, `func(state, ...)`.
+        reset: called once for each new world, after the last one was shut down; it calls `init()`. In a job whose ranks
+            do not change it is called after HorovodInternalError, too, and the function runs again. None: see `run`.
+    """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         membership = context.current().membership
         if membership is None:
-            return _run_once(training, state, *args, **kwargs)
+            notification_manager.register_listener(state)
+            try:
+                return _run_once(training, reset, state, *args, **kwargs)
+            finally:
+                notification_manager.remove_listener(state)
         from unidist.elastic.generations import run_through_generations
 
-        return run_through_generations(membership, training, state, *args, **kwargs)
+        return run_through_generations(membership, training, reset, state, *args, **kwargs)
 
     def training(state: State, *args: Any, **kwargs: Any) -> Result:
         try:
@@ -397,7 +487,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     return wrapper
 
 
-def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: Any) -> Result:
+def _run_once(
+    func: Callable[..., Result], reset: Callable[[], object] | None, state: State, *args: Any, **kwargs: Any
+) -> Result:
     """Run in a job whose ranks do not change; an interrupt that the script raises is handled as well."""
     state.begin_generation(0, needs_sync=True)
     while True:
@@ -409,13 +501,20 @@ def _run_once(func: Callable[..., Result], state: State, *args: Any, **kwargs: A
             if state.durable is not None:
                 state.durable.abandon(str(exc))
             state.restore()
-            exc.add_note(
-                "The last committed state was restored. This job was not started to survive lost ranks: launch it with "
-                "`unidist launch --min-np N`."
-            )
-            raise
+            skip_sync = False
+            if reset is None:
+                exc.add_note(_NOT_ELASTIC)
+                raise
         except HostsUpdatedInterrupt as interrupt:
             skip_sync = interrupt.skip_sync
+        if reset is not None:
+            reset()
         state.on_reset()
         if not skip_sync:
             state.sync()
+
+
+_NOT_ELASTIC = (
+    "The last committed state was restored. This job was not started to survive lost ranks: launch it with "
+    "`unidist launch --min-np N`."
+)

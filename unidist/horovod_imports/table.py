@@ -26,10 +26,11 @@ class Answer:
 
 _INTERNAL = "it is internal to Horovod"
 _BUILD = "it is about Horovod's build, which nothing needs here"
-_AUTOGRAD = "it is internal to Horovod; the functions, allreduce and the others, are differentiable"
 _RUN = {"run": "unidist_launch.horovod:run"}  # imported when it is used, as what an entry point names
-_RUN_FN = {"run_fn": "use elastic.run of the framework's module, as in horovod.torch.elastic"}
-_HANDLERS = "give the state objects with state_dict() and load_state_dict(): unidist chooses how they are handled"
+_NOTIFICATIONS = {
+    "HostUpdateResult": "unidist.elastic:HostUpdateResult",
+    "WorkerNotificationManager": "unidist.elastic:WorkerNotificationManager",
+}
 _VERSION_OF_KERAS = {"is_version_greater_equal_than": "use packaging.version"}
 
 
@@ -49,30 +50,46 @@ _EXCEPTIONS = {
 MODULES: dict[str, Answer] = {
     "horovod": Answer(names=_RUN),
     "horovod.runner": Answer(names=_RUN),
+    "horovod.runner.elastic": Answer(),
+    "horovod.runner.elastic.worker": Answer(
+        names=_NOTIFICATIONS,
+        missing=_missing(
+            f"{_INTERNAL}run",
+            "HOROVOD_GLOO_IFACE HOROVOD_GLOO_RENDEZVOUS_ADDR HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_HOSTNAME "
+            "HOROVOD_LOCAL_RANK HostsUpdatedRequest PUT_WORKER_ADDRESSES WorkerNotificationClient "
+            "WorkerNotificationService put_data_into_kvstore",
+        ),
+    ),
     "horovod.common": Answer(),
+    "horovod.common.basics": Answer(
+        "unidist.horovod_api.basics",
+        names={
+            "ProcessSet": "unidist.negotiation.process_sets:ProcessSet",
+            "global_process_set": "unidist.negotiation.process_sets:global_process_set",
+        },
+    ),
     "horovod.common.exceptions": Answer(
         names={**_EXCEPTIONS, "HorovodVersionMismatchError": "unidist.horovod_api.util:HorovodVersionMismatchError"},
         missing=_missing(_BUILD, "get_version_mismatch_message"),
     ),
     "horovod.common.process_sets": Answer(
         names={
+            "HorovodBasics": "unidist.horovod_api.basics:HorovodBasics",
             "ProcessSet": "unidist.negotiation.process_sets:ProcessSet",
             "add_process_set": "unidist.horovod_api.lifecycle:add_process_set",
             "global_process_set": "unidist.negotiation.process_sets:global_process_set",
             "is_iterable": "unidist.horovod_api.util:is_iterable",
             "remove_process_set": "unidist.horovod_api.lifecycle:remove_process_set",
         },
-        missing=_missing(_INTERNAL, "HorovodBasics"),
     ),
     "horovod.common.elastic": Answer(
         names={
             **_EXCEPTIONS,
+            **_NOTIFICATIONS,
             "ObjectState": "unidist.elastic:ObjectState",
             "State": "unidist.elastic:State",
-        },
-        missing={
-            **_RUN_FN,
-            **_missing(_INTERNAL, "HostUpdateResult WorkerNotificationManager notification_manager"),
+            "notification_manager": "unidist.elastic:notification_manager",
+            "run_fn": "unidist.elastic:run_fn",
         },
     ),
     "horovod.common.util": Answer(
@@ -95,16 +112,9 @@ MODULES: dict[str, Answer] = {
     ),
     "horovod.torch": Answer("unidist.torch", names={"check_extension": "unidist.horovod_api.util:check_extension"}),
     "horovod.torch.compression": Answer("unidist.torch.compression"),
-    "horovod.torch.elastic": Answer("unidist.torch.elastic", missing=_RUN_FN),
+    "horovod.torch.elastic": Answer("unidist.torch.elastic"),
     "horovod.torch.elastic.sampler": Answer("unidist.torch.elastic.sampler"),
-    "horovod.torch.elastic.state": Answer(
-        "unidist.torch.elastic.state",
-        missing=_missing(
-            _HANDLERS,
-            "ModelStateHandler OptimizerStateHandler SamplerStateHandler StateHandler get_handler_registry "
-            "set_handler_registry",
-        ),
-    ),
+    "horovod.torch.elastic.state": Answer("unidist.torch.elastic.state"),
     "horovod.torch.functions": Answer(
         "unidist.torch.functions",
         names=_also(
@@ -115,11 +125,6 @@ MODULES: dict[str, Answer] = {
     "horovod.torch.mpi_ops": Answer(
         "unidist.torch.mpi_ops",
         missing={
-            **_missing(
-                _AUTOGRAD,
-                "HorovodAllgather HorovodAllreduce HorovodAlltoall HorovodBroadcast HorovodGroupedAllgather "
-                "HorovodGroupedAllreduce HorovodGroupedReducescatter HorovodReducescatter",
-            ),
             "check_installed_version": _BUILD,
             "get_average_backwards_compatibility_fun": _INTERNAL,
             "gpu_available": "use torch.cuda.is_available()",
@@ -154,7 +159,7 @@ MODULES: dict[str, Answer] = {
         },
     ),
     "horovod.tensorflow.compression": Answer("unidist.tensorflow.compression"),
-    "horovod.tensorflow.elastic": Answer("unidist.tensorflow.elastic", missing=_RUN_FN),
+    "horovod.tensorflow.elastic": Answer("unidist.tensorflow.elastic"),
     "horovod.tensorflow.functions": Answer(
         "unidist.tensorflow.functions",
         names=_also(
@@ -186,13 +191,17 @@ _SERVICES = "It is internal to horovodrun. Use `unidist launch`, or `unidist hor
 
 ABSENT: dict[str, str] = {
     "horovod._keras": "It is internal to Horovod; use horovod.keras or horovod.tensorflow.keras.",
-    "horovod.common.basics": "It is internal to Horovod; use the functions of horovod.torch or horovod.tensorflow.",
     "horovod.data": "Use torch.utils.data.DataLoader, whose workers load ahead (num_workers, prefetch_factor).",
     "horovod.mxnet": "MXNet is retired, and unidist has no adapter for it; use horovod.torch.",
     "horovod.ray": f"unidist does not run in Ray's actors. {_INTEGRATION}",
     "horovod.runner.common": _SERVICES,
     "horovod.runner.driver": _SERVICES,
-    "horovod.runner.elastic": _SERVICES,
+    "horovod.runner.elastic.constants": _SERVICES,
+    "horovod.runner.elastic.discovery": _SERVICES,
+    "horovod.runner.elastic.driver": _SERVICES,
+    "horovod.runner.elastic.registration": _SERVICES,
+    "horovod.runner.elastic.rendezvous": _SERVICES,
+    "horovod.runner.elastic.settings": _SERVICES,
     "horovod.runner.gloo_run": _SERVICES,
     "horovod.runner.http": _SERVICES,
     "horovod.runner.js_run": _SERVICES,

@@ -1,5 +1,6 @@
 """Elastic state of variables and models, by Horovod's names: `unidist.tensorflow.elastic`."""
 
+from unidist.elastic import run_fn
 from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import init, rank, shutdown
 from unidist_tensorflow.elastic.state import (
@@ -16,5 +17,5 @@ from unidist_tensorflow.operations.functions import broadcast_object, broadcast_
 __all__ = [
     "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TensorFlowKerasState",
     "TensorFlowState", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "init", "rank", "run",
-    "shutdown",
+    "run_fn", "shutdown",
 ]  # fmt: skip

@@ -64,9 +64,21 @@ from unidist_torch.operations import (
     synchronize,
 )
 from unidist_torch.operations.compression import Compression
+from unidist_torch.operations.horovod_functions import (
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
+)
 
 __all__ = [
-    "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "ProcessSet", "Product", "Sum",
+    "Adasum", "Average", "Compression", "HorovodAllgather", "HorovodAllreduce", "HorovodAlltoall", "HorovodBroadcast",
+    "HorovodGroupedAllgather", "HorovodGroupedAllreduce", "HorovodGroupedReducescatter", "HorovodInternalError",
+    "HorovodReducescatter", "Max", "Min", "ProcessSet", "Product", "Sum",
     "add_process_set", "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async",
     "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",

@@ -136,7 +136,7 @@ class TensorFlowState(ObjectState):
             if session is None:
                 raise ValueError("TensorFlowState in a graph needs a session: pass it, or call it within one")
         self.session = session
-        super().__init__({"all_variables": _Variables(lambda: self.variables, session)}, **values)
+        super().__init__(handlers={"all_variables": _Variables(lambda: self.variables, session)}, **values)
 
 
 class TensorFlowKerasState(ObjectState):
@@ -162,7 +162,7 @@ class TensorFlowKerasState(ObjectState):
         else:
             self._build_optimizer()
         handlers["all_variables"] = _Variables(self._variables)
-        super().__init__(handlers, **values)
+        super().__init__(handlers=handlers, **values)
 
     def _build_optimizer(self) -> None:
         """Build it in an elastic job: a rank that joins later needs the variables that the others send it."""

@@ -4,6 +4,14 @@ Scripts use it as `unidist.torch.elastic`, by Horovod's names. May import `check
 `optimizer` and the folders below them.
 """
 
+from unidist_torch.elastic.handlers import (
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    get_handler_registry,
+    set_handler_registry,
+)
 from unidist_torch.elastic.state import (
     ElasticSampler,
     HostsUpdatedInterrupt,
@@ -14,4 +22,7 @@ from unidist_torch.elastic.state import (
     run,
 )
 
-__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]
+__all__ = [
+    "ElasticSampler", "HostsUpdatedInterrupt", "ModelStateHandler", "ObjectState", "OptimizerStateHandler", "Policy",
+    "SamplerStateHandler", "State", "StateHandler", "TorchState", "get_handler_registry", "run", "set_handler_registry",
+]  # fmt: skip

@@ -13,7 +13,7 @@ from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
-from unidist_torch.elastic.state import has_sharded_parameters
+from unidist_torch.elastic.handlers import has_sharded_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.batches import num_samples

@@ -284,7 +284,8 @@ class ElasticCoordinator(Coordinator):
         if not self._change_told:
             yield Publish(JobEvent("change", {"generation": self.generation}))
         self._change_told, self._leaving_told = True, leaving
-        message: Message = {"type": "change", "generation": self.generation, "leaving": leaving}
+        joining = self.membership.others_join
+        message: Message = {"type": "change", "generation": self.generation, "leaving": leaving, "joining": joining}
         for worker in self.membership.members:
             yield from self._send(worker.number, message)
 

@@ -45,12 +45,15 @@ class Member:
         """The generation that it is in; None while it is alone."""
         self.generations: Any = None
         """What leads it through them, an `elastic_run.Generations`; None before training begins."""
+        self.on_change: Callable[..., None] | None = None
+        """Called with the generation that is to change, `joining=` and `leaving=`, by the thread of the link."""
         self.link = WorkerLink(
             place.server,
             place.secret,
             place.worker,
             timeout=timedelta(seconds=60),
             on_ended=self._interrupt,
+            on_change=self._change,
             orphan_timeout=place.orphan_timeout,
         )
         if self.link.is_first:
@@ -104,6 +107,10 @@ class Member:
                 self._interrupts.remove(interrupt)
 
         return forget
+
+    def _change(self, generation: int) -> None:
+        if self.on_change is not None:
+            self.on_change(generation, joining=self.link.others_join, leaving=self.link.some_leave)
 
     def _interrupt(self, text: str) -> None:
         for interrupt in list(self._interrupts):

@@ -152,6 +152,12 @@ class Membership:
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
 
     @property
+    def others_join(self) -> bool:
+        """The next world would have workers that wait now."""
+        newcomers = any(not worker.is_leaving for worker in self.waiting)
+        return newcomers and not self.is_finishing and len(self.members) < self._max_num
+
+    @property
     def _may_be_done(self) -> bool:
         """There is a worker that has left the world in good order, and whose process has not ended yet."""
         return any(worker.phase is Phase.DETACHED for worker in self.workers.values())

@@ -65,11 +65,13 @@ class WorkerLink:
         worker: this worker's number.
         timeout: longest time for connecting.
         on_ended: called by the link's own thread when the present generation ends, with the reason.
+        on_change: called by it when the coordinator asks for a change of the generation whose number it gets.
         orphan_timeout: time for which to try to reach a lost coordinator before the job is given up.
 
     Attributes:
         is_first: this worker is to be in the first world of the job.
         change_is_wanted: the coordinator asks the members to come back at their next commit.
+        others_join: there are ranks that will join then, `some_leave` ones that will not be there any more.
         leaving_workers: those that will not be in the next generation, as far as this worker knows.
         step_timer: measures the training's steps; beats report it.
 
@@ -86,16 +88,17 @@ class WorkerLink:
         *,
         timeout: timedelta,
         on_ended: Callable[[str], None],
+        on_change: Callable[[int], None] = lambda generation: None,
         orphan_timeout: timedelta = timedelta(0),
     ) -> None:
         self.worker = worker
         self._address, self._secret = address, secret
         self._orphan_sec = orphan_timeout.total_seconds()
-        self.change_is_wanted = False
+        self.change_is_wanted = self.others_join = self.some_leave = False
         self.leaving_workers: frozenset[int] = frozenset()
         self.step_timer = StepTimer()
         self._where = f"the job's coordinator at {format_address(address)}"
-        self._on_ended = on_ended
+        self._on_ended, self._on_change = on_ended, on_change
         self._steps = 0
         self._generation = -1
         self._ended = ""
@@ -192,6 +195,11 @@ class WorkerLink:
         self._wake()
 
     @property
+    def generation(self) -> int:
+        """The number of the present generation; -1 before the first."""
+        return self._generation
+
+    @property
     def ended(self) -> str:
         """Why the present generation has ended; "" while it has not."""
         return self._ended
@@ -282,7 +290,9 @@ class WorkerLink:
         elif kind == "change":
             if int(message["generation"]) == self._generation:
                 self.leaving_workers |= set(message["leaving"])
+                self.some_leave, self.others_join = bool(message["leaving"]), bool(message["joining"])
                 self.change_is_wanted = True
+                self._on_change(self._generation)
         else:
             with self._arrived:
                 if kind == "assign":

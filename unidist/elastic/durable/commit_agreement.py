@@ -21,12 +21,15 @@ class CommitRequests:
         checkpoint: make a durable checkpoint of this commit.
         leaving: this rank will not be in the next world.
         staying: this rank will be in the next world.
+        added: hosts were added; `removed` that some were.
     """
 
     change: bool = False
     checkpoint: bool = False
     leaving: bool = False
     staying: bool = True
+    added: bool = False
+    removed: bool = False
 
 
 class CommitAgreement:
@@ -49,22 +52,25 @@ class CommitAgreement:
         self._communicator.close()
 
 
-def agree_at_commit(runtime: Context, *, checkpoint: bool = False) -> CommitRequests:
+def agree_at_commit(
+    runtime: Context, *, checkpoint: bool = False, change: bool = False, added: bool = False, removed: bool = False
+) -> CommitRequests:
     """Return the requests of any rank. Collective; called after each step.
-
-    In a job that is not elastic only checkpoints can be requested.
 
     Args:
         runtime: the present context.
         checkpoint: this rank wants a durable checkpoint.
+        change: this rank was told to change the world.
+        added: it was told that hosts were added.
+        removed: it was told that hosts were removed.
     """
     link = None if runtime.membership is None else runtime.membership.link
     is_alone = runtime.topology.world_size == 1
-    own = CommitRequests(checkpoint=checkpoint)
+    own = CommitRequests(change, checkpoint, added=added, removed=removed)
     if link is not None:
         link.step()
         if is_alone:
             link.check()
         is_leaving = link.worker in link.leaving_workers
-        own = CommitRequests(link.change_is_wanted, checkpoint, is_leaving, not is_leaving)
+        own = CommitRequests(change, checkpoint, is_leaving, not is_leaving, added, removed)
     return own if is_alone else runtime.owned(CommitAgreement).on(own)

@@ -1,5 +1,6 @@
 """Elastic state of models, optimizers and samplers, by Horovod's names: `unidist.torch.elastic`."""
 
+from unidist.elastic import run_fn
 from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import init, shutdown
 from unidist_torch.elastic import (
@@ -14,5 +15,5 @@ from unidist_torch.elastic import (
 
 __all__ = [
     "ElasticSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState",
-    "init", "run", "shutdown",
+    "init", "run", "run_fn", "shutdown",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from _training import runtime
 
 import unidist.torch as hvd
+from unidist.elastic import HostUpdateResult
 from unidist.errors import PeerLostError
 from unidist.jobs.pool.pool import RankPool
 from unidist.training.sharding import padded_share, shuffled
@@ -83,6 +84,21 @@ def test_changed_hosts_run_the_callbacks_and_the_function_again(pool: Pool) -> N
 
             assert train(state) == 3
             assert resets == [1, 2]
+
+    pool(2, "shm").run(on_rank)
+
+
+def test_what_one_rank_is_told_of_hosts_interrupts_all(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            state = hvd.elastic.TorchState(step=0)
+            for told in (0, 1):
+                if hvd.rank() == told:
+                    state.on_hosts_updated(1, HostUpdateResult.removed)
+                with pytest.raises(hvd.elastic.HostsUpdatedInterrupt) as caught:
+                    state.check_host_updates()
+                assert caught.value.skip_sync
+                state.check_host_updates()
 
     pool(2, "shm").run(on_rank)
 

@@ -133,7 +133,7 @@ def test_members_that_come_back_by_agreement_do_not_disturb_the_others() -> None
     desk = Desk(first=2)
     desk.come(0, 1)
     desk.come(2)
-    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": []}
+    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": [], "joining": True}
     desk.ready(0, progress=3, generation=0)
     assert desk.last(1)["type"] == "change"
     desk.ready(1, progress=3, generation=0)
@@ -167,7 +167,7 @@ def test_a_worker_that_asks_for_leave_when_another_one_dies_gives_away_what_it_h
     assert [desk.last(worker)["place"][:2] for worker in (0, 1)] == [[0, 2], [1, 2]]
     generation = desk.coordinator.generation
     desk.pass_time(1, alive=(0, 1))
-    assert desk.last(0) == {"type": "change", "generation": generation, "leaving": [1]}
+    assert desk.last(0) == {"type": "change", "generation": generation, "leaving": [1], "joining": False}
     for worker in (0, 1):
         desk.ready(worker, progress=9, generation=generation)
     assert desk.last(1)["type"] == "dismissed"
@@ -207,11 +207,11 @@ def test_members_are_told_who_leaves_also_when_others_follow() -> None:
     desk = Desk(first=3)
     desk.come(0, 1, 2)
     desk.say(1, "leaving")
-    assert desk.last(0) == desk.last(2) == {"type": "change", "generation": 0, "leaving": [1]}
+    assert desk.last(0) == desk.last(2) == {"type": "change", "generation": 0, "leaving": [1], "joining": False}
     desk.pass_time(2, alive=(0, 1, 2))
     assert len(desk.sent[0]) == 3
     desk.say(2, "leaving")
-    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": [1, 2]}
+    assert desk.last(0) == desk.last(1) == {"type": "change", "generation": 0, "leaving": [1, 2], "joining": False}
     assert desk.kinds().count("change") == 1
 
 
