@@ -19,25 +19,26 @@ from beside import differences, outcomes
 
 _LIMIT = timedelta(seconds=300)
 
-Compare = Callable[[Any, str, str, str, dict[str, str]], list[str]]
+Compare = Callable[[Any, str, str, str, dict[str, str]], None]
 
 
 @pytest.fixture
 def compare(tmp_path: Path) -> Iterator[Compare]:
-    """Return `compare(ranks, module, part, engine, env)`: where unidist does not do what the table of a module says.
+    """Return `compare(ranks, module, part, engine, env)`, which fails where unidist does not do what a table says.
 
     `part` is the part of the library ("torch"). Over `mpi` unidist has ranks of its own, under mpirun with `env`; over
     the others it has those that Horovod has.
     """
     mpi = MpiPools(tmp_path)
 
-    def check(ranks: Any, module: str, part: str, engine: str, env: dict[str, str]) -> list[str]:
+    def check(ranks: Any, module: str, part: str, engine: str, env: dict[str, str]) -> None:
         table = importlib.import_module(module).TABLE
         theirs = ranks.run(outcomes, (module, f"horovod.{part}", engine), timeout=_LIMIT)
         ours_on = mpi.get(2, env=env) if engine == "mpi" else ranks
         ours = ours_on.run(outcomes, (module, f"unidist.{part}", engine), timeout=_LIMIT)
         assert [case.name for case in table.cases if case.name not in ours[0]] == []
-        return differences(table, theirs, ours)
+        found = differences(table, theirs, ours)
+        assert not found, "\n".join([f"{len(found)} differences", *found])
 
     yield check
     mpi.close()

@@ -51,8 +51,8 @@ class BroadcastGlobalVariablesCallback(api.callbacks.Callback):
         if self.model.built and (IS_LEGACY or optimizer.built):
             self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, if that was not possible before the batch."""
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, if that was not possible before the batch; by Horovod's name, for loops that call it."""
         self._broadcast()
 
     def _broadcast(self) -> None:

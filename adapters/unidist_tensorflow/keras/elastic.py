@@ -43,7 +43,7 @@ class CommitStateCallback(api.callbacks.Callback):
         """Start counting, at the same batch on every rank."""
         self.batches_remaining = self.batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit if it is due."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
@@ -78,7 +78,7 @@ class UpdateBatchStateCallback(api.callbacks.Callback):
                 self.steps_per_epoch = self.params["steps"]
             self.params["steps"] = self.steps_per_epoch - self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note the batch."""
         self.state.batch = batch
 
