@@ -182,7 +182,8 @@ def _defence_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list
 
 def _recovery_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("killing ranks ...")
-    layers = [layer for layer in ("unidist", "horovod", "torchrun") if layer != "horovod" or _has_horovod()]
+    peers = [layer for layer in ("horovod", "torchrun") if layer != "horovod" or _has_horovod()]
+    layers = ["unidist", recovery.SPARE, *peers]
     found = recovery.measure(layers, max(3, repetitions // 7))
     medians = {layer: recovery.median(found[layer]) for layer in layers}
     seconds = {layer: min(medians[layer].next_step, recovery.GIVE_UP_SEC) for layer in layers}
@@ -190,7 +191,11 @@ def _recovery_rows(groups: dict[str, dict[str, float]], repetitions: int) -> lis
     what = "kill -9 of one of 3 ranks"
     ours = medians["unidist"].described()
     rows = [Row(f"{what}, next step after", seconds["unidist"], "s", "at most", 1.0, ours)]
-    for peer in layers[1:]:
+    whole = medians[recovery.SPARE].whole
+    rows.append(
+        Row(f"{what}, all ranks again with --spares 1", whole, "s", "at most", 0.5, medians[recovery.SPARE].described())
+    )
+    for peer in peers:
         ratio = seconds[peer] / seconds["unidist"]
         detail = f"{peer} {medians[peer].described()}"
         rows.append(Row(f"{what}, next step, of {peer}", ratio, "x", "at least", 1.0, detail))

@@ -21,6 +21,8 @@ from benchmarks.report import duration
 
 SIZE = 3
 GIVE_UP_SEC = 120.0
+SPARE = "unidist --spares 1"
+EVENTS = "events"
 _SCRIPT = ROOT / "benchmarks" / "recovery_script.py"
 
 
@@ -79,6 +81,8 @@ def recovery(layer: str) -> Recovery:
         folder = Path(name)
         with _job(_command(layer, folder), folder) as job:
             pids = {step.rank: step.pid for step in _wait_for_steps(folder, job) if step.size == SIZE}
+            if layer == SPARE:
+                _wait_for_spare(folder)
             os.kill(pids[SIZE - 1], signal.SIGKILL)
             return _watch(folder, job, time.time(), set(pids.values()))
 
@@ -89,22 +93,25 @@ def _watch(folder: Path, job: subprocess.Popen[bytes], killed: float, pids: set[
     deadline = time.monotonic() + GIVE_UP_SEC
     next_step = whole = float("inf")
     survivors: set[int] = set()
-    while time.monotonic() < deadline and whole == float("inf") and job.poll() is None:
+    trained: set[int] = set()
+    while time.monotonic() < deadline and len(trained) < SIZE and job.poll() is None:
         later = _steps(folder)[known:]
         anew = [step for step in later if step.size != SIZE or step.pid not in pids]
         if anew:
             next_step = min(step.time for step in anew) - killed
             survivors = {step.pid for step in later if step.time >= killed + next_step} & pids
-            full = [step.time for step in anew if step.size == SIZE]
-            whole = min(full) - killed if full else whole
+            full = [step for step in anew if step.size == SIZE]
+            whole = min(step.time for step in full) - killed if full else whole
+            trained = {step.pid for step in full}
         time.sleep(0.01)
     return Recovery(next_step, whole, len(survivors))
 
 
 def _command(layer: str, folder: Path) -> list[str]:
-    script = [sys.executable, str(_SCRIPT), layer, str(folder)]
-    if layer == "unidist":
-        return [sys.executable, "-m", "unidist_launch", "launch", "-np", str(SIZE), "--min-np", "2", *script]
+    script = [sys.executable, str(_SCRIPT), "unidist" if layer == SPARE else layer, str(folder)]
+    if layer in ("unidist", SPARE):
+        spares = ["--spares", "1", "--event-log", str(folder / EVENTS)] if layer == SPARE else []
+        return [sys.executable, "-m", "unidist_launch", "launch", "-np", str(SIZE), "--min-np", "2", *spares, *script]
     if layer == "torchrun":
         run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}", "--max-restarts=3"]
         return [sys.executable, *run, *script[1:]]
@@ -144,6 +151,14 @@ def _wait_for_steps(folder: Path, job: subprocess.Popen[bytes]) -> list[Step]:
             raise RuntimeError(f"{job.args!r} did not come to train:\n{(folder / 'output').read_text()[-4000:]}")
         time.sleep(0.05)
     return steps
+
+
+def _wait_for_spare(folder: Path) -> None:
+    deadline = time.monotonic() + GIVE_UP_SEC
+    while '"standby"' not in (folder / EVENTS).read_text():
+        if time.monotonic() > deadline:
+            raise RuntimeError("no process came to stand by")
+        time.sleep(0.05)
 
 
 def _steps(folder: Path) -> list[Step]:

@@ -120,6 +120,7 @@ class ElasticLimits:
         max_num: maximum number of ranks.
         discovery_script: command that prints the hosts, run repeatedly; None: only `Job.hosts`.
         slots_per_host: ranks on a host that the script lists without a number.
+        num_spares: processes on each host that stand by to take the place of a rank that is lost.
         reset_limit: number of times that the world may change; None: any number.
         timeout: longest wait for `min_num` ranks.
         cooldown: shortest and longest pause in seconds before a slot in which a rank has failed is used again;
@@ -136,6 +137,7 @@ class ElasticLimits:
     max_num: int
     discovery_script: str | None = None
     slots_per_host: int | None = None
+    num_spares: int = 0
     reset_limit: int | None = None
     timeout: timedelta = timedelta(seconds=600)
     cooldown: tuple[float, float] | None = None

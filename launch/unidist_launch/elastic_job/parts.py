@@ -65,7 +65,7 @@ class ElasticParts:
         self.host_names: dict[int, str] = {}
         self.log = EventLog(self.limits.event_log)
         stack.callback(self.log.close)
-        self.slots = Slots(self.limits.cooldown)
+        self.slots = Slots(self.limits.cooldown, num_spare=self.limits.num_spares)
         self.discovery: Discovery | None = None
         if self.limits.discovery_script is None:
             self.slots.offer(hosts)

@@ -27,6 +27,8 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
         return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
     if event == "hung":
         return f"rank {fields['rank']} hangs: {fields['reason']}. Its stacks follow if it can show them; it is replaced"
+    if event == "standby":
+        return f"worker {fields['worker']} stands by, to take the place of a rank that is lost"
     if event == "resumed":
         return f"this launcher goes on with the job of one that has died: {len(fields['workers'])} processes"
     if event == "recovered":

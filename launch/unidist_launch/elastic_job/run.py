@@ -273,6 +273,7 @@ class ElasticRun:
     def _begin_generation(self, fields: dict[str, Any], now: float) -> None:
         parts = self._parts
         parts.generation = int(fields["generation"])
+        parts.slots.settle(fields["workers"])
         self._deadline = None
         for number in fields["workers"]:
             worker = parts.workers.get(number)

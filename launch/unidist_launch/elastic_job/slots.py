@@ -1,7 +1,8 @@
 """Slots in which workers may run, and when one is used again after its worker has failed. Pure.
 
-A *slot* is a place for one worker on one host. What happens in one slot does not cost the others of its host: each
-has a back-off and a budget of its own.
+A *slot* is a place for one worker on one host. A host may have *spare* slots beside those that it offers, for workers
+that stand by: they take the place of one that is lost. What happens in one slot does not cost the others of its host:
+each has a back-off and a budget.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Slot:
 
     Args:
         host: name of the host.
-        number: of the slot on its host.
+        number: of the slot on its host; -1, -2, ... of spare ones.
         worker: that runs there.
         failures: in a row, of workers that were of no use.
         free_at: when it may be used again.
@@ -47,6 +48,11 @@ class Slot:
     was_taken_back: bool = False
 
     @property
+    def is_spare(self) -> bool:
+        """Say whether it is one beside those that the host offers."""
+        return self.number < 0
+
+    @property
     def is_given_up(self) -> bool:
         """Say whether its budget is spent."""
         return self.failures >= MAX_FAILURES
@@ -57,9 +63,11 @@ class Slots:
 
     Args:
         cooldown: shortest and longest pause in seconds; None: the defaults, and the first restart at once.
+        num_spare: spare slots of each host.
     """
 
-    def __init__(self, cooldown: tuple[float, float] | None = None) -> None:
+    def __init__(self, cooldown: tuple[float, float] | None = None, *, num_spare: int = 0) -> None:
+        self._num_spare = num_spare
         self._at_once = cooldown is None
         self._shortest, self._longest = cooldown or (FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC)
         self._slots: list[Slot] = []
@@ -69,12 +77,13 @@ class Slots:
 
         What is known of slots that stay, and of those that come back, is kept.
         """
-        offered = {(host.name, number) for host in hosts for number in range(host.slots)}
+        ordered = [(host.name, number) for host in hosts for number in range(host.slots)]
+        ordered += [(host.name, -1 - number) for host in hosts if host.slots for number in range(self._num_spare)]
+        offered = set(ordered)
         known = {(slot.host, slot.number): slot for slot in self._slots}
         for key, slot in known.items():
             slot.is_gone = key not in offered
             slot.was_taken_back = slot.worker is not None and (slot.was_taken_back or slot.is_gone)
-        ordered = [(host.name, number) for host in hosts for number in range(host.slots)]
         kept = [known[key] if key in known else Slot(*key) for key in ordered]
         self._slots = kept + [slot for slot in self._slots if slot.is_gone]
         return [slot.worker for slot in self._slots if slot.is_gone and slot.worker is not None]
@@ -91,21 +100,39 @@ class Slots:
 
     @property
     def num_usable(self) -> int:
-        """How many slots there are that are not given up."""
-        return sum(not (slot.is_gone or slot.is_given_up) for slot in self._slots)
+        """How many slots there are that are not given up, without spare ones."""
+        return sum(not (slot.is_gone or slot.is_given_up or slot.is_spare) for slot in self._slots)
+
+    @property
+    def num_spare(self) -> int:
+        """How many spare slots there are."""
+        return sum(slot.is_spare and not slot.is_gone for slot in self._slots)
 
     def num_on(self, host: str) -> int:
-        """Return how many slots a host offers."""
-        return sum(slot.host == host and not slot.is_gone for slot in self._slots)
+        """Return how many slots a host offers, without spare ones."""
+        return sum(slot.host == host and not slot.is_gone and not slot.is_spare for slot in self._slots)
 
     def free(self, now: float, limit: int) -> list[Slot]:
-        """Return the slots to start workers in now, so that at most `limit` run."""
+        """Return the slots to start workers in now, so that at most `limit` run; spare slots come last."""
         free = [
             slot
             for slot in self._slots
             if slot.worker is None and not slot.is_gone and not slot.is_given_up and slot.free_at <= now
         ]
         return free[: max(0, limit - self.num_running)]
+
+    def settle(self, members: Collection[int]) -> None:
+        """Give members of the world the offered slots of their hosts, and those that stand by the spare ones.
+
+        So a host that takes back a slot takes back a member's.
+        """
+        for spare in self._slots:
+            if not spare.is_spare or spare.worker not in members:
+                continue
+            for slot in self._slots:
+                if slot.host == spare.host and not slot.is_spare and not slot.is_gone and slot.worker not in members:
+                    spare.worker, slot.worker = slot.worker, spare.worker
+                    break
 
     def next_free(self, now: float) -> float | None:
         """Return when a slot that pauses may be used again; None if none pauses."""

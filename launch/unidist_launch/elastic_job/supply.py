@@ -43,6 +43,8 @@ class Supply:
         after = {host.name: host.slots for host in hosts}
         if before != after:
             parts.log.publish("hosts", hosts=after)
+            for host in parts.hosts.present():
+                self._limit(host)
         if before != after and self._withdrawn and not self._has_successor():
             parts.output.message("unidist: none of these hosts has a rank yet; the others go on until one has come")
 
@@ -74,7 +76,9 @@ class Supply:
         if parts.ending.has_begun or parts.is_finishing:
             return
         now = time.monotonic()
-        limit = parts.limits.max_num if parts.generation >= 0 else max(parts.job.num_proc, parts.limits.min_num)
+        has_begun = parts.generation >= 0
+        first = max(parts.job.num_proc, parts.limits.min_num)
+        limit = parts.limits.max_num + parts.slots.num_spare if has_begun else first
         others = [each.index for each in parts.hosts.present()]
         for slot in parts.slots.free(now, limit):
             host = parts.hosts.by_name.get(slot.host)
@@ -87,11 +91,18 @@ class Supply:
                 except OSError as exc:
                     raise ConfigurationError(f"host {slot.host}: its agent cannot be started: {exc}") from exc
 
+    def _limit(self, host: ElasticHost) -> None:
+        """Tell the coordinator how many members the host has room for: it may have spare workers beside them."""
+        parts, index, room = self._parts, host.index, self._parts.slots.num_on(host.name)
+        if parts.limits.num_spares:
+            parts.server.call(lambda: parts.coordinator.limit_host(index, room))
+
     def _start_worker(self, host: ElasticHost) -> int:
         parts, index = self._parts, host.index
         worker = parts.workers.add(index)
         number, seat = worker.number, worker.seat
         parts.label(seat, host.name)
+        self._limit(host)
         parts.server.call(lambda: parts.coordinator.expect_worker(number, index))
         assert host.facts is not None
         is_first = parts.generation < 0 and seat < parts.job.num_proc

@@ -55,6 +55,12 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Slots of hosts that the script names without; or of this host, if it is the only one (default: -np).",
     ),
     _option(
+        "--spares",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="On each host, N more processes stand by: one takes the place of a rank at once when it is lost.",
+    ),
+    _option(
         "--elastic-timeout",
         type=_SECONDS,
         metavar="SECONDS",
@@ -134,6 +140,7 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         return True
     others = (
         "slots_per_host",
+        "spares",
         "elastic_timeout",
         "reset_limit",
         "blacklist_cooldown_range",
@@ -187,6 +194,7 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         max_num=max_num,
         discovery_script=script,
         slots_per_host=slots,
+        num_spares=options["spares"] or 0,
         reset_limit=options["reset_limit"],
         timeout=settings.elastic_timeout if timeout is None else timedelta(seconds=timeout),
         cooldown=cooldown,

@@ -9,7 +9,8 @@ Messages of a worker, and messages to it:
                             detached   I have left the world in good order
                             give_up    what the members held is lost: end the job
                             happened   for the job's log: a checkpoint was made, or loaded
-    coordinator -> worker   change     come back (`ready`) at your next commit: others come, or go
+    coordinator -> worker   standby    there is no room for you now: wait as long as it takes
+                            change     come back (`ready`) at your next commit: others come, or go
                             ended      your generation has ended: stop what you do, restore, come back
 
 A worker is lost when its connection ends, when its host is lost, when its process ends, or when nothing was heard of it
@@ -40,7 +41,7 @@ class JobEvent:
     """An event for the job's log.
 
     Args:
-        kind: "joined", "lost", "generation", "ended", "left", "hung", "finished", "change", "short".
+        kind: "joined", "lost", "generation", "ended", "left", "hung", "finished", "change", "short", "standby".
         fields: of the event; plain data.
     """
 
@@ -92,6 +93,7 @@ class ElasticCoordinator(Coordinator):
         self._links: dict[int, _Link] = {}  # by peer
         self._peers: dict[int, int] = {}  # by worker
         self._dismissed: set[int] = set()
+        self._standing_by: set[int] = set()  # workers that were told so
         self._has_world = False
         self._was_lost = False
         self._change_told = False
@@ -105,6 +107,11 @@ class ElasticCoordinator(Coordinator):
     def expect_hosts(self, number: int) -> Iterator[Action]:
         """Await agents with indices below `number`, each once; before they are started."""
         self._num_hosts = number
+        yield from ()
+
+    def limit_host(self, host: int, room: int) -> Iterator[Action]:
+        """Let no worker join a world that has this many on its host; more workers there stand by."""
+        self.membership.limit_host(host, room)
         yield from ()
 
     def expect_worker(self, number: int, host: int) -> Iterator[Action]:
@@ -269,6 +276,11 @@ class ElasticCoordinator(Coordinator):
             yield from self._form(now)
         elif self._has_world and membership.wants_change(now):
             yield from self._tell_change()
+        for worker in membership.standing_by:
+            if worker.number not in self._standing_by:
+                self._standing_by.add(worker.number)
+                yield Publish(JobEvent("standby", {"worker": worker.number}))
+                yield from self._send(worker.number, {"type": "standby"})
         is_short = membership.has_begun and not membership.members and bool(membership.waiting)
         is_short = is_short and not membership.is_finishing
         if is_short != self._is_short:

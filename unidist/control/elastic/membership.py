@@ -3,6 +3,7 @@
 A *worker* is one process, with a number that is never used twice. It is *starting* until it reports that it is ready,
 *waiting* until it is admitted to a generation, and then a *member*, with a rank. When the world has to change, its
 members return one by one and wait again. The next generation forms when the last of them has returned or is gone.
+A worker for which a world has no room stands by: it joins when a member is lost.
 
 The member with the most commits has the valid state. It becomes rank 0, from which the others receive the state.
 """
@@ -94,6 +95,7 @@ class Membership:
         self._max_num = max_num
         self.has_begun = False
         """There was a world already."""
+        self._room: dict[int, int] = {}  # by host
         self.version = 0
         """Grows with every change of a worker."""
 
@@ -116,6 +118,12 @@ class Membership:
         """A worker is about to be started."""
         self.workers[number] = Worker(number, host)
         self.version += 1
+
+    def limit_host(self, host: int, room: int) -> None:
+        """Admit no newcomer to a world that has this many members on the host; there is no limit before."""
+        if self._room.get(host) != room:
+            self._room[host] = room
+            self.version += 1
 
     def ready(self, number: int, progress: int, now: float) -> None:
         """A worker waits for the next world from now on."""
@@ -144,7 +152,7 @@ class Membership:
         members = self.members
         if any(worker.is_leaving for worker in members):
             return True
-        newcomers = [worker for worker in self.waiting if not worker.is_leaving]
+        newcomers = self._newcomers
         room = self._max_num - len(members)
         if self.is_finishing or not newcomers or room <= 0:
             return False
@@ -154,8 +162,21 @@ class Membership:
     @property
     def others_join(self) -> bool:
         """The next world would have workers that wait now."""
-        newcomers = any(not worker.is_leaving for worker in self.waiting)
-        return newcomers and not self.is_finishing and len(self.members) < self._max_num
+        return bool(self._newcomers) and not self.is_finishing
+
+    @property
+    def _newcomers(self) -> list[Worker]:
+        """Those that wait to join the members that stay, in a world that has room for them."""
+        staying = [worker for worker in (*self.members, *self.waiting) if not worker.is_leaving]
+        return [worker for worker in self._with_room(staying) if worker.phase is Phase.WAITING]
+
+    @property
+    def standing_by(self) -> list[Worker]:
+        """Those that wait, and for which the present world has no room."""
+        if not self.members:
+            return []
+        joining = self._newcomers
+        return [each for each in self.waiting if each.rank is None and not each.is_leaving and each not in joining]
 
     @property
     def _may_be_done(self) -> bool:
@@ -219,6 +240,7 @@ class Membership:
             del fields["since"]
         return {
             "workers": workers,
+            "room": sorted(self._room.items()),
             "is_finishing": self.is_finishing,
             "accepts_fewer": self.accepts_fewer,
             "has_begun": self.has_begun,
@@ -232,6 +254,7 @@ class Membership:
         """
         workers = [Worker(**{**fields, "phase": Phase[fields["phase"]]}, since=now) for fields in kept["workers"]]
         self.workers = {worker.number: worker for worker in workers}
+        self._room = {int(host): int(room) for host, room in kept["room"]}
         self.is_finishing = bool(kept["is_finishing"])
         self.accepts_fewer = bool(kept["accepts_fewer"])
         self.has_begun = bool(kept["has_begun"])
@@ -241,7 +264,7 @@ class Membership:
         """Return the workers of the next world: members of the last one come first."""
         if self.hands_over:
             givers = [worker for worker in self.waiting if worker.is_leaving and worker.progress > NO_STATE]
-            staying = sorted((worker for worker in self.waiting if not worker.is_leaving), key=_by_seniority)
+            staying = self._with_room([worker for worker in self.waiting if not worker.is_leaving])
             # One that stays is always among them, if need be beyond the most: else this would go on for ever.
             return [*givers, *staying[: max(1, self._max_num - len(givers))]]
         candidates = [worker for worker in self.waiting if not worker.is_leaving]
@@ -249,7 +272,17 @@ class Membership:
             candidates = [each for each in self.waiting if not each.is_leaving or each.progress > NO_STATE]
         if self.is_finishing and any(worker.progress > NO_STATE for worker in candidates):
             candidates = [worker for worker in candidates if worker.progress > NO_STATE]
-        return sorted(candidates, key=_by_seniority)[: self._max_num]
+        return self._with_room(candidates)
+
+    def _with_room(self, candidates: Sequence[Worker]) -> list[Worker]:
+        """Return those that one world has room for: members of the last one first, then by age."""
+        chosen: list[Worker] = []
+        for worker in sorted(candidates, key=_by_seniority):
+            room = self._room.get(worker.host)
+            is_full = room is not None and sum(each.host == worker.host for each in chosen) >= room
+            if len(chosen) < self._max_num and not (is_full and worker.rank is None):
+                chosen.append(worker)
+        return chosen
 
 
 def _by_seniority(worker: Worker) -> tuple[bool, int, int]:

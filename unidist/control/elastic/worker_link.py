@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -149,7 +150,7 @@ class WorkerLink:
         Args:
             progress: commits that the state of this worker has seen; -1: it has none.
             reason: why it cannot continue in the present generation; "" if the coordinator requested a change.
-            timeout: longest wait.
+            timeout: longest wait; there is none while the coordinator has it stand by.
 
         Raises:
             DismissedError: there is no place for it.
@@ -365,18 +366,9 @@ class WorkerLink:
             os.write(self._wake_write, b"\0")
 
     def _receive(self, kind: str, timeout: timedelta) -> Message:
-        deadline = time.monotonic() + timeout.total_seconds()
-        with self._arrived:
-            while not self._inbox:
-                if self._lost:
-                    raise PeerLostError(self._lost)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise StalledError(
-                        f"worker {self.worker} got no answer of {self._where} for {timeout.total_seconds():g} seconds"
-                    )
-                self._arrived.wait(remaining)
-            message = self._inbox.popleft()
+        message = self._next_message(timeout)
+        while message["type"] == "standby":
+            message = self._next_message(None)
         if message["type"] == "dismissed":
             raise DismissedError(f"worker {self.worker} was let go by {self._where}")
         if message["type"] == "failed":
@@ -384,6 +376,20 @@ class WorkerLink:
         if message["type"] != kind:
             raise PeerLostError(f"worker {self.worker}: {self._where} answered {message['type']!r} instead of {kind!r}")
         return message
+
+    def _next_message(self, timeout: timedelta | None) -> Message:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        with self._arrived:
+            while not self._inbox:
+                if self._lost:
+                    raise PeerLostError(self._lost)
+                remaining = deadline - time.monotonic()
+                if timeout is not None and remaining <= 0:
+                    raise StalledError(
+                        f"worker {self.worker} got no answer of {self._where} for {timeout.total_seconds():g} seconds"
+                    )
+                self._arrived.wait(min(remaining, threading.TIMEOUT_MAX))
+            return self._inbox.popleft()
 
     def _close_pipe(self) -> None:
         os.close(self._wake_read)

@@ -33,6 +33,7 @@ NONE = {
     "reset_limit": None,
     "blacklist_cooldown_range": (),
     "step_timeout": None,
+    "spares": None,
     "event_log": None,
     "state_dir": None,
     "orphan_timeout": None,
@@ -66,6 +67,32 @@ def test_a_useful_worker_clears_the_count_of_its_slot() -> None:
         slot.worker = number
         slots.failed(number, 1000.0 * number, was_useful=useful)
         assert slot.free_at - 1000.0 * number == pause
+
+
+def test_spare_slots_are_used_last_and_do_not_count_as_offered() -> None:
+    slots = Slots(num_spare=1)
+    slots.offer([Host("h1", 2), Host("h2", 1), Host("gone", 0)])
+    assert [(slot.host, slot.is_spare) for slot in slots.free(0.0, 9)] == [
+        ("h1", False), ("h1", False), ("h2", False), ("h1", True), ("h2", True)
+    ]  # fmt: skip
+    assert (slots.num_on("h1"), slots.num_usable, slots.num_spare) == (2, 3, 2)
+
+
+def test_a_member_in_a_spare_slot_changes_places_with_one_that_stands_by() -> None:
+    slots = Slots(num_spare=1)
+    slots.offer([Host("h", 2)])
+    for number, slot in enumerate(slots.free(0.0, 3)):
+        slot.worker = number
+    slots.settle([0, 1])
+    assert [slot.worker for slot in slots._slots] == [0, 1, 2]
+    slots.failed(0, 0.0, was_useful=False)
+    slots.settle([1, 2])
+    assert [slot.worker for slot in slots._slots] == [2, 1, None]
+    (free,) = slots.free(0.0, 3)
+    assert free.is_spare
+    free.worker = 3
+    assert slots.offer([Host("h", 1)]) == [1]
+    assert slots.slot_of(3) is free
 
 
 def test_slots_that_hosts_take_back_name_their_workers_and_come_back_as_they_were() -> None:

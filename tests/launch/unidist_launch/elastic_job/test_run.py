@@ -65,6 +65,42 @@ def test_survivors_of_a_kill_keep_their_process_and_lose_nothing(
     assert [event["world_size"] for event in job.events("generation")] == [size, size - 1, size]
 
 
+def test_one_that_stands_by_takes_the_place_of_a_killed_rank_at_once(start: Start, command: Command) -> None:
+    options = ("-np", "2", "--min-np", "1", "--spares", "1", "--elastic-timeout", "2")
+    with start(*options, steps=1_000_000) as job:
+        pids = [job.pid(rank, 2) for rank in range(2)]
+        for kill in range(2):  # the second one is replaced by what has taken the place of the spare one
+            assert command.wait_until(lambda kill=kill: len(job.events("standby")) > kill, 60), job.lines
+            if not kill:
+                time.sleep(3.0)  # for longer than a rank may wait for a world
+            os.kill(pids[kill], signal.SIGKILL)
+            assert command.wait_until(lambda kill=kill: len(job.events("generation")) > kill + 1, 60), job.lines
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert [event["world_size"] for event in job.events("generation")] == [2, 2, 2]
+    assert not {pids[0], pids[1]} & job.survivors()
+
+
+def test_a_host_that_takes_a_slot_back_keeps_its_spare_process(start: Start, command: Command) -> None:
+    hosts = command.folder / "hosts"
+    hosts.write_text("localhost:2\n")
+    options = ("-np", "2", "--min-np", "1", "--spares", "1", "--host-discovery-script", f"cat {hosts}")
+    with start(*options, steps=1_000_000) as job:
+        victim = job.pid(1, 2)
+        assert command.wait_until(lambda: bool(job.events("standby")), 60), job.lines
+        os.kill(victim, signal.SIGKILL)  # now a rank has what was the spare place
+        assert command.wait_until(lambda: len(job.events("standby")) > 1, 60), job.lines
+        hosts.write_text("localhost:1\n")
+        job.wait_for(r"enter 0 1 .*")
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert [event["world_size"] for event in job.events("generation")] == [2, 2, 1]
+
+
 def test_two_that_are_killed_one_during_the_reform_are_both_replaced(start: Start, command: Command) -> None:
     with start("-np", "4", "--min-np", "1", steps=1_000_000) as job:
         pids = [job.pid(rank, 4) for rank in range(4)]

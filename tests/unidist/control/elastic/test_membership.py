@@ -93,6 +93,51 @@ def test_more_than_the_most_wait_outside() -> None:
     assert not made.wants_change(100.0)
 
 
+def test_one_that_stands_by_takes_the_place_of_a_lost_one_at_once() -> None:
+    made = membership(0, 1, first=2, most=2)
+    made.form(0)
+    assert made.standing_by == []
+    come(made, 2)
+    assert [worker.number for worker in made.standing_by] == [2]
+    assert not made.others_join
+    made.leave(1)
+    assert made.others_join
+    made.remove(1)
+    come(made, 0, progress=4)
+    assert made.standing_by == []  # no world is under way
+    assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 2}
+
+
+def test_a_host_takes_no_more_newcomers_than_it_has_room_for() -> None:
+    made = Membership(num_first=2, min_num=1, max_num=8)
+    for number, host in ((0, 0), (1, 1)):
+        made.limit_host(host, 1)
+        come(made, number, host=host)
+    made.form(0)
+    come(made, 2, host=0)
+    come(made, 3, host=1)
+    assert not made.wants_change(100.0)
+    assert [worker.number for worker in made.standing_by] == [2, 3]
+    again = Membership(num_first=2, min_num=1, max_num=8)
+    again.restore(made.snapshot(), 0.0)
+    for each in (made, again):
+        each.remove(1)
+        come(each, 0, progress=4)
+        assert ranks(each.form(1, after_loss=True)) == {0: 0, 1: 3}  # 2 has no room beside 0
+    made.limit_host(0, 2)
+    assert made.wants_change(200.0)
+    assert made.standing_by == []
+
+
+def test_members_of_the_last_world_stay_where_their_host_has_lost_room() -> None:
+    made = membership(0, 1)
+    made.form(0)
+    made.limit_host(0, 1)
+    come(made, 0, progress=4)
+    come(made, 1, progress=4)
+    assert ranks(made.form(1)) == {0: 0, 1: 1}
+
+
 def test_fewer_than_the_least_wait_for_others() -> None:
     made = membership(0, 1, 2, least=2)
     made.form(0)

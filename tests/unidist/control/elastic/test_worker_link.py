@@ -110,6 +110,29 @@ def test_who_waits_for_a_world_waits_on_and_gets_its_place_from_the_next_coordin
         waiting.join(60)
 
 
+def test_who_stands_by_waits_for_longer_than_its_timeout(launcher: Launcher) -> None:
+    member = link(launcher)
+    member.next_world(NO_STATE, reason="", timeout=LONG)
+    launcher.call(lambda: launcher.coordinator.limit_host(0, 1))
+    launcher.call(lambda: launcher.coordinator.expect_worker(1, 0))
+    address = ("127.0.0.1", launcher.server.port)
+    spare = WorkerLink(address, SECRET, 1, timeout=LONG, on_ended=lambda text: None)
+    timeout, found = timedelta(seconds=0.5), []
+    waiting = threading.Thread(
+        target=lambda: found.append(spare.next_world(NO_STATE, reason="", timeout=timeout).topology.world_size)
+    )
+    waiting.start()
+    try:
+        waiting.join(2 * timeout.total_seconds())
+        assert waiting.is_alive()
+        member.forget()  # as if it had died
+        waiting.join(60)
+        assert found == [1]
+    finally:
+        spare.close()
+        waiting.join(60)
+
+
 def test_a_coordinator_that_does_not_come_back_is_lost_in_the_end(launcher: Launcher) -> None:
     ended: list[str] = []
     mine = link(launcher, ended, orphan=timedelta(seconds=0.3))
