@@ -104,15 +104,19 @@ class ReportMemory:
         os.close(self._fd)
 
 
-def announce_rank_process(environ: Mapping[str, str] | None = None) -> None:
-    """Tell what started this rank that this process is the rank; nothing if nobody asked. Called by `init()`."""
+def announce_rank_process(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell what started this rank that this process is the rank; called by `init()`.
+
+    Returns whether somebody asked.
+    """
     descriptor = _open_inherited(os.environ if environ is None else environ)
     if descriptor is None:  # a wrapper has closed it, and the launcher is out of reach: signals go to the whole group
-        return
+        return False
     try:
         os.pwrite(descriptor, _PID.pack(os.getpid()), 0)
     finally:
         os.close(descriptor)
+    return True
 
 
 def _open_inherited(env: Mapping[str, str]) -> int | None:

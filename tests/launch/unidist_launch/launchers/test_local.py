@@ -421,3 +421,20 @@ def test_a_strategy_that_no_rank_has_taken_up_is_a_warning(command: Command) -> 
     starts = command.script(f"import subprocess; sys.exit(subprocess.call([sys.executable, {uses!r}]))", "starts.py")
     assert "no effect" not in command.run(*given, starts).stderr
     assert "no effect" not in command.run(*given, fails).stderr
+
+
+def test_what_a_rank_imports_before_init_stays_out_of_garbage_collections(command: Command) -> None:
+    script = command.script(
+        """
+        import gc
+        from unidist.runtime import context
+        assert gc.get_freeze_count() == 0
+        context.init()
+        frozen = gc.get_freeze_count()
+        context.shutdown()
+        context.init()
+        print(frozen > 1000, gc.get_freeze_count() <= frozen)
+        """
+    )
+    done = command.run("launch", "-np", "1", script)
+    assert done.stdout.splitlines() == ["[0] True True"], done.stderr
