@@ -8,11 +8,9 @@ of the script in different orders on different ranks.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from typing import Protocol
 
@@ -74,7 +72,6 @@ class Completion:
     def _wake(self) -> None:
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._run, name=f"unidist {self._name}", daemon=True)
-            _running.add(self)
             self._thread.start()
         elif self._sleeps:
             self._condition.notify()
@@ -107,15 +104,3 @@ class Completion:
             pause = _SHORTEST_PAUSE_SEC if moved else min(2 * pause, _LONGEST_PAUSE_SEC)
             if not moved:
                 time.sleep(pause)
-
-
-_running: weakref.WeakSet[Completion] = weakref.WeakSet()
-
-
-def _stop_all() -> None:
-    """End the threads before the interpreter does: one that holds objects of PyTorch must not outlive it."""
-    for completion in list(_running):
-        completion.stop()
-
-
-atexit.register(_stop_all)

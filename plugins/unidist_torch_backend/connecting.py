@@ -11,13 +11,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unidist.communicator import Communicator
 from unidist.communicator_capabilities import MakesSubgroups
 from unidist.engines import check_same, choose
-from unidist.errors import ConfigurationError
 from unidist.hierarchical import connect_hosts
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime import LocalRendezvous, PluginManager
 from unidist.settings import Settings
 from unidist.topology import Topology
-from unidist_torch_backend.meeting import Meeting, meet
+from unidist_torch_backend.meeting import Meeting, Member, check_alive, meet
 from unidist_torch_backend.store_rendezvous import StoreRendezvous
 
 
@@ -28,10 +27,12 @@ class Connection:
     Args:
         communicator: over the members of a process group.
         closing: closes it, and after it the rendezvous of its engine.
+        members: who they are; empty where they did not have to tell.
     """
 
     communicator: Communicator
     closing: ExitStack
+    members: tuple[Member, ...] = ()
 
     def close(self) -> None:
         """Close the communicator and its rendezvous. Idempotent."""
@@ -76,7 +77,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world:
             if here is not None:
                 closing.callback(here.close)
             closing.callback(made.close)
-        return Connection(made, closing.pop_all())
+        return Connection(made, closing.pop_all(), meeting.members)
 
 
 def connect_alone(timeout: timedelta) -> Connection:
@@ -87,23 +88,33 @@ def connect_alone(timeout: timedelta) -> Connection:
 
 
 def connect_members(
-    parent: MakesSubgroups, ranks: tuple[int, ...], store: Store, rank: int, timeout: timedelta
+    parent: Connection, ranks: tuple[int, ...], store: Store, rank: int, timeout: timedelta
 ) -> Connection:
-    """Make a group of members of a communicator. Collective over those alone.
+    """Make a group of members of a connection. Collective over those alone.
 
     Args:
-        parent: the communicator.
+        parent: whose communicator `MakesSubgroups`.
         ranks: the members' ranks in it, in their order in the new group.
         store: PyTorch's, for the new group alone.
         rank: of this process in the new group.
         timeout: longest wait for the others, and of the new communicator's operations.
+
+    Raises:
+        StalledError, PeerLostError: a member did not come, or died.
     """
+    assert isinstance(parent.communicator, MakesSubgroups), "asked by the caller"
     number = store.add(f"meetings/{rank}", 1)  # a group that was destroyed may be made again in the same store
-    rendezvous = StoreRendezvous(PrefixStore(f"members/{number}", store), rank, len(ranks))
-    made = parent.subgroup(ranks, rendezvous, timeout=timeout)
+    members = parent.members
+    rendezvous = StoreRendezvous(
+        PrefixStore(f"members/{number}", store),
+        rank,
+        len(ranks),
+        check=lambda missing: check_alive(members, [ranks[each] for each in missing]) if members else None,
+    )
+    made = parent.communicator.subgroup(ranks, rendezvous, timeout=timeout)
     closing = ExitStack()
     closing.callback(made.close)
-    return Connection(made, closing)
+    return Connection(made, closing, tuple(members[each] for each in ranks) if members else ())
 
 
 def _meeting_place(meeting: Meeting, closing: ExitStack, timeout: timedelta) -> Rendezvous:
@@ -124,6 +135,3 @@ def _meet_on_host(meeting: Meeting, timeout: timedelta) -> Rendezvous:
         secret=meeting.secret,
         timeout=timeout,
     )
-
-
-__all__ = ["ConfigurationError", "Connection", "connect", "connect_alone", "connect_members"]

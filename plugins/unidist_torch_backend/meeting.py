@@ -15,7 +15,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from unidist import __version__
-from unidist.errors import ConfigurationError
+from unidist.errors import ConfigurationError, PeerLostError
 from unidist.settings import read_placement
 from unidist.topology import Topology
 from unidist_torch_backend.store_rendezvous import StoreRendezvous
@@ -32,6 +32,7 @@ class Member:
         address: at which the others reach it.
         token: random; that of rank 0 is the secret by which members on one host know each other.
         pid: of its process.
+        pid_namespace: in which that number means something.
     """
 
     version: str
@@ -40,6 +41,7 @@ class Member:
     address: str
     token: str
     pid: int
+    pid_namespace: int
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Meeting:
         rendezvous: of all members.
         topology: this process's place.
         secret: of the group.
-        hosts: of the members, in rank order.
+        members: in rank order.
     """
 
     rendezvous: StoreRendezvous
     topology: Topology
     secret: bytes
-    hosts: tuple[str, ...]
+    members: tuple[Member, ...]
 
 
 def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> Meeting:
@@ -85,11 +87,20 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
     own = _own_member(job)
     rendezvous = StoreRendezvous(_store_of_this_time(store, rank, own), rank, size, address=own.address)
     told = [item.payload for item in rendezvous.allgather(json.dumps(asdict(own)).encode(), timeout=timeout)]
-    members = [_read_member(text) for text in told]
+    members = tuple(_read_member(text) for text in told)
     _check_versions([member.version for member in members])
     _check_jobs([member.job for member in members])
-    hosts = tuple(member.host for member in members)
-    return Meeting(rendezvous, topology_of(hosts, rank), bytes.fromhex(members[0].token), hosts)
+    topology = topology_of([member.host for member in members], rank)
+    return Meeting(rendezvous, topology, bytes.fromhex(members[0].token), members)
+
+
+def check_alive(members: Sequence[Member], ranks: Sequence[int]) -> None:
+    """Raise PeerLostError if one of these members is on this host and its process has ended."""
+    here, namespace = _own_host(), _pid_namespace()
+    for rank in ranks:
+        member = members[rank]
+        if member.host == here and member.pid_namespace == namespace and not _is_alive(member.pid):
+            raise PeerLostError(f"rank {rank} (process {member.pid}) died before the group was made", ranks=(rank,))
 
 
 def topology_of(hosts: Sequence[str], rank: int) -> Topology:
@@ -100,7 +111,7 @@ def topology_of(hosts: Sequence[str], rank: int) -> Topology:
 
 
 def _own_member(job: str) -> Member:
-    return Member(__version__, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid())
+    return Member(__version__, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid(), _pid_namespace())
 
 
 def _read_member(text: bytes) -> Member:
@@ -161,6 +172,18 @@ def _own_host() -> str:
     """Return a string that is equal for processes that can meet in memory: same boot, network namespace and user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def _own_address() -> str:

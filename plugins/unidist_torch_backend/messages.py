@@ -6,6 +6,7 @@ that nobody waits for yet is kept.
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 import time
@@ -113,7 +114,7 @@ class Messages:
             pending = self._pending(receive.sources[0]) if len(receive.sources) == 1 else None
             try:
                 if pending is not None:
-                    pending.wait(timedelta(seconds=max(left, 0.001)))
+                    pending.wait(timedelta(seconds=max(math.ceil(10 * left) / 10, 0.1)))  # a round number, for messages
                 elif left <= 0:
                     raise StalledError(
                         f"recv on rank {self._communicator.rank} ({self._communicator.description}): no message with "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -62,7 +64,7 @@ def make_group(options: Any, backend_options: object = None) -> UnidistProcessGr
     if size == 1:
         connection = connect_alone(timeout)
     elif isinstance(world, UnidistProcessGroup) and isinstance(world.communicator, MakesSubgroups):
-        connection = connect_members(world.communicator, members, options.store, rank, timeout)
+        connection = connect_members(world.connection, members, options.store, rank, timeout)
     else:
         connection = connect(options.store, rank, size, timeout, is_world=not members)
     return UnidistProcessGroup(options.store, rank, size, connection, timeout, name=str(options.group_id))
@@ -89,7 +91,7 @@ class UnidistProcessGroup(_Base):
         super().__init__(rank, size)  # the other constructor of PyTorch's cannot be subclassed
         self.communicator: Communicator = connection.communicator
         self._store = store
-        self._connection = connection
+        self.connection = connection
         self._timeout = timeout
         self._name = name
         self._description = "undefined"
@@ -99,6 +101,7 @@ class UnidistProcessGroup(_Base):
         self._issuing = threading.Lock()
         self._callbacks: Connection | None = None  # for operations that callbacks issue
         self._number = 0
+        _open_groups.add(self)
 
     # What PyTorch asks a group for
 
@@ -208,13 +211,14 @@ class UnidistProcessGroup(_Base):
 
     def shutdown(self) -> None:
         """Release threads and memory. Not collective."""
+        _open_groups.discard(self)
         self._completion.stop()
         self._scratch.clear()
         for connection in self._connections():
             connection.close()
 
     def _connections(self) -> list[Connection]:
-        return [connection for connection in (self._callbacks, self._connection) if connection is not None]
+        return [connection for connection in (self._callbacks, self.connection) if connection is not None]
 
     # Collectives
 
@@ -660,7 +664,7 @@ class UnidistProcessGroup(_Base):
             store = PrefixStore("callbacks", self._store)
             rank, size = self.communicator.rank, self.communicator.size
             if isinstance(self.communicator, MakesSubgroups):
-                self._callbacks = connect_members(self.communicator, tuple(range(size)), store, rank, self._timeout)
+                self._callbacks = connect_members(self.connection, tuple(range(size)), store, rank, self._timeout)
             else:
                 self._callbacks = connect(store, rank, size, self._timeout, is_world=False)
         return self._callbacks.communicator
@@ -695,6 +699,17 @@ class UnidistProcessGroup(_Base):
             f"UnidistProcessGroup({self._name!r}, rank {self.rank()} of {self.size()}, {self.communicator.description})"
         )
 
+
+_open_groups: weakref.WeakSet[UnidistProcessGroup] = weakref.WeakSet()
+
+
+def _shut_down() -> None:
+    """End what a script has not destroyed, before the interpreter takes apart what that needs."""
+    for group in list(_open_groups):
+        group.shutdown()
+
+
+atexit.register(_shut_down)
 
 _Part = tuple[Callable[[Communicator], Work], Finish | None]
 """One operation of a call, and what follows when it is complete."""

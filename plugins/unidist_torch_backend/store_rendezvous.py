@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -25,13 +25,23 @@ class StoreRendezvous(Rendezvous):
         rank: of this process in the group.
         size: number of members.
         address: at which the other members reach this process.
+        check: called now and then with the members that are waited for; raises if one of them cannot come.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        address: str = "127.0.0.1",
+        check: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         self.address = address
         self._store = store
         self._rank = rank
         self._size = size
+        self._check = check
         self._round = 0
 
     @override
@@ -69,6 +79,8 @@ class StoreRendezvous(Rendezvous):
                     "start? Look for an earlier error of theirs.",
                     ranks=ranks,
                 )
+            if self._check is not None:
+                self._check([keys.index(key) for key in missing])
             try:
                 self._store.wait([missing[0]], min(_SLICE, timedelta(seconds=max(left, 0.001))))
             except RuntimeError:  # the time is up, or the connection is lost: then the next call raises outside of here

@@ -14,12 +14,15 @@ from torch._C import _distributed_c10d
 from torch.futures import Future
 
 from unidist.communicator import Work
+from unidist.errors import StalledError
 from unidist_torch_backend.completion import Completion
 
 _Base: Any = dist.Work
 _c10d: Any = _distributed_c10d  # not all of it is annotated
 _UNSET = timedelta(0)
 _BUSY_SEC = 0.05
+_LATE = timedelta(milliseconds=1)
+"""For an operation whose time is up: the wait that makes the communicator say who is missing."""
 
 
 class GroupFuture(Future[Any]):
@@ -72,6 +75,10 @@ class _Failure:
 
     def __reduce__(self) -> Any:
         raise self.error
+
+    def __repr__(self) -> str:
+        """Name the error: this is what C++ says when it needs a tensor."""
+        return f"<{type(self.error).__name__}: {self.error}>"
 
 
 class _Callback:
@@ -222,7 +229,7 @@ class GroupWork(_Base):
                 except Exception as exc:
                     self._end(exc)
                     return True
-                self._settle(timedelta(milliseconds=1) if late else self._limit)
+                self._settle(_LATE if late else self._limit)
             return True
         finally:
             self._lock.release()
@@ -236,6 +243,10 @@ class GroupWork(_Base):
                 work.wait(limit)
             if self._finish is not None:
                 self._finish()
+        except StalledError as exc:
+            waited = self._limit if limit is _LATE else limit
+            text = str(exc).replace(f"{_LATE.total_seconds():g} s", f"{waited.total_seconds():g} s")
+            self._end(StalledError(text, ranks=exc.ranks))
         except Exception as exc:
             self._end(exc)
         else:
