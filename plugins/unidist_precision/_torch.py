@@ -117,7 +117,7 @@ def _with_parametrizations(module: torch.nn.Module) -> Iterator[torch.nn.Module]
 
 
 def _part_class(plain: type[Any]) -> type[Any]:
-    """Return the class of a part: not forward is replaced but the call, as the part may have a forward of its own."""
+    """Return the class of a part. It replaces `__call__`, and leaves `forward` as the module defines it."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._unidist_precision.call(self, functools.partial(plain.__call__, self), args, kwargs)

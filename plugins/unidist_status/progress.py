@@ -23,7 +23,7 @@ class ProgressReport:
     """What a rank has told of itself.
 
     Args:
-        time: on a clock of its own, in seconds.
+        time: on the rank's clock, in seconds.
         steps: updates of its optimizers since `init()`.
         samples: that it has trained on since then; those of ranks with parts of one model are told by one of them.
         waited_sec: seconds in which it waited for other ranks.

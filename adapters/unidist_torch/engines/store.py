@@ -1,8 +1,8 @@
 """The stores over which torch.distributed's process groups find their peers.
 
-gloo's is served by rank 0, at its address in the job, to processes that know the job's secret: who can write there can
-have ranks connect to whom he likes. NCCL calls its store from threads of its own, also while Python ends, so it gets
-torch's `TCPStore`, which knows no secret; it listens at that address and nowhere else.
+gloo's is served by rank 0, at its address in the job, to processes that know the job's secret: anyone who can write to
+the store decides which addresses the ranks connect to. NCCL calls its store from its own threads, even while Python
+shuts down, so it gets torch's `TCPStore`, which has no secret; it listens at that address and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gradient of a parameter that is cut over ranks: its norms are those of the whole gradient.
 
-So scripts that clip by `torch.nn.utils.clip_grad_norm_`, or by norms of their own, get the numbers of one process.
+So scripts that clip by `torch.nn.utils.clip_grad_norm_`, or compute norms themselves, get the numbers of one process.
 """
 
 from __future__ import annotations

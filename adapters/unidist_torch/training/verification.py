@@ -68,7 +68,7 @@ def output_check(model: torch.nn.Module, runtime: Context, plan: Plan, *, deferr
         model: with rank 0's values after this call.
         runtime: whose ranks.
         plan: of the run.
-        deferred: the model's values are made where they are needed, so that there is no whole one.
+        deferred: no rank ever holds the whole model, as its values are made where they are needed.
     """
     changes = any(strategy.changes_model for strategy in plan.strategies)
     if not changes or deferred or any(tensor.is_meta for tensor in model.parameters()):

@@ -48,11 +48,11 @@ def resolve(command: Sequence[str], *, module: bool, environ: Mapping[str, str])
 
 
 def check_order(command: Sequence[str], num_proc: int | None) -> None:
-    """Refuse a number of processes that stands after the script, which would get it as an argument of its own.
+    """Refuse a number of processes that stands after the script, which would get it as one of its arguments.
 
     Args:
         command: the words after the options.
-        num_proc: the number that stands before them; with one, the script's arguments are its own affair.
+        num_proc: the number that stands before them; with one, the script may have arguments of any name.
 
     Raises:
         ConfigurationError: the number is misplaced; shows the order.
@@ -66,7 +66,7 @@ def check_order(command: Sequence[str], num_proc: int | None) -> None:
             raise ConfigurationError(
                 f"{flag} stands after {command[0]!r}, which would get it as an argument. Options of `unidist launch` "
                 f"stand before the command: `unidist launch -np {number or 'N'} {command[0]}`. If {command[0]!r} has "
-                f"an option {flag} of its own, give -np before it, too."
+                f"such an option too, give -np before it as well."
             )
 
 

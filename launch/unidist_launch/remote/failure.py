@@ -141,11 +141,11 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
     if victims:
         names = dict.fromkeys(end.exception_name for end in victims)
         text.append(f"unidist: failed in consequence: {_ranks([end.rank for end in victims])} ({', '.join(names)})")
-    alike: dict[str, list[int]] = {}
+    by_reason: dict[str, list[int]] = {}
     for end in failed:
         if not end.is_victim:
-            alike.setdefault(end.reason, []).append(end.rank)
-    for reason, ranks in alike.items():
+            by_reason.setdefault(end.reason, []).append(end.rank)
+    for reason, ranks in by_reason.items():
         told = "the same" if reason == culprit.reason and culprit.exception_line else reason
         text.append(f"unidist: also failed: {_ranks(ranks)}: {told}")
     text.append(f"unidist: exit code {culprit.exit_code}")
