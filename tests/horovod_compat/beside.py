@@ -114,7 +114,7 @@ def _shown(value: Any) -> str:
 # On a rank
 
 
-def outcomes(module: str, library: str, engine: str, *, only: str = "") -> dict[str, Outcome]:
+def outcomes(module: str, library: str, engine: str, only: str = "") -> dict[str, Outcome]:
     """Start a library on this rank, and return what it did in each case of a module; collective.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks import the cases; th
 from beside import differences, outcomes
 
 _LIMIT = timedelta(seconds=300)
+_ONLY = os.environ.get("COMPAT_ONLY", "")
+"""A part of the names of the cases to run, to work on those."""
 
 Compare = Callable[[Any, str, str, str, dict[str, str]], None]
 
@@ -33,10 +36,10 @@ def compare(tmp_path: Path) -> Iterator[Compare]:
 
     def check(ranks: Any, module: str, part: str, engine: str, env: dict[str, str]) -> None:
         table = importlib.import_module(module).TABLE
-        theirs = ranks.run(outcomes, (module, f"horovod.{part}", engine), timeout=_LIMIT)
+        theirs = ranks.run(outcomes, (module, f"horovod.{part}", engine, _ONLY), timeout=_LIMIT)
         ours_on = mpi.get(2, env=env) if engine == "mpi" else ranks
-        ours = ours_on.run(outcomes, (module, f"unidist.{part}", engine), timeout=_LIMIT)
-        assert [case.name for case in table.cases if case.name not in ours[0]] == []
+        ours = ours_on.run(outcomes, (module, f"unidist.{part}", engine, _ONLY), timeout=_LIMIT)
+        assert [case.name for case in table.cases if _ONLY in case.name and case.name not in ours[0]] == []
         found = differences(table, theirs, ours)
         assert not found, "\n".join([f"{len(found)} differences", *found])
 

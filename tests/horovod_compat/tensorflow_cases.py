@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -642,10 +645,66 @@ def an_optimizer_of_tensorflow_1(hvd: Any, name: str) -> Any:
     )
 
 
-@differs("an optimizer of TensorFlow 1 counts no passes here", ValueError)
-def several_passes_of_an_optimizer_of_tensorflow_1(hvd: Any) -> Any:
+PASSES = {
+    "sum": lambda hvd: {"backward_passes_per_step": 2},
+    "mean": lambda hvd: {"backward_passes_per_step": 3, "average_aggregated_gradients": True},
+    "sum of all": lambda hvd: {"backward_passes_per_step": 2, "op": hvd.Sum},
+}
+
+
+def passes_of(hvd: Any, name: str, *, with_unused: bool) -> Any:
+    """Return the weights after each pass, and the step that counts all of them."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", initializer=np.float64([1, 2, 3]))
+        other = tf.compat.v1.get_variable("other", initializer=np.float64([1]))
+        step = tf.compat.v1.train.get_or_create_global_step()
+        loss = tf.reduce_sum(weight * weight) * (hvd.rank() + 1.0)
+        if not with_unused:
+            loss += tf.reduce_sum(other) * hvd.rank()
+        plain = tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
+        wrapped = hvd.DistributedOptimizer(plain, **PASSES[name](hvd))
+        pairs = wrapped.compute_gradients(loss, [weight, other])
+        update = wrapped.apply_gradients(pairs, global_step=step)
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+        found = []
+        for _ in range(7):
+            session.run(update)
+            found.append([session.run(weight), session.run(other), int(session.run(step))])
+        return found
+
+
+@case("sum", "mean", "sum of all")
+def several_passes_of_an_optimizer_of_tensorflow_1(hvd: Any, name: str) -> Any:
+    return passes_of(hvd, name, with_unused=False)
+
+
+@differs("Horovod does not find a variable without a gradient", lambda value: len(value) == 8)
+def several_passes_with_an_unused_variable(hvd: Any) -> Any:
+    return passes_of(hvd, "sum", with_unused=True)
+
+
+@case()
+def several_passes_with_slices(hvd: Any) -> Any:
+    found = []
+    for dense in (True, False):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            table = tf.compat.v1.get_variable("table", initializer=np.float64([[1, 2], [3, 4], [5, 6]]))
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 2])) * (hvd.rank() + 1.0)
+            plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+            wrapped = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, sparse_as_dense=dense)
+            made = attempt(
+                lambda wrapped=wrapped, loss=loss, table=table: wrapped.minimize(loss, var_list=[table]) is None
+            )
+            found.append(made)
+            if dense:
+                session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+    return found
+
+
+@case()
+def several_passes_in_eager_mode(hvd: Any) -> Any:
     plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-    return train_session(hvd, lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=2))
+    return hvd.DistributedOptimizer(plain, backward_passes_per_step=2) is None
 
 
 @case()
@@ -761,3 +820,158 @@ def what_is_built(hvd: Any) -> Any:
 @case()
 def check_num_rank_power_of_2(hvd: Any) -> Any:
     return [attempt(hvd.check_num_rank_power_of_2, number) for number in (0, 1, 2, 3, 4)]
+
+
+# Names that scripts import, and arguments by their names
+
+
+def own_module(hvd: Any, name: str) -> Any:
+    """Return a submodule of the library."""
+    return importlib.import_module(f"{hvd.__name__}.{name}")
+
+
+@case()
+def arguments_by_name(hvd: Any) -> Any:
+    return [
+        hvd.allgather_object(obj=hvd.rank(), session=None, name="o"),
+        hvd.broadcast_object(obj=hvd.rank(), root_rank=1, session=None, name="o"),
+        [hvd.check_num_rank_power_of_2(num_rank=count) for count in (1, 3)],
+        [own_module(hvd, "mpi_ops").num_rank_is_power_2(num_rank=count) for count in (1, 2, 3)],
+    ]
+
+
+@case(*((average, op) for average in (None, True, False) for op in (None, "Sum", "Average")))
+def handle_average_backwards_compatibility(hvd: Any, average: Any, op: Any) -> Any:
+    chosen = None if op is None else getattr(hvd, op)
+    return int(hvd.handle_average_backwards_compatibility(op=chosen, average=average))
+
+
+@case()
+def mpi_threads_supported(hvd: Any) -> Any:
+    return hvd.mpi_enabled() or attempt(hvd.mpi_threads_supported)
+
+
+@case()
+def compressors_are_classes(hvd: Any) -> Any:
+    module = own_module(hvd, "compression")
+    return [
+        module.Compression.none is module.NoneCompressor,
+        module.Compression.fp16 is module.FP16Compressor,
+        issubclass(module.FP16Compressor, module.Compressor),
+    ]
+
+
+@case(*MODES)
+def a_timeline(hvd: Any, mode: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "timeline.json")
+        started = hvd.start_timeline(file_path=path, mark_cycles=False)
+        run(mode, lambda: hvd.allreduce(numbers(hvd, 3), name="on_the_timeline"))
+        return [started, hvd.stop_timeline(), hvd.stop_timeline()]
+
+
+PARTIAL = {
+    "none": lambda hvd: {},
+    "sum": lambda hvd: {"op": hvd.Sum},
+    "scale": lambda hvd: {"scale_local_gradients": False},
+    "all": lambda hvd: {
+        "device_dense": "",
+        "device_sparse": "",
+        "compression": hvd.Compression.none,
+        "sparse_as_dense": False,
+        "op": hvd.Average,
+        "gradient_predivide_factor": 2.0,
+        "num_groups": 0,
+        "groups": None,
+        "process_set": hvd.global_process_set,
+    },
+}
+
+
+@case(*PARTIAL)
+def a_partial_tape(hvd: Any, name: str) -> Any:
+    given = variables(hvd)
+    with tf.GradientTape() as tape:
+        loss = loss_of(hvd, given)
+    wrapped = hvd.PartialDistributedGradientTape(gradtape=tape, local_layers=[], **PARTIAL[name](hvd))
+    return wrapped.gradient(loss, given)
+
+
+@case()
+def a_tape_by_name(hvd: Any) -> Any:
+    given = variables(hvd)
+    with tf.GradientTape() as tape:
+        loss = loss_of(hvd, given)
+    return hvd.DistributedGradientTape(gradtape=tape).gradient(loss, given)
+
+
+@differs("Horovod takes a layer of TensorFlow's own Keras for it", lambda value: len(value) == 4)
+def sync_batch_normalization(hvd: Any) -> Any:
+    layer = hvd.SyncBatchNormalization(axis=-1, momentum=0.9, fused=False)
+    data = tf.cast(numbers(hvd, 4, 3), tf.float32)
+    return [layer(data, training=True), layer.call(data, training=True), layer.moving_mean.numpy()]
+
+
+# Elastic states
+
+
+IN_INIT = "Horovod gives every rank the variables when the state is made, in eager mode, and not when it is made equal"
+
+
+@case()
+def an_elastic_state_of_variables(hvd: Any) -> Any:
+    given = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    state = hvd.elastic.TensorFlowState(variables=given, session=None, batch=hvd.rank(), log=[hvd.rank()])
+    found = [[each.numpy() for each in given], state.batch]
+    given[0].assign_add([1.0, 1.0])
+    state.batch = 7
+    state.restore()
+    found += [[each.numpy() for each in given], state.batch]
+    given[0].assign_add([1.0, 1.0])
+    state.save()
+    state.restore()
+    return [*found, [each.numpy() for each in given], state.commit(), state.log]
+
+
+@differs(IN_INIT, lambda value: value[1][3] == [0.0, 1.0] and value[2][3] == [1.0, 1.0])
+def variables_of_an_elastic_state(hvd: Any) -> Any:
+    given = [tf.Variable([float(hvd.rank())])]
+    state = hvd.elastic.TensorFlowState(given, batch=0)
+    found = [hvd.allgather(given[0])]
+    given[0].assign([1.0 + hvd.rank()])
+    state.sync()
+    return [*found, hvd.allgather(given[0])]
+
+
+@case()
+def values_of_an_elastic_state_that_is_made_equal(hvd: Any) -> Any:
+    state = hvd.elastic.TensorFlowState([tf.Variable(1.0)], batch=hvd.rank() + 3, log=[hvd.rank()])
+    state.sync()
+    return [state.batch, state.log, state.on_reset()]
+
+
+@differs("Horovod calls the variables of an optimizer, which Keras 3 has as a list", lambda value: len(value) == 4)
+def an_elastic_state_of_a_model(hvd: Any) -> Any:
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    state = hvd.elastic.TensorFlowKerasState(model=model, optimizer=optimizer, backend=None, batch=hvd.rank())
+    state.sync()
+    return [state.batch, state.commit(), hvd.broadcast(model.weights[0], 0).numpy().tolist()]
+
+
+@case()
+def an_elastic_state_of_a_model_that_is_not_built(hvd: Any) -> Any:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    return hvd.elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD(0.1))
+
+
+@case("run", "run_fn")
+def a_function_of_a_state(hvd: Any, name: str) -> Any:
+    state, entered = hvd.elastic.TensorFlowState([tf.Variable(1.0)], step=3), []
+
+    def train(state: Any) -> Any:
+        entered.append(state.step)
+        return state.step
+
+    arguments = {"reset": lambda: None} if name == "run_fn" else {}
+    return [getattr(hvd.elastic, name)(func=train, **arguments)(state), entered]

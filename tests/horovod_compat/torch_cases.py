@@ -709,7 +709,7 @@ def broadcast_optimizer_state(hvd: Any, kind: str) -> Any:
     return [optimizer.param_groups[0]["lr"], values]
 
 
-@differs("Horovod cannot do it", lambda value: value is None)
+@case()
 def broadcast_state_of_lbfgs(hvd: Any) -> Any:
     return hvd.broadcast_optimizer_state(torch.optim.LBFGS(network(hvd).parameters()), root_rank=0)
 
@@ -1504,3 +1504,137 @@ def an_elastic_sampler(hvd: Any, kind: str) -> Any:
 def an_elastic_sampler_of_few_samples(hvd: Any, count: int) -> Any:
     sampler = hvd.elastic.ElasticSampler(range(count))
     return [attempt(lambda: list(sampler)), len(sampler)]
+
+
+# Names that scripts import, and arguments by their names
+
+
+@case()
+def arguments_by_name(hvd: Any) -> Any:
+    handle = hvd.allreduce_async(tensor=mine(hvd, 3), name="by name", op=hvd.Sum)
+    sampler = hvd.elastic.ElasticSampler(dataset=range(4), shuffle=False, seed=0)
+    state = own_module(hvd, "elastic.state")
+    return [
+        hvd.poll(handle=handle) in (True, False),
+        hvd.synchronize(handle=handle),
+        hvd.allgather_object(obj=hvd.rank(), name="o"),
+        hvd.broadcast_object(obj=hvd.rank(), root_rank=1, name="o"),
+        list(sampler),
+        state.ModelStateHandler(model=network(hvd)).value.training,
+        state.OptimizerStateHandler(optimizer=torch.optim.SGD(network(hvd).parameters(), lr=0.5)).value.defaults["lr"],
+        state.SamplerStateHandler(sampler=sampler).value is sampler,
+        state.set_handler_registry(registry=state.get_handler_registry()),
+    ]
+
+
+@case("model", "optimizer", "sampler")
+def a_handler_of_a_kind(hvd: Any, kind: str) -> Any:
+    module = own_module(hvd, "elastic.state")
+    model, other = network(hvd), network(hvd)
+    handlers = {
+        "model": (module.ModelStateHandler, model, other),
+        "optimizer": (module.OptimizerStateHandler, *(torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other))),
+        "sampler": (module.SamplerStateHandler, *(hvd.elastic.ElasticSampler(range(n)) for n in (4, 6))),
+    }
+    make, first, second = handlers[kind]
+    handler = make(first)
+    found = [handler.save(), handler.restore(), handler.value is first, handler.set_value(second)]
+    return [*found, handler.value is second, isinstance(handler, module.StateHandler)]
+
+
+@case("save", "restore", "sync")
+def a_handler_without(hvd: Any, name: str) -> Any:
+    handler_class = own_module(hvd, "elastic.state").StateHandler
+    return attempt(lambda: getattr(handler_class(value=3), name)())
+
+
+@case(*((average, op) for average in (None, True, False) for op in (None, "Sum", "Average")))
+def handle_average_backwards_compatibility(hvd: Any, average: Any, op: Any) -> Any:
+    chosen = None if op is None else getattr(hvd, op)
+    found = own_module(hvd, "mpi_ops").handle_average_backwards_compatibility(op=chosen, average=average)
+    return int(found)
+
+
+def util(hvd: Any) -> Any:
+    is_horovod = hvd.__name__.startswith("horovod")
+    return importlib.import_module("horovod.common.util" if is_horovod else "unidist.horovod_api.util")
+
+
+@case()
+def functions_of_util(hvd: Any) -> Any:
+    return [
+        [util(hvd).num_rank_is_power_2(num_rank=count) for count in (0, 1, 2, 3, 4, 6, 8)],
+        [util(hvd).split_list(list(range(count)), parts) for count, parts in ((7, 3), (2, 3), (4, 2), (0, 2))],
+        [util(hvd).is_iterable(value) for value in ([1], "text", 3, None, {}, iter([]))],
+        util(hvd).extension_available(ext_base_name="torch", verbose=False),
+        util(hvd).extension_available("nonsense"),
+        issubclass(util(hvd).HorovodVersionMismatchError, ImportError),
+    ]
+
+
+@case()
+def check_extension(hvd: Any) -> Any:
+    return util(hvd).check_extension(
+        "horovod.torch", "HOROVOD_WITH_PYTORCH", own_module(hvd, "mpi_ops").__file__, "mpi_lib_v2"
+    )
+
+
+@case()
+def check_extension_of_another(hvd: Any) -> Any:
+    return util(hvd).check_extension("horovod.nonsense", "X", own_module(hvd, "mpi_ops").__file__, "mpi_lib")
+
+
+@case()
+def mpi_threads_supported(hvd: Any) -> Any:
+    return hvd.mpi_enabled() or attempt(hvd.mpi_threads_supported)
+
+
+@case()
+def compressors_are_classes(hvd: Any) -> Any:
+    module = own_module(hvd, "compression")
+    return [
+        module.Compression.none is module.NoneCompressor,
+        module.Compression.fp16 is module.FP16Compressor,
+        issubclass(module.FP16Compressor, module.Compressor),
+    ]
+
+
+@differs("Horovod's needs a GPU", lambda value: len(value) == 3)
+def sync_batch_norm_forward(hvd: Any) -> Any:
+    layer = hvd.SyncBatchNorm(num_features=2, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True)
+    data = mine(hvd, 3, 2).requires_grad_()
+    layer.forward(data).sum().backward()
+    return [layer.running_mean, data.grad]
+
+
+@case()
+def notification_manager_of_the_process(hvd: Any) -> Any:
+    manager = common(hvd, "notification_manager")
+    return [isinstance(manager, common(hvd, "WorkerNotificationManager")), manager.init()]
+
+
+@case()
+def run_by_name(hvd: Any) -> Any:
+    def train_function(state: Any) -> Any:
+        return state.step
+
+    state = hvd.elastic.TorchState(step=3)
+    return [
+        common(hvd, "run_fn")(func=train_function, reset=lambda: None)(state),
+        hvd.elastic.run(func=train_function)(state),
+    ]
+
+
+@case()
+def basics_as_an_object(hvd: Any) -> Any:
+    is_horovod = hvd.__name__.startswith("horovod")
+    module = importlib.import_module("horovod.common.basics" if is_horovod else "unidist.horovod_api.basics")
+    basics = module.HorovodBasics(own_module(hvd, "mpi_ops").__file__, "mpi_lib_v2")
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_initialized", "is_homogeneous")
+    return [
+        [getattr(basics, name)() for name in names],
+        [attempt(basics.mpi_threads_supported) if not hvd.mpi_enabled() else None],
+        [basics.ddl_built(), basics.ccl_built()],
+        [int(getattr(basics, op)) for op in OPS],
+        callable(basics.shutdown),
+    ]

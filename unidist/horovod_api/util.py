@@ -33,10 +33,14 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     return found
 
 
-def check_extension(ext_name: str, *_: Any) -> None:
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
     """Return if the binding of a framework ("horovod.torch") can be used.
 
-    Horovod's other arguments are about its build. They are taken and not looked at.
+    Args:
+        ext_name: of the binding.
+        ext_env_var: about Horovod's build, as are the next ones; not looked at.
+        pkg_path: see there.
+        args: see there.
 
     Raises:
         ImportError: it cannot; says why.

@@ -47,11 +47,15 @@ class CommitStateCallback(api.callbacks.Callback):
         """Commit if it is due."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
-            self.state.commit()
+            self.commit()
             self.batches_remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit."""
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit now; a derived class may do more."""
         self.state.commit()
 
 

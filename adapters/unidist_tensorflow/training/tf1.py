@@ -8,13 +8,14 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.gradients.compression import GradientCompressor
-from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_groups
+from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_groups, check_passes
 from unidist.horovod_api.reduce_ops import Op
 from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.optimizer.arguments import CompressionLike
+from unidist_tensorflow.optimizer.graph_window import GraphWindow
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
 
@@ -23,11 +24,20 @@ class DistributedTF1Mixin:
     """Methods that `DistributedOptimizer` adds to an optimizer of TF1. Never instantiated by itself."""
 
     _unidist: PairReduction
+    _unidist_window: GraphWindow | None
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of reduced gradient and variable, as Horovod's optimizer does. Collective."""
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]  # of an optimizer
-        return self._unidist.reduce(pairs)
+        return (self._unidist_window or self._unidist).reduce(pairs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Update; with several passes for an update after the last of them alone."""
+        pairs = list(grads_and_vars)
+        update = super().apply_gradients  # type: ignore[misc]  # of an optimizer
+        if self._unidist_window is None:
+            return update(pairs, global_step=global_step, name=name)
+        return self._unidist_window.apply(pairs, lambda: update(pairs, global_step, name), global_step)
 
     def register_local_var(self, var: Any) -> None:
         """Leave a variable out: every rank updates it by its own gradient."""
@@ -65,7 +75,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: TF1: device for averaging slices.
         compression: TF1: a member of `Compression`, or a class with its interface.
         sparse_as_dense: reduce slices as dense gradients.
-        backward_passes_per_step: TF1: 1.
+        backward_passes_per_step: TF1: more than 1 in graphs alone, where a session runs `local_variables_initializer`
+            before the first pass.
         op: Average or Sum.
         gradient_predivide_factor: with Average, gradients are divided by it before the sum and multiplied after it.
         average_aggregated_gradients: of several passes, the mean instead of the sum.
@@ -93,10 +104,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     context.current()
     if isinstance(optimizer, DistributedTF1Mixin):
         raise UsageError("this optimizer is distributed already")
-    if backward_passes_per_step != 1:
+    check_passes(backward_passes_per_step)
+    if backward_passes_per_step > 1 and tf.executing_eagerly():
         raise UsageError(
-            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of TF1 is not supported; use one "
-            "of keras.optimizers"
+            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of TF1 works in graphs alone; in "
+            "eager mode use one of keras.optimizers"
         )
     if isinstance(compression, str | GradientCompressor):
         raise UsageError(
@@ -121,4 +133,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         predivide_factor=gradient_predivide_factor,
     )
+    tf1._unidist_window = None
+    if backward_passes_per_step > 1:
+        tf1._unidist_window = GraphWindow(
+            backward_passes_per_step,
+            tf1._unidist,
+            average=average_aggregated_gradients,
+            sparse_as_dense=sparse_as_dense,
+            name=name or f"Distributed{plain.__name__}",
+        )
     return tf1

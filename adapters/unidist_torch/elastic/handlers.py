@@ -20,7 +20,7 @@ from unidist.negotiation import broadcast_object
 from unidist.runtime import context
 from unidist_torch.checkpoint.states import TorchStates
 from unidist_torch.elastic.sampler import ElasticSampler
-from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.inner_step import has_sharded_state
 
 Registry = list[tuple[type[Any], Callable[[Any], Handler]]]
@@ -35,6 +35,18 @@ class StateHandler(Handler):
 
     def __init__(self, value: Any) -> None:
         self.value = value  # not kept yet: a derived class has more to set first
+
+    def save(self) -> None:
+        """Keep a copy of the value; to be defined."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Bring back the copy; to be defined."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give every rank the value of rank 0; to be defined. Collective."""
+        raise NotImplementedError
 
 
 class _DictHandler(StateHandler):
@@ -54,6 +66,9 @@ class _DictHandler(StateHandler):
 class ModelStateHandler(_DictHandler):
     """Handles a module."""
 
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+
     def sync(self) -> None:
         """Give every rank the parameters and buffers of rank 0. Collective."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -62,13 +77,19 @@ class ModelStateHandler(_DictHandler):
 class OptimizerStateHandler(_DictHandler):
     """Handles an optimizer."""
 
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+
     def sync(self) -> None:
         """Give every rank the state and the options of rank 0. Collective."""
-        broadcast_optimizer_state(self.value, root_rank=0)
+        give_optimizer_state(self.value, root_rank=0)
 
 
 class SamplerStateHandler(_DictHandler):
     """Handles an `ElasticSampler`."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        super().__init__(sampler)
 
     def sync(self) -> None:
         """Give every rank the progress of rank 0. Collective."""

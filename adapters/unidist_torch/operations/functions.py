@@ -69,10 +69,23 @@ def broadcast_optimizer_state(
     A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped.
 
     Args:
-        optimizer: of the same kind and parameters on every rank; any stock one.
+        optimizer: of the same kind and parameters on every rank; any stock one but LBFGS.
         root_rank: whose state it is.
         model: accepted for Horovod's sake; it is not used.
+
+    Raises:
+        ValueError: it is `torch.optim.LBFGS`. Scripts of Horovod catch that; an elastic state takes it.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "broadcast_optimizer_state(LBFGS): as in Horovod, its state is not broadcast. Give every rank the same "
+            "one by optimizer.load_state_dict(broadcast_object(optimizer.state_dict()))"
+        )
+    give_optimizer_state(optimizer, root_rank)
+
+
+def give_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Do what `broadcast_optimizer_state` does, for any stock optimizer. Collective."""
     runtime = context.current()
     is_root = runtime.topology.rank == root_rank
     state_dict = optimizer.state_dict()

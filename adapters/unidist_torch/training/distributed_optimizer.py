@@ -21,7 +21,7 @@ from unidist_torch.gradients.compression import CompressionLike, compressor_of, 
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
-from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.optimizer.mixin import bind, check_plain
@@ -102,7 +102,7 @@ def bind_model(
         if not deferred:  # then all ranks have the same values already
             broadcast_parameters(framework.model_state(model), root_rank=0)
         if runtime.topology.world_size > 1:
-            broadcast_optimizer_state(optimizer, root_rank=0)
+            give_optimizer_state(optimizer, root_rank=0)
     return model
 
 

@@ -15,7 +15,7 @@ from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.errors import UsageError
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of, memory_kind
-from unidist_torch.operations.functions import broadcast_optimizer_state, broadcast_parameters
+from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
     state = framework.model_state(model)
     broadcast_parameters(state, root_rank=0)
     if optimizer.state:
-        broadcast_optimizer_state(optimizer, root_rank=0)
+        give_optimizer_state(optimizer, root_rank=0)
     for kind in sorted({"host"} | {memory_kind(tensor).partition(":")[0] for tensor in state.values()}):
         runtime.divide(memory=kind)
 

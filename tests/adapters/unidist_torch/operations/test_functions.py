@@ -11,6 +11,7 @@ from _training import network, runtime, values
 
 import unidist.torch as ud
 from unidist.jobs.pool.pool import RankPool
+from unidist_torch.operations.functions import give_optimizer_state
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
@@ -102,7 +103,9 @@ def test_the_state_of_lbfgs_is_that_of_the_root(pool: Pool) -> None:
                 for _ in range(3):
                     optimizer.step(closure)  # type: ignore[arg-type]  # torch says that it returns a float
             ud.broadcast_parameters(model.state_dict(), root_rank=1)
-            ud.broadcast_optimizer_state(optimizer, root_rank=1)
+            with pytest.raises(ValueError, match="as in Horovod"):
+                ud.broadcast_optimizer_state(optimizer, root_rank=1)
+            give_optimizer_state(optimizer, root_rank=1)
             optimizer.step(closure)  # type: ignore[arg-type]
             return values(model)
 
