@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ssh_hosts
 from tensorflow_ranks import ENVIRONMENT
 
 import unidist
@@ -34,9 +35,9 @@ def test_torch_is_not_installed() -> None:
         import unidist.torch  # noqa: F401
 
 
-def test_unidist_comes_from_its_wheel_with_the_kernels_of_shm() -> None:
+def test_unidist_comes_from_its_wheel_with_its_c_code() -> None:
     packages = Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))
-    for name in ("unidist", "unidist_tensorflow", "unidist_launch", "unidist.engines._shm"):
+    for name in ("unidist", "unidist_tensorflow", "unidist_launch", "unidist.engines._shm", "unidist_tcp._tcp"):
         found = importlib.util.find_spec(name)
         assert found is not None, name
         assert found.origin is not None, name
@@ -87,3 +88,55 @@ def test_two_ranks_train_to_equal_weights_and_nothing_asks_for_torch(
     assert losses != other_losses  # they saw different samples, so the weights are equal by the exchange only
     assert total == 2
     assert asked == others_asked == []
+
+
+_ON_TWO_HOSTS = """
+import sys
+import keras
+import numpy as np
+import tensorflow as tf
+import unidist.keras as ud
+
+ud.init()
+assert (ud.size(), ud.local_size(), ud.cross_size()) == (4, 2, 2)
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(48, 3)), rng.normal(size=(48, 1))
+
+
+def fit(x, y, batch_size, distributed):
+    keras.utils.set_random_seed(0)
+    keras.backend.set_floatx("float64")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+    if distributed:
+        model, optimizer = ud.distribute(model, optimizer)
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+mine = np.concatenate([np.arange(12 * i + 3 * ud.rank(), 12 * i + 3 * ud.rank() + 3) for i in range(4)])
+alone, together = fit(x, y, 12, False), fit(x[mine], y[mine], 3, True)
+left_out = fit(x[mine], y[mine], 3, False)
+print("as one process:", bool(abs(together - alone).max() < 1e-12))
+print("without exchange:", bool(abs(left_out - alone).max() > 1e-6))
+large = tf.range(1_000_000, dtype=tf.float64) * (ud.rank() + 1)
+print("large sum:", bool((ud.allreduce(large, op=ud.Sum).numpy() == 10.0 * np.arange(1_000_000)).all()))
+print("torch:", [name for name in sys.modules if name.partition(".")[0] == "torch"])
+ud.shutdown()
+"""
+
+
+@pytest.mark.skipif(bool(ssh_hosts.why_not()), reason=ssh_hosts.why_not() or "hosts can be made")
+def test_tensorflow_trains_on_two_hosts_over_tcp(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_ON_TWO_HOSTS)
+    variables = [item for name, value in ENVIRONMENT.items() for item in ("--env", f"{name}={value}")]
+    with ssh_hosts.SshHosts(2) as hosts:
+        job = ("launch", "-np", "4", "-H", "h1:2,h2:2", "--ssh-command", hosts.ssh_command, "--log-level", "info")
+        done = command(*job, *variables, sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert "engine tcp for host memory: the first choice for 4 rank(s) on 2 host(s)" in done.stderr
+    assert "tcp between 2 hosts, shm inside, ranks 0-3" in done.stderr
+    said = {line.partition("] ")[2] for line in done.stdout.splitlines()}  # equal lines of several ranks are folded
+    assert said == {"as one process: True", "without exchange: True", "large sum: True", "torch: []"}, done.stdout

@@ -10,6 +10,7 @@ A rank here is an index into the group: `0 <= rank < size`. `members[rank]` is i
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ __all__ = [
     "equal_counts",
     "format_ranks",
 ]
+
+_POLL_SEC = 100e-6
 
 
 class ReduceOp(StrEnum):
@@ -84,6 +87,19 @@ class Work(ABC):
     @abstractmethod
     def done(self) -> bool:
         """Return whether `wait` would return at once (or raise). Never blocks; may advance the operation."""
+
+    def poll(self, limit: timedelta) -> bool:
+        """Wait for `limit` at most, and return what `done` does then.
+
+        Unlike in `wait`, nothing ends when the time runs out. Here it looks again and again; an engine that can sleep
+        until something happens overrides it.
+        """
+        deadline = time.monotonic() + limit.total_seconds()
+        while not self.done():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SEC)
+        return True
 
 
 class CompletedWork(Work):

@@ -25,7 +25,9 @@ from unidist.communicator import (
     equal_counts,
     format_ranks,
 )
+from unidist.communicator_capabilities import MakesSubgroups
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
+from unidist.rendezvous import Rendezvous
 from unidist_tcp import _tcp
 from unidist_tcp.works import DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
 
@@ -85,7 +87,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class TcpCommunicator(Communicator, ReportsArrivals):
+class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     """One group of ranks over TCP. Made by `TcpEngine.connect` and `split`.
 
     Args:
@@ -191,13 +193,7 @@ class TcpCommunicator(Communicator, ReportsArrivals):
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         """Divide the group. The new one uses the same connections."""
         self._check_usable("split")
-        chosen = tuple(ranks)
-        for rank in chosen:
-            self.check_rank(rank, "ranks")
-        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
-            raise UsageError(
-                f"split: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
-            )
+        chosen = self._checked_members("split", ranks)
         digest = _hash_ranks(chosen)
         mine = bytearray(struct.pack("QQ", self._connections.new_id(), digest))
         everyone = bytearray(16 * self.size)
@@ -206,13 +202,7 @@ class TcpCommunicator(Communicator, ReportsArrivals):
         apart = [rank for rank in chosen if replies[rank][1] != digest]
         made = None
         if chosen and not apart:
-            made = TcpCommunicator(
-                self._connections,
-                replies[chosen[0]][0],
-                chosen.index(self.rank),
-                tuple(self.members[rank] for rank in chosen),
-                self.timeout,
-            )
+            made = self._part(replies[chosen[0]][0], chosen, self.timeout)
         try:
             # After it, every member has the group: what comes for one that a rank does not have belongs to the past.
             self.barrier().wait()
@@ -225,6 +215,43 @@ class TcpCommunicator(Communicator, ReportsArrivals):
                 f"split: rank {self.rank} passed ranks {chosen}, but rank(s) {format_ranks(apart)} passed another list"
             )
         return made
+
+    @override
+    def subgroup(self, ranks: Sequence[int], rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
+        """Make a group without the other ranks; it uses the same connections."""
+        self._check_usable("subgroup")
+        chosen = self._checked_members("subgroup", ranks)
+        if not chosen:
+            raise UsageError(f"subgroup: rank {self.rank} is not among its own ranks ()")
+        own = struct.pack("QQ", self._connections.new_id(), _hash_ranks(chosen))
+        replies = [struct.unpack("QQ", item.payload) for item in rendezvous.allgather(own, timeout=timeout)]
+        apart = [rank for rank, reply in zip(chosen, replies, strict=True) if reply[1] != replies[0][1]]
+        if apart:
+            raise MismatchError(
+                f"subgroup: rank {self.rank} passed ranks {chosen}; rank(s) {format_ranks(apart)} and rank {chosen[0]} "
+                "passed different lists"
+            )
+        made = self._part(replies[0][0], chosen, timeout)
+        try:
+            rendezvous.allgather(b"", timeout=timeout)  # every member has the group, see `split`
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _checked_members(self, what: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        chosen = tuple(ranks)
+        for rank in chosen:
+            self.check_rank(rank, "ranks")
+        if chosen and (self.rank not in chosen or len(set(chosen)) != len(chosen)):
+            raise UsageError(
+                f"{what}: rank {self.rank} passed ranks {chosen}; pass each rank once, this one included, or ()"
+            )
+        return chosen
+
+    def _part(self, number: int, ranks: tuple[int, ...], timeout: timedelta) -> TcpCommunicator:
+        members = tuple(self.members[rank] for rank in ranks)
+        return TcpCommunicator(self._connections, number, ranks.index(self.rank), members, timeout)
 
     @override
     def waiting_for(self) -> Sequence[int]:

@@ -18,8 +18,14 @@ from unidist.topology import Topology
 MAX_RANKS = 1024
 _FIXED = struct.Struct(f"!BHB{16}sB")  # protocol, port, connections of each pair, session, length of a secret
 _SECRET_BYTES = 32
-_LONGEST_CONNECT = timedelta(seconds=60)
+_CONNECT_SEC = 10.0
+_CONNECT_HEARTBEATS = 4
+"""Longest time to connect, the longer of the two: all have just met, so what does not answer by then is cut off."""
+
 _SPIN_NS = 50_000
+_PATIENCE = 1.75
+"""Heartbeats until a silent peer counts as lost: later than the coordinator of an elastic job finds out, who decides
+which ranks go on, and before two have passed."""
 
 
 class TcpEngine(Engine):
@@ -42,7 +48,7 @@ class TcpEngine(Engine):
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
         """Connect every two ranks, with a proof of the job's secret on each connection."""
         from unidist_tcp.communicator import Connections, TcpCommunicator
-        from unidist_tcp.connecting import connect_all, listen, watch_silence
+        from unidist_tcp.connecting import connect_all, listen, tune
         from unidist_tcp.handshake import PROTOCOL, SESSION_BYTES, Session
 
         settings = Settings.read()
@@ -82,14 +88,16 @@ class TcpEngine(Engine):
                 (item.payload[_FIXED.size + reply[4] :].decode(), reply[1])
                 for item, reply in zip(replies, fields, strict=True)
             ]
-            limit = min(timeout, _LONGEST_CONNECT)
+            limit = min(timeout, max(timedelta(seconds=_CONNECT_SEC), _CONNECT_HEARTBEATS * settings.heartbeat))
             descriptors = connect_all(rank, addresses, session, listener, timeout=limit)
         except BaseException:
             listener.close()
             raise
         for each in descriptors:
             for descriptor in each:
-                watch_silence(descriptor, settings.heartbeat)
+                tune(descriptor, settings.heartbeat)
         crowded = topology.local_size > len(os.sched_getaffinity(0))
-        connections = Connections(rank, descriptors, spin_ns=0 if crowded else _SPIN_NS, heartbeat=settings.heartbeat)
+        connections = Connections(
+            rank, descriptors, spin_ns=0 if crowded else _SPIN_NS, heartbeat=_PATIENCE * settings.heartbeat
+        )
         return TcpCommunicator(connections, 0, rank, tuple(range(size)), timeout)

@@ -15,7 +15,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
             "tcp",
             "unidist_tcp.engine:TcpEngine",
             "TCP between any hosts, host memory, no framework needed",
-            priority=-5,
+            priority=30,
             re_forms=True,
         )
     )

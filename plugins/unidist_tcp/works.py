@@ -95,3 +95,7 @@ class TcpWork(Work):
     @override
     def done(self) -> bool:
         return self._is_done or self._operation.drive(0) != Status.PENDING
+
+    @override
+    def poll(self, limit: timedelta) -> bool:
+        return self._is_done or self._operation.drive(nanoseconds(limit)) not in (Status.PENDING, Status.TIMEOUT)

@@ -42,6 +42,13 @@ class TestHalves(_Hierarchical):
         return over_hosts(communicator, [rank * 2 // communicator.size for rank in range(communicator.size)])
 
 
+@pytest.mark.soak
+class TestHalvesOverTcp(TestHalves):
+    """The engine between hosts moves by itself, the one inside by who waits."""
+
+    engine = "tcp"
+
+
 class TestInsideOfAHost(_Hierarchical):
     """A group of ranks of one host: what it shares."""
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import DType
 from unidist.communicator import ReduceOp, Work
 from unidist.engines import _shm
@@ -92,6 +94,15 @@ class CollectiveWork(Work):
         if not self._finished:
             outcome = self._communicator.drive(self._number, 0)
             if outcome and unpack(outcome)[0] is Status.PENDING:
+                return False
+            self._finished = outcome == 0  # else wait() raises what is the matter
+        return True
+
+    @override
+    def poll(self, limit: timedelta) -> bool:
+        if not self._finished:
+            outcome = self._communicator.drive(self._number, nanoseconds(limit))
+            if outcome and unpack(outcome)[0] in (Status.PENDING, Status.TIMEOUT):
                 return False
             self._finished = outcome == 0  # else wait() raises what is the matter
         return True

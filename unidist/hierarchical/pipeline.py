@@ -23,9 +23,10 @@ from typing_extensions import override
 
 from unidist.communicator import CompletedWork, Work
 
-_NUM_SPINS = 50
-_FIRST_PAUSE_SEC = 20e-6
-_LAST_PAUSE_SEC = 500e-6
+_PATIENCE = timedelta(milliseconds=1)
+_BETWEEN = 1
+"""The lane of what is under way between hosts; the others are inside one."""
+
 _THREAD_PAUSE_SEC = 0.002
 _LAST_JOIN_SEC = 1.0
 
@@ -45,6 +46,7 @@ class StagedWork(Work):
         self.what = what
         self.stages = deque(stages)
         self.current: Work | None = None
+        self.lane = -1
         self.finished = False
         self.error: BaseException | None = None
 
@@ -53,17 +55,11 @@ class StagedWork(Work):
         pipeline = self._pipeline
         limit = pipeline.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit.total_seconds()
-        num_turns, pause = 0, _FIRST_PAUSE_SEC
         while not self.done():
             if time.monotonic() > deadline:
                 pipeline.give_up(self, limit)
                 break
-            num_turns += 1
-            if num_turns < _NUM_SPINS:
-                time.sleep(0)
-            else:
-                time.sleep(pause)
-                pause = min(1.05 * pause, _LAST_PAUSE_SEC)
+            pipeline.wait_briefly()
         if self.error is not None:
             raise self.error
 
@@ -178,6 +174,24 @@ class Pipeline:
             finally:
                 self._lock.release()
 
+    def wait_briefly(self) -> None:
+        """Sleep until something may have happened.
+
+        Where something is under way inside the host, wait for that: an engine there may need this thread to move it.
+        Those between hosts mostly move by themselves. Not for long, as what is waited for is one thing of several.
+        """
+        with self._lock:
+            pending = [work for work in self._works if work.current is not None]
+            work = min(pending, key=lambda each: each.lane == _BETWEEN, default=None)
+            if work is None:
+                time.sleep(0)
+                return
+            assert work.current is not None
+            try:
+                work.current.poll(_PATIENCE)
+            except Exception:  # `_advance` meets it again, and makes it the operation's error
+                time.sleep(0)
+
     def give_up(self, work: StagedWork, limit: timedelta) -> None:
         """End all operations, because one took too long."""
         with self._lock:
@@ -208,7 +222,7 @@ class Pipeline:
                     if work.stages[0].lane in blocked:
                         break
                     stage = work.stages.popleft()
-                    lane = stage.lane
+                    lane = work.lane = stage.lane
                     work.current = stage.start()
             except Exception as exc:  # whatever a stage raises becomes the operation's own error
                 self._fail(self._translate(work.what, exc, lane))

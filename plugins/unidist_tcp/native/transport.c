@@ -307,8 +307,11 @@ static void read_lane(ud_lane *lane) {
                 parts[num_parts++] = (struct iovec){trash, direct};
             }
         }
-        if (!lane->receiving || lane->in_target)
-            parts[num_parts++] = (struct iovec){lane->buffer + lane->end, BUFFER_BYTES - lane->end};
+        /* Where long frames come, only the next header goes into the buffer: what follows it has a place of its own. */
+        size_t room = BUFFER_BYTES - lane->end;
+        if (lane->index) room = lane->end < sizeof lane->in ? sizeof lane->in - lane->end : 0;
+        if (room && (!lane->receiving || lane->in_target))
+            parts[num_parts++] = (struct iovec){lane->buffer + lane->end, room};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)num_parts};
         ssize_t n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
         if (n < 0) {

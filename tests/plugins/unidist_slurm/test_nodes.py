@@ -61,7 +61,6 @@ def wait_until(condition: object, seconds: float) -> bool:
 
 
 def test_ranks_of_all_nodes_reduce(cluster: SlurmCluster, hosts: SshHosts, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the engine between hosts is PyTorch's gloo")
     script = """
         import array, socket
         from unidist.runtime import context

@@ -139,7 +139,7 @@ def test_this_host_may_be_one_of_them(launch: Launch, hosts: SshHosts) -> None:
 
 
 def test_training_over_hosts_gives_the_numbers_of_one_process(launch: Launch) -> None:
-    pytest.importorskip("torch", reason="the engine between hosts is PyTorch's gloo")
+    pytest.importorskip("torch", reason="the script is PyTorch's")
     code, lines, err = launch.run(
         "--log-level",
         "info",
@@ -181,8 +181,8 @@ def test_training_over_hosts_gives_the_numbers_of_one_process(launch: Launch) ->
     assert "[0-3] difference below 1e-12: True" in lines
     assert "[0-3] without exchange: True" in lines
     assert "[0-3] large sum: True" in lines
-    assert "collectives are hierarchical: gloo between 2 hosts, shm inside, ranks 0-3" in err
-    assert "engine gloo for host memory: the first choice for 4 rank(s) on 2 host(s)" in err
+    assert "collectives are hierarchical: tcp between 2 hosts, shm inside, ranks 0-3" in err
+    assert "engine tcp for host memory: the first choice for 4 rank(s) on 2 host(s)" in err
 
 
 def test_usual_failures_of_ssh_are_told_in_words(launch: Launch, hosts: SshHosts, tmp_path: Path) -> None:
@@ -263,9 +263,10 @@ def test_a_crash_of_a_host_is_told_at_once(launch: Launch, hosts: SshHosts) -> N
 
 
 @pytest.mark.soak
-def test_a_peer_behind_a_cut_link_is_a_lost_peer_for_gloo_too(launch: Launch, hosts: SshHosts) -> None:
+@pytest.mark.parametrize("engine", ["tcp", "gloo"])
+def test_a_peer_behind_a_cut_link_is_a_lost_peer_for_engines_too(launch: Launch, hosts: SshHosts, engine: str) -> None:
     """No rank waits for the 30 minutes of --timeout: the launcher ends them."""
-    pytest.importorskip("torch", reason="the engine between hosts is PyTorch's gloo")
+    pytest.importorskip("torch", reason="the script is PyTorch's")
     script = """
         import torch
         import unidist.torch as ud
@@ -275,7 +276,7 @@ def test_a_peer_behind_a_cut_link_is_a_lost_peer_for_gloo_too(launch: Launch, ho
             ud.allreduce(x, name="x")
             open(f"ready{rank}", "w")
     """
-    with launch.start("--grace-period", "1", script=script) as launcher:
+    with launch.start("--grace-period", "1", "--engine", engine, script=script) as launcher:
         launch.wait_for("ready0", "ready3")
         hosts.link("h2", "down")
         try:
