@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import unidist.torch as ud
 from benchmarks.gloo_meeting import gloo_meeting
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 LARGE, SMALL = 25_000_000, 1024  # float32 elements: 100 MB, 4 KB
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from benchmarks.timing import Durations, Meeting
+from unidist_bench import Durations, Meeting
 
 
 def gloo_meeting() -> Meeting:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import unidist.torch as ud
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt import CONTEXT, GPT, VOCABULARY
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 BATCH = 4
 

@@ -19,7 +19,7 @@ import unidist.torch as ud
 from benchmarks.allreduce import LARGE, SMALL
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt_step import make_step
-from benchmarks.timing import Meeting, side_by_side
+from unidist_bench import Meeting, side_by_side
 
 _ROUNDS = 4
 

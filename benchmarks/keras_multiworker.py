@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import unidist.tensorflow as ud
 from benchmarks.keras_network import batch, make_loop_step, network, unchanged, unidist_meeting
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 
 def make_strategy(ports: str) -> Any:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.timing import Durations, Meeting
+from unidist_bench import Durations, Meeting
 
 FEATURES, WIDTH, HIDDEN, CLASSES, BATCH = 512, 1024, 9, 10, 64
 STEPS_PER_FIT = 4

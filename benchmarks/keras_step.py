@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import unidist.tensorflow as ud
 from benchmarks.keras_network import STEPS_PER_FIT, make_fit_steps, make_loop_step, unchanged, unidist_meeting
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 _ROUNDS = 4
 

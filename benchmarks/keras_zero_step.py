@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import unidist.tensorflow as ud
 from benchmarks.keras_network import Wrap, make_loop_step, unchanged, unidist_meeting
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 LINES = ("data", "zero=1", "zero=2", "zero=3")
 

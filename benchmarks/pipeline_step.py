@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import unidist.torch as ud
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.tensor_step import BATCH, BLOCKS, WIDTH, model, step
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 MICROBATCHES = 8
 SCHEDULES = ("1f1b", "zb-h1")

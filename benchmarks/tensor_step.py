@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import unidist.torch as ud
 from benchmarks.gloo_meeting import gloo_meeting
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 BLOCKS, WIDTH, HIDDEN, BATCH = 12, 512, 2048, 512
 

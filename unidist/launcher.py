@@ -262,6 +262,7 @@ class Job:
         grace_period: time between a forwarded SIGTERM and SIGKILL.
         verbose: more lines about what the launcher does.
         quiet: ranks' output only from rank 0 (errors of all).
+        shows_stdout: standard output of the ranks is shown; otherwise observers and `output_dir` alone get it.
         timestamps: each line of the ranks is shown with the time.
         full_tracebacks: show tracebacks of all ranks with all frames, not only the first failure's without unidist's.
         hosts: on which ranks run, in the order in which they are filled; empty: this host.
@@ -281,6 +282,7 @@ class Job:
     grace_period: timedelta = timedelta(seconds=10)
     verbose: bool = False
     quiet: bool = False
+    shows_stdout: bool = True
     timestamps: bool = False
     full_tracebacks: bool = False
     hosts: tuple[Host, ...] = ()

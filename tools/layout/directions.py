@@ -8,7 +8,7 @@ FRAMEWORKS = frozenset(("torch", "tensorflow", "keras", "jax", "horovod", "mpi4p
 HEAVY = FRAMEWORKS | {"numpy"}
 LAUNCHER = "unidist_launch"
 EXTEND_THE_LAUNCHER = frozenset(
-    f"unidist_{name}" for name in ("kubernetes", "mpi_launch", "pipeline", "planner", "slurm", "status")
+    f"unidist_{name}" for name in ("bench", "kubernetes", "mpi_launch", "pipeline", "planner", "slurm", "status")
 )
 """Plugins that bring a launcher, or commands of the command line, and may import what the launcher has for that."""
 

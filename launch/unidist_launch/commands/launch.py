@@ -15,7 +15,7 @@ import click
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
 from unidist.jobs import preflight
-from unidist.launcher import Host, Job, KnowsHosts, RemoteShell, RunsElasticJobs
+from unidist.launcher import Host, Job, JobObserver, KnowsHosts, RemoteShell, RunsElasticJobs
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import VARIABLES, Settings
 from unidist_launch.display import machine
@@ -73,6 +73,32 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
     The exit code is that of the process that failed first (128 + n for signal n), or 2 when the command
     itself is wrong. Ctrl-C ends all ranks; a second one kills them at once. The flags of horovodrun work
     too.
+    """
+    return run_job(ctx, command, options)
+
+
+def run_job(
+    ctx: click.Context,
+    command: tuple[str, ...],
+    options: Mapping[str, Any],
+    *,
+    more_observers: tuple[JobObserver, ...] = (),
+    shows_stdout: bool = True,
+) -> int:
+    """Run a job as `unidist launch` does; for commands that start ranks of their own, made by `launch_command`.
+
+    Args:
+        ctx: of the command.
+        command: as on the command line of `unidist launch`.
+        options: values of all options of `unidist launch`.
+        more_observers: beside those that options ask for.
+        shows_stdout: standard output of the ranks is shown; otherwise observers alone get it.
+
+    Returns:
+        The exit code, see `Launcher.run`.
+
+    Raises:
+        ConfigurationError: the options contradict each other, or what they ask for cannot be used; nothing is started.
     """
     env = job_environment.variables(ctx, options)
     merged = {**os.environ, **env}
@@ -137,7 +163,8 @@ def launch(ctx: click.Context, /, command: tuple[str, ...], **options: Any) -> i
         network_interfaces=job_environment.network_interfaces(options),
         start_timeout=settings.start_timeout,
         heartbeat=settings.heartbeat,
-        observers=observers,
+        observers=(*observers, *more_observers),
+        shows_stdout=shows_stdout,
     )
     return launcher.run(job)
 

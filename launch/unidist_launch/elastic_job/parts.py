@@ -85,6 +85,7 @@ class ElasticParts:
                 max(self.limits.max_num, job.num_proc),
                 output_dir=job.output_dir,
                 quiet=job.quiet,
+                shows_stdout=job.shows_stdout,
                 timestamps=job.timestamps,
                 full_tracebacks=job.full_tracebacks,
                 give_up=lambda: self.ending.is_overdue,

@@ -34,6 +34,7 @@ class Output:
         num_ranks: number of ranks.
         output_dir: folder for `rank.R/stdout` and `rank.R/stderr`; None writes none.
         quiet: show standard output of rank 0 only (standard error of all), and no status.
+        shows_stdout: show standard output at all; listeners and files get it anyway.
         timestamps: see `Screen`.
         give_up: see `Screen`.
         append: add to the files that are there, as another launcher has begun them.
@@ -49,6 +50,7 @@ class Output:
         *,
         output_dir: Path | None,
         quiet: bool,
+        shows_stdout: bool = True,
         timestamps: bool = False,
         give_up: Callable[[], bool],
         append: bool = False,
@@ -56,6 +58,7 @@ class Output:
     ) -> None:
         self._num_ranks = num_ranks
         self._quiet = quiet
+        self._shows_stdout = shows_stdout
         self._held = None if full_tracebacks else HeldTracebacks()
         self._blamed: int | None = None
         self._screen = Screen(timestamps=timestamps, give_up=give_up)
@@ -65,9 +68,7 @@ class Output:
         self._started = self._status_at = time.monotonic()
         self._num_lines = self._lines_before = 0
         self._last_partial: tuple[int, Stream] | None = None
-        if quiet:
-            for rank in range(1, num_ranks):
-                self._folder.close(rank, Stream.STDOUT)
+        self._close_hidden(range(num_ranks))
         self._files = {} if output_dir is None else _open_files(output_dir, range(num_ranks), "ab" if append else "wb")
         self._output_dir = output_dir
         self._listeners: list[Callable[[int, Stream, list[bytes]], None]] = []
@@ -88,9 +89,7 @@ class Output:
         self._folder.make_room(num_ranks)
         self._splitters |= {(rank, stream): LineSplitter() for rank in new for stream in Stream}
         self._tails += [deque(maxlen=_TAIL_LINES) for _ in new]
-        if self._quiet:
-            for rank in new:
-                self._folder.close(rank, Stream.STDOUT)
+        self._close_hidden(new)
         self._num_ranks = num_ranks
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
@@ -202,7 +201,13 @@ class Output:
             self._folder.add(rank, stream, lines, now)
 
     def _is_shown(self, rank: int, stream: Stream) -> bool:
-        return not self._quiet or rank == 0 or stream is Stream.STDERR
+        return stream is Stream.STDERR or (self._shows_stdout and (rank == 0 or not self._quiet))
+
+    def _close_hidden(self, ranks: range) -> None:
+        """Let lines of other ranks be folded without waiting for those that are not shown."""
+        for rank in ranks:
+            if not self._is_shown(rank, Stream.STDOUT):
+                self._folder.close(rank, Stream.STDOUT)
 
     def _emit(self, *, flush: bool) -> None:
         for folded in self._folder.ready(time.monotonic(), flush=flush):

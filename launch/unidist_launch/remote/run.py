@@ -94,6 +94,7 @@ class RemoteRun:
                 job.num_proc,
                 output_dir=job.output_dir,
                 quiet=job.quiet,
+                shows_stdout=job.shows_stdout,
                 timestamps=job.timestamps,
                 full_tracebacks=job.full_tracebacks,
                 give_up=lambda: self._ending.is_overdue,

@@ -26,3 +26,19 @@ def test_there_is_room_for_more_ranks_than_at_first(
     assert out.splitlines() == (["[0] first"] if quiet else ["[0] first", "[2] third"])
     assert err.splitlines() == ["[2!] error"]
     assert (tmp_path / "rank.2" / "stdout").read_text() == "third\n"
+
+
+def test_standard_output_that_is_not_shown_reaches_listeners_and_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard = []
+    with Output(2, output_dir=tmp_path, quiet=True, shows_stdout=False, give_up=lambda: True) as output:
+        output.listen(lambda rank, stream, lines: heard.append((rank, stream, lines)))
+        output.feed(0, Stream.STDOUT, b"for the command\n")
+        output.feed(1, Stream.STDERR, b"error\n")
+        output.feed(0, Stream.STDERR, b"error\n")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["[0-1!] error"]
+    assert heard[0] == (0, Stream.STDOUT, [b"for the command"])
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "for the command\n"

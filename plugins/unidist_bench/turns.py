@@ -1,4 +1,4 @@
-"""Taking turns: medians of things that are measured side by side."""
+"""Taking turns: durations of things that are measured side by side."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Meeting:
     all_durations: Callable[[Durations], Sequence[Durations]]
 
 
-def side_by_side(
+def take_turns(
     variants: Mapping[str, Callable[[], object]],
     meeting: Meeting,
     *,
     repetitions: int,
     warmup: int = 2,
     inner: int = 1,
-) -> dict[str, float]:
-    """Return the median duration of each variant in seconds, of the slowest rank in each repetition.
+) -> dict[str, list[float]]:
+    """Return the durations of each variant in seconds, of the slowest rank in each repetition.
 
     In every repetition each variant runs once (`inner` times for short ones), in an order that rotates. Every rank
-    calls this with the same arguments.
+    calls this with the same arguments, and gets the same durations.
 
     Args:
         variants: name -> what to run.
@@ -59,6 +59,19 @@ def side_by_side(
                 durations[repetition][column] = elapsed
     everyone = meeting.all_durations(durations)
     return {
-        name: statistics.median(max(rank[repetition][column] for rank in everyone) for repetition in range(repetitions))
+        name: [max(rank[repetition][column] for rank in everyone) for repetition in range(repetitions)]
         for column, name in enumerate(names)
     }
+
+
+def side_by_side(
+    variants: Mapping[str, Callable[[], object]],
+    meeting: Meeting,
+    *,
+    repetitions: int,
+    warmup: int = 2,
+    inner: int = 1,
+) -> dict[str, float]:
+    """Return the median of the durations of each variant, in seconds; see `take_turns`."""
+    found = take_turns(variants, meeting, repetitions=repetitions, warmup=warmup, inner=inner)
+    return {name: statistics.median(durations) for name, durations in found.items()}
