@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
@@ -98,7 +99,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
     @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
         pieces = self._counts(counts, target.count)
-        _check_operands(source, target, sum(pieces), "allgather")
+        _check_operands(source, target, target.count if counts is None else sum(pieces), "allgather")
         if source.count != pieces[self.rank]:
             raise UsageError(f"allgather: counts[{self.rank}]={pieces[self.rank]}, but the source has {source.count}")
         return self._post(Opcode.ALLGATHER, source, target, counts=pieces)
@@ -287,7 +288,9 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         )
 
     def _counts(self, counts: Sequence[int] | None, total: int) -> tuple[int, ...]:
-        pieces = tuple(equal_counts(total, self.size) if counts is None else counts)
+        if counts is None:
+            return _even_counts(total, self.size)
+        pieces = tuple(counts)
         if len(pieces) != self.size or min(pieces) < 0:
             raise UsageError(
                 f"counts={list(pieces)}: give one number of elements, 0 or more, for each of {self.size} ranks"
@@ -344,7 +347,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
                 f"the ranks do not agree on an operation (seen on rank {self.rank}; {self.description}): {text}. "
                 "Every rank must call it with the same shape, dtype, reduction and root."
             )
-        if outcome == 0:
+        if outcome == 0 and (self._pending.pop(number, None) is None or self._pending):  # mostly there is one
             for done in [pending for pending in list(self._pending) if pending <= number]:
                 self._pending.pop(done, None)  # another thread that drives may have come first
         return outcome
@@ -394,6 +397,12 @@ _JOINING = struct.Struct("QQ")  # offset of a rank's slot in a new group, and a 
 def _hash_ranks(ranks: Sequence[int]) -> int:
     """Return a number that tells lists of ranks apart, the same on every rank."""
     return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")
+
+
+@functools.lru_cache(maxsize=256)
+def _even_counts(total: int, size: int) -> tuple[int, ...]:
+    """Return `equal_counts`, which a loop asks for again and again."""
+    return tuple(equal_counts(total, size))
 
 
 def _check_operands(source: Buffer, target: Buffer, count: int, what: str) -> None:

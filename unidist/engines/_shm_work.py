@@ -57,9 +57,10 @@ def patiently(attempt: Callable[[int], int], limit_ns: int) -> int:
         attempt: waits for so many nanoseconds at most; may be called again after a timeout.
         limit_ns: longest wait altogether.
     """
-    if limit_ns <= _SLICE_NS:
-        return attempt(limit_ns)
-    end = time.monotonic_ns() + limit_ns
+    outcome = attempt(min(limit_ns, _SLICE_NS))  # of small operations, looking at the clock would be a good part
+    if outcome >= 0 or limit_ns <= _SLICE_NS or unpack(outcome)[0] is not Status.TIMEOUT:
+        return outcome
+    end = time.monotonic_ns() + limit_ns - _SLICE_NS
     while True:
         left = end - time.monotonic_ns()
         outcome = attempt(max(1, min(left, _SLICE_NS)))
