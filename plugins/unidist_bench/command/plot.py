@@ -48,7 +48,7 @@ def draw(results: Results, path: Path) -> None:
         rates.set(xlabel="bytes", ylabel="bus bandwidth, GB/s", xscale="log")
         for axis in (times, rates):
             axis.grid(alpha=0.3)
-            axis.legend()
+            axis.legend(loc="upper left")  # "best" takes its time
     figure.suptitle(f"{results.num_ranks} ranks, {results.engine}, {results.memory} memory")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
