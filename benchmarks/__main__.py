@@ -140,6 +140,21 @@ def _allreduce_rows(groups: dict[str, dict[str, float]], repetitions: int) -> li
     return rows
 
 
+def _torch_backend_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring the backend of torch.distributed ...")
+    found = under_unidist("benchmarks.torch_backend", 2, repetitions)
+    groups["torch.distributed, np=2"] = {name: value for name, value in found.items() if "B, " not in name}
+    rows = [
+        _faster(f"dist.all_reduce, np=2: {size}", found[f"{size}, unidist"], found[f"{size}, gloo"], wanted, "gloo")
+        for size, wanted in (("100 MB", 3.0), ("4 KB", 5.0))
+    ]
+    for name, wanted in (("DDP", 0.88), ("FSDP2", 0.65)):
+        ours, theirs = found[f"{name}, unidist"], found[f"{name}, gloo"]
+        detail = f"{duration(ours)}, over gloo {duration(theirs)}"
+        rows.append(Row(f"GPT step, np=2, {name} over unidist, of gloo", ours / theirs, "x", "at most", wanted, detail))
+    return rows
+
+
 def _gpt_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step of the GPT ...")
     step = groups["GPT step, np=2"] = under_unidist("benchmarks.gpt_step", 2, repetitions)
@@ -219,6 +234,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "launch": (_launch_rows, False),
     "recovery": (_recovery_rows, False),
     "defences": (_defence_rows, False),
+    "torch-backend": (_torch_backend_rows, False),
 }
 
 

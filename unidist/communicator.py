@@ -91,8 +91,8 @@ class Work(ABC):
     def poll(self, limit: timedelta) -> bool:
         """Wait for `limit` at most, and return what `done` does then.
 
-        Unlike in `wait`, nothing ends when the time runs out. Here it looks again and again; an engine that can sleep
-        until something happens overrides it.
+        Unlike in `wait`, nothing ends when the time runs out, and other threads may issue operations meanwhile. Here it
+        looks again and again; an engine that can sleep until something happens overrides it.
         """
         deadline = time.monotonic() + limit.total_seconds()
         while not self.done():

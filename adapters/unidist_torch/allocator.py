@@ -11,6 +11,8 @@ import ctypes
 import os
 from collections.abc import Mapping
 
+__all__ = ["keep_freed_memory"]
+
 KEPT_BYTES = 1 << 30
 """Free memory at the end of the heap that stays with the process."""
 

@@ -19,7 +19,8 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import COMPLETED, Communicator, Work
 from unidist.communicator_capabilities import MakesSubgroups
 from unidist.errors import PeerLostError, UsageError
-from unidist_torch.memory import DTYPES, tensor_of
+from unidist_torch.allocator import keep_freed_memory
+from unidist_torch.memory import DTYPES
 from unidist_torch_backend import sparse
 from unidist_torch_backend.completion import Completion
 from unidist_torch_backend.connecting import Connection, connect, connect_alone, connect_members
@@ -60,6 +61,8 @@ def make_group(options: Any, backend_options: object = None) -> UnidistProcessGr
         raise UsageError(f"backend unidist has no options, but pg_options={backend_options!r} was given; leave it out")
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     members = tuple(options.global_ranks_in_group)
+    if not members:
+        keep_freed_memory()  # DDP and FSDP2 allocate and free buffers of megabytes in every step
     world = None if not members else dist.group.WORLD
     if size == 1:
         connection = connect_alone(timeout)
@@ -174,10 +177,10 @@ class UnidistProcessGroup(_Base):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a tensor `(size,)` of zeros in engine memory, which operations do not copy."""
+        """Return a tensor `(size,)` in engine memory, which operations do not copy. Its content is undefined."""
         if not self.supports_tensor_alloc(device):
             raise UsageError(f"backend unidist has no memory on {device}; it moves CPU tensors")
-        return tensor_of(self.communicator.allocate(size * dtype.itemsize))[: size * dtype.itemsize].view(dtype)
+        return self._scratch.lend(size, dtype)
 
     @property
     def options(self) -> Any:

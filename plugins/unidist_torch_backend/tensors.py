@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,8 +15,8 @@ from unidist_torch.memory import DTYPES, tensor_of
 _SMALL_BYTES = 8192
 """Up to this, engines copy the payload anyway."""
 
-_KEPT_BYTES = 64 << 20
-_KEPT_PIECES = 8
+_KEPT_BYTES = 256 << 20
+_KEPT_PIECES = 32
 
 Finish = Callable[[], None]
 
@@ -104,6 +105,8 @@ class Scratch:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._kept: list[Buffer] = []
+        self._returned: deque[Buffer] = deque()  # by the collector, in the middle of anything
+        self._is_open = True
 
     def empty(self, count: int, like: torch.Tensor) -> tuple[torch.Tensor, Finish]:
         """Return a flat tensor of a dtype, with any content, and what gives its memory back after the last use."""
@@ -132,11 +135,27 @@ class Scratch:
                 _copy(piece, tensor)
         return flat, release
 
+    def lend(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat tensor in engine memory, which comes back here with its last view. Its content is undefined."""
+        nbytes = count * dtype.itemsize
+        memory = self._take(max(nbytes, 1))
+        lent = Buffer(memory.address, memory.nbytes, DType.UINT8, _Lent(self, memory))
+        return tensor_of(lent)[:nbytes].view(dtype)
+
     def clear(self) -> None:
-        """Release the memory."""
+        """Release the memory; what is still lent is released with its last view."""
+        self._is_open = False
+        self._returned.clear()
         self._kept.clear()
 
+    def take_back(self, memory: Buffer) -> None:
+        """Take what was lent; called in whichever thread drops the last view."""
+        if self._is_open:
+            self._returned.append(memory)
+
     def _take(self, nbytes: int) -> Buffer:
+        while self._returned:
+            self._give_back(self._returned.popleft())
         for index, memory in enumerate(self._kept):
             if nbytes <= memory.nbytes <= 2 * nbytes:
                 return self._kept.pop(index)
@@ -147,6 +166,19 @@ class Scratch:
             self._kept.append(memory)
         while len(self._kept) > _KEPT_PIECES or sum(kept.nbytes for kept in self._kept) > _KEPT_BYTES:
             self._kept.pop(0)
+
+
+class _Lent:
+    """Keeps engine memory while a tensor refers to it."""
+
+    __slots__ = ("_memory", "_scratch")
+
+    def __init__(self, scratch: Scratch, memory: Buffer) -> None:
+        self._scratch = scratch
+        self._memory = memory
+
+    def __del__(self) -> None:
+        self._scratch.take_back(self._memory)
 
 
 def pieces_of(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,7 +20,8 @@ from unidist_torch_backend.completion import Completion
 _Base: Any = dist.Work
 _c10d: Any = _distributed_c10d  # not all of it is annotated
 _UNSET = timedelta(0)
-_BUSY_SEC = 0.05
+_TURN = timedelta(milliseconds=1)
+"""For which the group's thread stays with an operation that waits for a peer."""
 _LATE = timedelta(milliseconds=1)
 """For an operation whose time is up: the wait that makes the communicator say who is missing."""
 
@@ -134,6 +135,7 @@ class GroupWork(_Base):
         self._completion = completion
         self._lock = threading.Lock()
         self._is_done = False
+        self._is_awaited = False
         self._error: BaseException | None = None
         self._future: GroupFuture | None = None
         self._polled = False  # by the thread: the future was completed, or there was none
@@ -145,6 +147,7 @@ class GroupWork(_Base):
             timeout: longest wait; default: that of the call, or of the group.
         """
         if not self._is_done:
+            self._is_awaited = True
             with self._lock:
                 self._settle(timeout or self._limit)
         if self._error is not None:
@@ -217,14 +220,21 @@ class GroupWork(_Base):
         return True
 
     def _advance(self) -> bool:
-        """Move it on without waiting, unless another thread is waiting for it; return whether it is complete."""
-        if not self._lock.acquire(timeout=_BUSY_SEC if self._completion.is_current else 0.0):
+        """Move it on, unless another thread is waiting for it; return whether it is complete.
+
+        The group's thread stays with it for a while. Any other one returns at once.
+        """
+        is_helper = self._completion.is_current
+        if is_helper and self._is_awaited:
+            with self._lock:  # until the thread that waits has it
+                return self._is_done
+        if not self._lock.acquire(blocking=is_helper):
             return self._is_done
         try:
             if not self._is_done:
                 late = time.monotonic() >= self._deadline
                 try:
-                    if not late and not all(work.done() for work in self._works):
+                    if not late and not all(work.poll(_TURN) if is_helper else work.done() for work in self._works):
                         return False
                 except Exception as exc:
                     self._end(exc)

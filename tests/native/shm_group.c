@@ -67,13 +67,11 @@ static ud_group *new_group(world *w, ud_process *process, int rank, int size, ud
     group->bases = calloc((size_t)size, sizeof *group->bases);
     group->capacities = calloc((size_t)size, sizeof *group->capacities);
     group->liveness = calloc((size_t)size, sizeof *group->liveness);
-    group->pids = calloc((size_t)size, sizeof *group->pids);
     for (int m = 0; m < size; m++) {
         group->slots[m] = slots[m];
         group->bases[m] = w->memory[m];
         group->capacities[m] = ARENA;
         group->liveness[m] = -1; /* threads do not die */
-        group->pids[m] = (uint64_t)getpid();
     }
     return group;
 }
@@ -205,10 +203,10 @@ static pending start(rank_state *r, random_numbers *shared, random_numbers *own,
     }
     op.target = kind == UD_BARRIER ? NULL : (char *)p.target;
     ud_blame blame;
-    pthread_mutex_lock(&group->mutex);
+    pthread_mutex_lock(&group->post_mutex);
     int status = ud_post(group, &op, ud_now() + LIMIT_NS, &blame);
     p.number = (int64_t)group->posted;
-    pthread_mutex_unlock(&group->mutex);
+    pthread_mutex_unlock(&group->post_mutex);
     CHECK(!status, "rank %d: posting ended with %d", me, status);
     return p;
 }
@@ -278,8 +276,10 @@ static void *run(void *argument) {
         ud_op op = {.opcode = UD_BARRIER, .dtype = UD_UINT8, .scale = 1.0};
         ud_blame blame;
         if (!ud_enter(group)) break;
-        pthread_mutex_lock(&group->mutex);
+        pthread_mutex_lock(&group->post_mutex);
         status = ud_post(group, &op, ud_now() + LIMIT_NS, &blame);
+        pthread_mutex_unlock(&group->post_mutex);
+        pthread_mutex_lock(&group->mutex);
         if (!status) status = ud_drive(group, group->posted, ud_now() + LIMIT_NS, &blame);
         pthread_mutex_unlock(&group->mutex);
         ud_leave(group);

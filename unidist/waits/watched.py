@@ -196,6 +196,10 @@ class _WatchedWork(Work):
     def done(self) -> bool:
         return self._work.done()
 
+    @override
+    def poll(self, limit: timedelta) -> bool:
+        return self._work.poll(limit)
+
 
 def watch_names(names: NamedOperations, communicator: Communicator, verdicts: Verdicts) -> NamedOperations:
     """Return named operations that keep record; `names` unless there is more than one rank.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -87,3 +88,19 @@ def operations_beyond_gloo(folder: str, rank: int, size: int) -> list[list[float
         dist.group.WORLD.allreduce([product], dist.ReduceOp.PRODUCT).wait()
         found += [each.tolist() for each in (mean, whole, weighted, logic, either, torch.cat(uneven), own, product)]
     return found
+
+
+def overlap(folder: str, rank: int, size: int) -> tuple[float, bool]:
+    """Rank 1 comes late. Return how long the call took, and whether the operation ended while nobody waited for it."""
+    tensor = torch.ones(200_000)
+    with world(folder, rank, size):
+        dist.barrier()
+        if rank == 1:
+            time.sleep(0.5)
+        begin = time.monotonic()
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        took = time.monotonic() - begin
+        deadline = begin + 30
+        while not future.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return took, future.done() and tensor[0].item() == size

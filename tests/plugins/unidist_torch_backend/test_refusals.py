@@ -11,7 +11,7 @@ from part_pools import PartPools
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _refusals import all_calls, float8_moves, operations_beyond_gloo, refused
+from _refusals import all_calls, float8_moves, operations_beyond_gloo, overlap, refused
 
 pytestmark = pytest.mark.parallel
 
@@ -46,3 +46,9 @@ def test_means_factors_uneven_sizes_and_logic(torch_pools: PartPools, tmp_path: 
         assert uneven == [0.0, 1.0, 1.0]
         assert own == [2.0 * rank] * (rank + 1)
         assert product == [2j]
+
+
+def test_operations_go_on_while_the_script_computes(torch_pools: PartPools, tmp_path: Path) -> None:
+    for took, ended in torch_pools.get(2).run(overlap, (str(tmp_path),), per_rank_args=[(0, 2), (1, 2)]):
+        assert took < 0.3
+        assert ended

@@ -81,7 +81,9 @@ static uint64_t share_begin(uint64_t count, int size, int member) {
 int ud_post(ud_group *group, ud_op *op, int64_t deadline, ud_blame *blame) {
     uint32_t seq = (uint32_t)(group->posted + 1);
     if (group->posted + 1 - group->completed >= UD_RING) { /* the private ring is full */
-        int status = ud_drive(group, group->completed + 1, deadline, blame);
+        pthread_mutex_lock(&group->mutex);
+        int status = ud_drive(group, group->posted + 2 - UD_RING, deadline, blame);
+        pthread_mutex_unlock(&group->mutex);
         if (status) return status;
     }
     /* Peers may still read the descriptor that this one overwrites. */
@@ -296,20 +298,29 @@ static uint64_t num_windows(ud_group *group, const ud_op *op) {
     return (total + per_window - 1) / per_window;
 }
 
+/* Copies what the others read of this rank's source; what only it reads itself stays where it is. */
 static void fill_window(ud_group *group, const ud_op *op, uint64_t index) {
     size_t item = ud_dtype_bytes[op->dtype];
     char *window = ud_window(group, group->rank, group->window);
-    int whole = op->opcode == UD_ALLREDUCE || op->opcode == UD_BROADCAST || op->opcode == UD_ALLGATHER;
-    if (op->opcode == UD_BROADCAST && (int)op->root != group->rank) return;
+    int me = group->rank, whole = op->opcode == UD_BROADCAST || op->opcode == UD_ALLGATHER;
+    if (op->opcode == UD_BROADCAST && (int)op->root != me) return;
     if (whole) {
         uint64_t per_window = window_elements(group, op, 1), begin = index * per_window;
         if (begin < op->count)
             memcpy(window, op->source + begin * item, min64(per_window, op->count - begin) * item);
         return;
     }
+    if (op->opcode == UD_ALLREDUCE) {
+        uint64_t per_window = window_elements(group, op, 1), begin = index * per_window;
+        uint64_t n = min64(per_window, op->count - begin);
+        uint64_t from = share_begin(n, group->size, me), to = share_begin(n, group->size, me + 1);
+        memcpy(window, op->source + begin * item, from * item);
+        memcpy(window + to * item, op->source + (begin + to) * item, (n - to) * item);
+        return;
+    }
     uint64_t per_window = window_elements(group, op, group->size), begin = index * per_window, before = 0;
     for (int m = 0; m < group->size; m++) {
-        if (begin < op->counts[m])
+        if (begin < op->counts[m] && m != me)
             memcpy(window + (uint64_t)m * per_window * item, op->source + (before + begin) * item,
                    min64(per_window, op->counts[m] - begin) * item);
         before += op->counts[m];
@@ -328,8 +339,9 @@ static void use_window(ud_group *group, ud_op *op, uint64_t index) {
         uint64_t n = min64(per_window, op->count - begin);
         uint64_t from = share_begin(n, group->size, me), to = share_begin(n, group->size, me + 1);
         for (int m = 0; m < group->size; m++) sources[m] += from * item;
-        char *result = (char *)sources[me];
-        ud_reduce(&result, 1, sources, group->size, to - from, op->dtype, op->redop, op->scale, 0);
+        char *results[] = {(char *)sources[me], op->target + (begin + from) * item}; /* for the others, and here */
+        sources[me] = op->source + (begin + from) * item;
+        ud_reduce(results, 2, sources, group->size, to - from, op->dtype, op->redop, op->scale, 0);
         break;
     }
     case UD_BROADCAST:
@@ -340,13 +352,15 @@ static void use_window(ud_group *group, ud_op *op, uint64_t index) {
         for (int i = 0; i < group->size; i++) {
             int m = (me + i) % group->size;
             if (begin < op->counts[m])
-                memcpy(op->target + (sum_before(op->counts, m) + begin) * item, sources[m],
-                       min64(per_window, op->counts[m] - begin) * item);
+                move(op->target + (sum_before(op->counts, m) + begin) * item,
+                     m == me ? op->source + begin * item : sources[m],
+                     min64(per_window, op->counts[m] - begin) * item);
         }
         break;
     case UD_REDUCESCATTER: {
         if (begin >= op->counts[me]) break;
         for (int m = 0; m < group->size; m++) sources[m] += (uint64_t)me * per_window * item;
+        sources[me] = op->source + (sum_before(op->counts, me) + begin) * item;
         char *target = op->target + begin * item;
         ud_reduce(&target, 1, sources, group->size, min64(per_window, op->counts[me] - begin), op->dtype, op->redop,
                   op->scale, 0);
@@ -356,16 +370,18 @@ static void use_window(ud_group *group, ud_op *op, uint64_t index) {
         for (int m = 0; m < group->size; m++)
             if (begin < op->counts2[m])
                 memcpy(op->target + (sum_before(op->counts2, m) + begin) * item,
-                       sources[m] + (uint64_t)me * per_window * item, min64(per_window, op->counts2[m] - begin) * item);
+                       m == me ? op->source + (sum_before(op->counts, me) + begin) * item
+                               : sources[m] + (uint64_t)me * per_window * item,
+                       min64(per_window, op->counts2[m] - begin) * item);
     }
 }
 
-/* allreduce only: all shares of the window are reduced, each in its owner's window; take them. */
+/* allreduce only: all shares of the window are reduced, each in its owner's window; take those of the others. */
 static void collect_window(ud_group *group, ud_op *op, uint64_t index) {
     size_t item = ud_dtype_bytes[op->dtype];
     uint64_t per_window = window_elements(group, op, 1), begin = index * per_window;
     uint64_t n = min64(per_window, op->count - begin);
-    for (int i = 0; i < group->size; i++) {
+    for (int i = 1; i < group->size; i++) {
         int m = (group->rank + i) % group->size;
         uint64_t from = share_begin(n, group->size, m), to = share_begin(n, group->size, m + 1);
         move(op->target + (begin + from) * item, ud_window(group, m, group->window) + from * item, (to - from) * item);

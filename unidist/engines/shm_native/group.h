@@ -117,7 +117,8 @@ typedef struct ud_group {
     _Atomic uint64_t posted, completed; /* numbers of the last operation posted and completed here; shared: the low 32 bits */
     uint32_t window;            /* number of the last window used */
     ud_op ops[UD_RING];
-    pthread_mutex_t mutex;      /* held while operations are posted or driven */
+    pthread_mutex_t mutex;      /* held while operations are driven */
+    pthread_mutex_t post_mutex; /* held while one is posted, before `mutex` where both are: posting waits for no driving */
     ud_failure *failures;
     pthread_mutex_t failure_mutex; /* guards the failures; never held in a wait */
     ud_queue *outgoing, *incoming; /* per member */

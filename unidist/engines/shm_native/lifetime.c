@@ -12,6 +12,7 @@
 
 int ud_init_group(ud_group *group, ud_process *process) {
     pthread_mutex_init(&group->mutex, NULL);
+    pthread_mutex_init(&group->post_mutex, NULL);
     pthread_mutex_init(&group->failure_mutex, NULL);
     pthread_mutex_init(&group->message_mutex, NULL);
     atomic_store(&group->awaited, -1);
@@ -42,6 +43,7 @@ void ud_free_group(ud_group *group) {
     free(group->capacities);
     free(group->liveness);
     pthread_mutex_destroy(&group->mutex);
+    pthread_mutex_destroy(&group->post_mutex);
     pthread_mutex_destroy(&group->failure_mutex);
     pthread_mutex_destroy(&group->message_mutex);
     free(group);

@@ -121,10 +121,10 @@ static PyObject *group_post(GroupObject *self, PyObject *args) {
     long long number = 0;
     Py_BEGIN_ALLOW_THREADS;
     if (ud_enter(group)) {
-        pthread_mutex_lock(&group->mutex);
+        pthread_mutex_lock(&group->post_mutex);
         status = ud_post(group, &op, deadline_after(timeout_ns), &blame);
         number = (long long)group->posted;
-        pthread_mutex_unlock(&group->mutex);
+        pthread_mutex_unlock(&group->post_mutex);
         ud_leave(group);
     }
     Py_END_ALLOW_THREADS;
