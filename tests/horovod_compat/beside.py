@@ -176,6 +176,12 @@ def is_of_a_case(exc: BaseException) -> bool:
     return os.path.basename(innermost).endswith("_cases.py")
 
 
+def tells_of_threads(hvd: Any, asked: Callable[[], Any]) -> bool:
+    """Say whether `mpi_threads_supported` answers as Horovod's: over MPI with a bool, else by a ValueError."""
+    found = attempt(asked)
+    return isinstance(found, bool) if hvd.mpi_enabled() else isinstance(found, Raised) and "ValueError" in found.kinds
+
+
 def plain(value: Any) -> Any:
     """Return a value in plain types, so that those of different libraries can be compared in another process."""
     if value is None or isinstance(value, bool | str | Raised):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from beside import Table, attempt
+from beside import Table, attempt, tells_of_threads
 
 TABLE = Table()
 case, differs = TABLE.case, TABLE.differs
@@ -848,7 +848,7 @@ def handle_average_backwards_compatibility(hvd: Any, average: Any, op: Any) -> A
 
 @case()
 def mpi_threads_supported(hvd: Any) -> Any:
-    return hvd.mpi_enabled() or attempt(hvd.mpi_threads_supported)
+    return tells_of_threads(hvd, hvd.mpi_threads_supported)
 
 
 @case()

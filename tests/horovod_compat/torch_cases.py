@@ -9,7 +9,7 @@ import tempfile
 from typing import Any
 
 import torch
-from beside import Table, attempt
+from beside import Table, attempt, tells_of_threads
 
 from unidist.errors import MismatchError
 
@@ -1586,7 +1586,7 @@ def check_extension_of_another(hvd: Any) -> Any:
 
 @case()
 def mpi_threads_supported(hvd: Any) -> Any:
-    return hvd.mpi_enabled() or attempt(hvd.mpi_threads_supported)
+    return tells_of_threads(hvd, hvd.mpi_threads_supported)
 
 
 @case()
@@ -1633,7 +1633,7 @@ def basics_as_an_object(hvd: Any) -> Any:
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_initialized", "is_homogeneous")
     return [
         [getattr(basics, name)() for name in names],
-        [attempt(basics.mpi_threads_supported) if not hvd.mpi_enabled() else None],
+        tells_of_threads(hvd, basics.mpi_threads_supported),
         [basics.ddl_built(), basics.ccl_built()],
         [int(getattr(basics, op)) for op in OPS],
         callable(basics.shutdown),
