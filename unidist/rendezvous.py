@@ -47,9 +47,11 @@ class Rendezvous(ABC):
 
     Attributes:
         address: IP address at which every rank of the job reaches this one; an engine listens there, and nowhere else.
+        secret: that the ranks share, for engines that connect hosts in a job whose launcher gave it none; may be empty.
     """
 
     address: str = "127.0.0.1"
+    secret: bytes = b""
 
     @abstractmethod
     def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:

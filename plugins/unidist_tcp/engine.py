@@ -54,7 +54,8 @@ class TcpEngine(Engine):
         settings = Settings.read()
         rank, size = topology.rank, topology.world_size
         handed_on = secrets.token_bytes(_SECRET_BYTES) if topology.single_host and rank == 0 else b""
-        if not topology.single_host and not job_secret():
+        shared = job_secret() or rendezvous.secret
+        if not topology.single_host and not shared:
             raise ConfigurationError(
                 f"rank {rank}: this job spans {topology.num_nodes} hosts, and its launcher has given it no secret, by "
                 "which its ranks could know each other. Start it with `unidist launch`"
@@ -83,7 +84,7 @@ class TcpEngine(Engine):
                     )
             _, _, num_lanes, name, length = fields[0]
             first = replies[0].payload[_FIXED.size : _FIXED.size + length]
-            session = Session(first or hmac.digest(job_secret(), b"unidist tcp", "sha256"), name, size, num_lanes)
+            session = Session(first or hmac.digest(shared, b"unidist tcp", "sha256"), name, size, num_lanes)
             addresses = [
                 (item.payload[_FIXED.size + reply[4] :].decode(), reply[1])
                 for item, reply in zip(replies, fields, strict=True)

@@ -90,8 +90,9 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
     members = tuple(_read_member(text) for text in told)
     _check_versions([member.version for member in members])
     _check_jobs([member.job for member in members])
+    rendezvous.secret = bytes.fromhex(members[0].token)
     topology = topology_of([member.host for member in members], rank)
-    return Meeting(rendezvous, topology, bytes.fromhex(members[0].token), members)
+    return Meeting(rendezvous, topology, rendezvous.secret, members)
 
 
 def check_alive(members: Sequence[Member], ranks: Sequence[int]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ssh_hosts import SshHosts, why_not
 from unidist_command import Command
 
 pytest.importorskip("torch")
@@ -69,3 +72,25 @@ def test_children_of_a_rank_form_a_group_of_their_own(command: Command, tmp_path
         f"file://{tmp_path}/store",
     ]
     assert len(numbers(command, words)) == 2
+
+
+@pytest.mark.slow
+def test_ranks_on_two_hosts_meet_without_a_launcher_of_ours(command: Command) -> None:
+    """They have PyTorch's store and nothing else: it hands on the secret by which they know each other."""
+    if reason := why_not():
+        pytest.skip(reason)
+    expected = numbers(command, torchrun("gloo"))
+    with SshHosts(2) as hosts:
+        meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "WORLD_SIZE": "2", **ONE_THREAD}
+        ranks = []
+        for rank, name in enumerate(hosts.names):
+            variables = {**meeting, "RANK": str(rank), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            words = ["env", *(f"{key}={value}" for key, value in variables.items()), sys.executable, SCRIPT, "unidist"]
+            ssh = [*shlex.split(hosts.ssh_command), name, shlex.join(words)]
+            ranks.append(subprocess.Popen(ssh, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        try:
+            told = [process.communicate(timeout=120) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+    assert [out.removeprefix("unidist: ").strip() for out, _ in told] == expected, [err for _, err in told]
