@@ -3,7 +3,7 @@
 The extensions are built again, into `out/sanitize`, beside a copy of the core that finds them there; those of the
 checkout stay as they are. Two builds: one for addresses and undefined behaviour, one for threads. With each run
 
-- `tests/native/shm_group.c`, where threads are the ranks: the thread sanitizer sees one process only,
+- `tests/native/*.c`, one for each engine in C, where threads are the ranks: the thread sanitizer sees one process only,
 - the tests of what has C code, whose ranks are processes.
 
 A report of a sanitizer ends the process that it is about, and with it the test. Needs Linux and GCC with its
@@ -23,8 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "sanitize"
-ENGINE, KERNELS = ROOT / "unidist/engines/shm_native", ROOT / "unidist/algorithms/native"
-HARNESS = ROOT / "tests/native/shm_group.c"
+KERNELS = ROOT / "unidist/algorithms/native"
+HARNESSES = {
+    ROOT / "tests/native/shm_group.c": ROOT / "unidist/engines/shm_native",
+    ROOT / "tests/native/tcp_group.c": ROOT / "plugins/unidist_tcp/native",
+}
+"""The folder with the C code of each."""
+EXTENSIONS = ("unidist/engines/_shm", "unidist/algorithms/_kernels", "unidist_tcp/_tcp")
 COMPILER = os.environ.get("CC", "gcc")
 FLAGS = ("-g", "-fno-omit-frame-pointer")
 
@@ -66,6 +71,7 @@ BUILDS = (
         tests=(
             "tests/unidist/algorithms", "tests/unidist/engines", f"{PARALLEL}/test_shm_closing.py",
             f"{PARALLEL}/test_shm_communicator.py", f"{PARALLEL}/test_shm_faults.py", f"{PARALLEL}/test_init_cycles.py",
+            f"{PARALLEL}/test_tcp_communicator.py", "tests/plugins/unidist_tcp",
             # The sanitizer itself needs more address space than there is.
             "--deselect", f"{PARALLEL}/test_shm_faults.py::test_a_limited_address_space_is_lived_with_or_told",
         ),
@@ -80,6 +86,7 @@ BUILDS = (
         options={"TSAN_OPTIONS": "halt_on_error=1:exitcode=99:die_after_fork=0"},
         tests=(
             f"{PARALLEL}/test_shm_closing.py", f"{PARALLEL}/test_shm_communicator.py",
+            f"{PARALLEL}/test_tcp_communicator.py",
             "-k", "closing or (not TinyWindows and (works or polling or random or thread or abort or death or lives))",
         ),
         programs=10,
@@ -107,31 +114,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_native(build: Build) -> None:
-    """Compile the harness with the C code, without Python, and run it."""
-    program = OUT / f"shm_group-{build.name}"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    sources = sorted(path for folder in (ENGINE, KERNELS) for path in folder.glob("*.c") if path.name != "module.c")
-    flags = ["-std=gnu11", "-O1", "-fwrapv", "-Wall", "-Wextra", *FLAGS, f"-fsanitize={build.sanitizers}"]
-    folders = [f"-I{ENGINE}", f"-I{KERNELS}"]
-    _run([COMPILER, *flags, *folders, str(HARNESS), *map(str, sources), "-lm", "-o", str(program)])
+    """Compile the harnesses with the C code, without Python, and run them."""
+    OUT.mkdir(parents=True, exist_ok=True)
     options = dict(build.options)
     if "ASAN_OPTIONS" in options:
         options["ASAN_OPTIONS"] = "detect_leaks=1:exitcode=99"
-    _run([str(program), "1", str(build.programs)], options)
+    for harness, engine in HARNESSES.items():
+        program = OUT / f"{harness.stem}-{build.name}"
+        sources = sorted(path for folder in (engine, KERNELS) for path in folder.glob("*.c") if path.name != "module.c")
+        flags = ["-std=gnu11", "-O1", "-fwrapv", "-Wall", "-Wextra", *FLAGS, f"-fsanitize={build.sanitizers}"]
+        folders = [f"-I{engine}", f"-I{KERNELS}"]
+        _run([COMPILER, *flags, *folders, str(harness), *map(str, sources), "-lm", "-lpthread", "-o", str(program)])
+        _run([str(program), "1", str(build.programs)], options)
 
 
 def run_tests(build: Build) -> None:
     """Build the extensions, and run the tests with them."""
     tree = OUT / build.name
     shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(ROOT / "unidist", tree / "unidist", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for package in (ROOT / "unidist", ROOT / "plugins/unidist_tcp"):
+        shutil.copytree(package, tree / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     flags = {"CC": COMPILER, "CFLAGS": " ".join(FLAGS), "LDFLAGS": f"-fsanitize={build.sanitizers}"}
     flags["CFLAGS"] += f" -fsanitize={build.sanitizers}"
     place = ["--build-temp", str(OUT / f"{build.name}-objects"), "--build-lib", str(tree)]
     _run([sys.executable, "setup.py", "--quiet", "build_ext", "--force", *place], flags)
-    missing = [
-        name for name in ("engines/_shm", "algorithms/_kernels") if not (tree / f"unidist/{name}.abi3.so").exists()
-    ]
+    missing = [name for name in EXTENSIONS if not (tree / f"{name}.abi3.so").exists()]
     if missing:  # the extensions are optional, so their build does not fail
         raise SystemExit(f"make sanitize: {', '.join(missing)} could not be built with -fsanitize={build.sanitizers}")
     libraries = [
