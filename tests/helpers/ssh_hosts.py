@@ -95,6 +95,14 @@ class SshHosts:
         """Take the network cable of a host out ("down") or put it in ("up"): no connection is told."""
         _run("ip", "link", "set", self._outer(name), state)
 
+    def narrow(self, name: str, *, mtu: int, rate: str) -> None:
+        """Give a host a network card that takes short packets, and only so many bits in a second ("50mbit")."""
+        for inside in ((), ("-n", self._space(name))):
+            device = "eth0" if inside else self._outer(name)
+            _run("ip", *inside, "link", "set", device, "mtu", str(mtu))
+            shape = ("dev", device, "root", "tbf", "rate", rate, "burst", "10kb", "latency", "5ms")
+            _run("tc", *inside, "qdisc", "replace", *shape)
+
     def part(self, first: str, second: str, *, apart: bool = True) -> None:
         """Take two hosts from each other, or give them back: what they send to each other is lost without a word."""
         for name, other in ((first, second), (second, first)):
