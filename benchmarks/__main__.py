@@ -140,6 +140,17 @@ def _allreduce_rows(groups: dict[str, dict[str, float]], repetitions: int) -> li
     return rows
 
 
+def _tcp_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring the engine tcp ...")
+    found = under_unidist("benchmarks.allreduce", 2, repetitions, options=("--engine", "tcp"))
+    groups["over TCP on one host, np=2: 100 MB"] = {name: found[name] for name in found if name.startswith("100 MB")}
+    groups["over TCP on one host, np=2: 4 KB"] = {name: found[name] for name in found if name.startswith("4 KB")}
+    return [
+        _faster(f"tcp, np=2: {size}, {what}", found[f"{size}, {what}"], found[f"{size}, gloo"], wanted, "gloo")
+        for size, what, wanted in (("100 MB", "ordinary memory", 1.5), ("4 KB", "named", 3.0), ("4 KB", "world()", 3.0))
+    ]
+
+
 def _torch_backend_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring the backend of torch.distributed ...")
     found = under_unidist("benchmarks.torch_backend", 2, repetitions)
@@ -224,6 +235,7 @@ def _has_horovod() -> bool:
 _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]], bool]] = {
     # By name: the function, and whether it needs Horovod.
     "allreduce": (_allreduce_rows, False),
+    "tcp": (_tcp_rows, False),
     "gpt": (_gpt_rows, False),
     "zero": (_zero_rows, False),
     "zero-keras": (_keras_zero_rows, False),

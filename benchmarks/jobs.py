@@ -15,9 +15,22 @@ ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT_SEC = 1800
 
 
-def under_unidist(module: str, num_proc: int, repetitions: int, *arguments: str) -> dict[str, float]:
-    """Run a benchmark module under `unidist launch` and return its medians in seconds."""
-    launch = ["-m", "unidist_launch", "launch", "-np", str(num_proc), "--env", "OMP_NUM_THREADS=1", "-m", module]
+def under_unidist(
+    module: str, num_proc: int, repetitions: int, *arguments: str, options: Sequence[str] = ()
+) -> dict[str, float]:
+    """Run a benchmark module under `unidist launch`, with options of it, and return its medians in seconds."""
+    launch = [
+        "-m",
+        "unidist_launch",
+        "launch",
+        "-np",
+        str(num_proc),
+        "--env",
+        "OMP_NUM_THREADS=1",
+        *options,
+        "-m",
+        module,
+    ]
     return _run([sys.executable, *launch], repetitions, arguments, {"TF_CPP_MIN_LOG_LEVEL": "3"})
 
 
