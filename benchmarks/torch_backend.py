@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt_step import Wrap, make_step
-from benchmarks.timing import side_by_side
+from unidist_bench import side_by_side
 
 LARGE, SMALL = 25_000_000, 1024  # float32 elements: 100 MB, 4 KB
 
