@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is mi
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `make -n`: say what would be run, in an environment that does not exist yet."""
     # What `make test` hands down (MAKEFLAGS, TEST_FLAGS=...) is not for this make.
-    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "FRAMEWORK", "VENV", "TEST_FLAGS", "DEMO_FLAGS")
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "FRAMEWORK", "VENV", "TEST_FLAGS", "TEST_WORKERS", "DEMO_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     command = ["make", "--dry-run", "VENV=none-yet", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -56,7 +56,7 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
     assert last.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
     assert "'.[tensorflow,examples,test]'" in everything
     assert (
-        "none-yet/bin/python -m pytest --numprocesses 0 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
+        "none-yet/bin/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
     )
     assert "none-yet-tensorflow" not in chosen
 
