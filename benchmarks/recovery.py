@@ -102,7 +102,7 @@ def _watch(folder: Path, job: subprocess.Popen[bytes], killed: float, pids: set[
             survivors = {step.pid for step in later if step.time >= killed + next_step} & pids
             full = [step for step in anew if step.size == SIZE]
             whole = min(step.time for step in full) - killed if full else whole
-            trained = {step.pid for step in full}
+            trained = {step.pid for step in later if step.size == SIZE and step.time >= killed + whole}
         time.sleep(0.01)
     return Recovery(next_step, whole, len(survivors))
 
