@@ -96,11 +96,11 @@ def _watch(folder: Path, job: subprocess.Popen[bytes], killed: float, pids: set[
     trained: set[int] = set()
     while time.monotonic() < deadline and len(trained) < SIZE and job.poll() is None:
         later = _steps(folder)[known:]
-        anew = [step for step in later if step.size != SIZE or step.pid not in pids]
-        if anew:
-            next_step = min(step.time for step in anew) - killed
+        reformed = [step for step in later if step.size != SIZE or step.pid not in pids]
+        if reformed:
+            next_step = min(step.time for step in reformed) - killed
             survivors = {step.pid for step in later if step.time >= killed + next_step} & pids
-            full = [step for step in anew if step.size == SIZE]
+            full = [step for step in reformed if step.size == SIZE]
             whole = min(step.time for step in full) - killed if full else whole
             trained = {step.pid for step in later if step.size == SIZE and step.time >= killed + whole}
         time.sleep(0.01)

@@ -10,6 +10,7 @@ A rank here is an index into the group: `0 <= rank < size`. `members[rank]` is i
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ __all__ = [
     "Work",
     "equal_counts",
     "format_ranks",
+    "hash_ranks",
 ]
 
 _POLL_SEC = 100e-6
@@ -277,3 +279,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"{ordered[0]}-{ordered[-1]}"
     return ", ".join(map(str, ordered))
+
+
+def hash_ranks(ranks: Sequence[int]) -> int:
+    """Return a number of 64 bits by which members compare the lists that they passed; the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")

@@ -35,7 +35,7 @@ def values_of(seed: int, num_ranks: int, dtype: DType, op: ReduceOp = ReduceOp.S
     """Return the values of one source, which repeat from the beginning.
 
     Args:
-        seed: of the source: a rank, or a number of its own for each piece.
+        seed: of the source: a rank, or another number for each piece.
         num_ranks: whose sources are reduced.
         dtype: of the elements.
         op: the reduction. The factors of a product are 1, but for a 2 on at most one rank in each place.

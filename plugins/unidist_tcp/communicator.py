@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import struct
@@ -14,7 +13,7 @@ from datetime import timedelta
 
 from typing_extensions import override
 
-from unidist.algorithms import check_count, check_same_type, checked_counts
+from unidist.algorithms import check_count, check_order, check_same_type, checked_counts
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import (
     Capabilities,
@@ -24,6 +23,7 @@ from unidist.communicator import (
     Work,
     equal_counts,
     format_ranks,
+    hash_ranks,
 )
 from unidist.communicator_capabilities import MakesSubgroups
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
@@ -122,7 +122,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Reduce over all ranks; what is short in rank order, 16-bit floats then in float32."""
         _check_operands("allreduce", source, target, source.count)
-        _check_reduction(source.dtype, op)
+        check_order(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
 
     @override
@@ -153,7 +153,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         pieces = tuple(checked_counts("reducescatter", counts, default, self))
         check_count("reducescatter", "source", source, sum(pieces))
         _check_operands("reducescatter", source, target, pieces[self.rank])
-        _check_reduction(source.dtype, op)
+        check_order(source.dtype, op)
         return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
 
     @override
@@ -194,7 +194,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         """Divide the group. The new one uses the same connections."""
         self._check_usable("split")
         chosen = self._checked_members("split", ranks)
-        digest = _hash_ranks(chosen)
+        digest = hash_ranks(chosen)
         mine = bytearray(struct.pack("QQ", self._connections.new_id(), digest))
         everyone = bytearray(16 * self.size)
         self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
@@ -223,7 +223,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         chosen = self._checked_members("subgroup", ranks)
         if not chosen:
             raise UsageError(f"subgroup: rank {self.rank} is not among its own ranks ()")
-        own = struct.pack("QQ", self._connections.new_id(), _hash_ranks(chosen))
+        own = struct.pack("QQ", self._connections.new_id(), hash_ranks(chosen))
         replies = [struct.unpack("QQ", item.payload) for item in rendezvous.allgather(own, timeout=timeout)]
         apart = [rank for rank, reply in zip(chosen, replies, strict=True) if reply[1] != replies[0][1]]
         if apart:
@@ -375,18 +375,8 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         raise PeerLostError(f"{where}: aborted: {text}", ranks=ranks)
 
 
-def _hash_ranks(ranks: Sequence[int]) -> int:
-    """Return a number that tells lists of ranks apart, the same on every rank."""
-    return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")
-
-
 def _check_operands(operation: str, source: Buffer, target: Buffer, count: int) -> None:
     check_same_type(operation, source, target)
     check_count(operation, "target", target, count)
     if source.memory != HOST:
         raise UsageError(f"{operation}: the engine tcp moves host memory, not {source.memory!r}; copy it to the host")
-
-
-def _check_reduction(dtype: DType, op: ReduceOp) -> None:
-    if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise UsageError(f"{op} of {dtype}: complex numbers have no order; choices: sum, product")

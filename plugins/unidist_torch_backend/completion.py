@@ -2,7 +2,7 @@
 
 It does one task after the other, in the order in which the script issued them: "complete this operation", "run this
 callback". That order is the program's, and so the same on every rank, whatever the timing. Operations that a callback
-starts (as PowerSGD's do) travel on a communicator of their own, in the order of the callbacks; they cannot meet those
+starts (as PowerSGD's do) travel on a second communicator, in the order of the callbacks; they cannot meet those
 of the script in different orders on different ranks.
 """
 

@@ -658,7 +658,7 @@ class UnidistProcessGroup(_Base):
     # Inside
 
     def _channel(self) -> Communicator:
-        """Return the communicator for the calling thread: callbacks have one of their own; see `completion`."""
+        """Return the communicator for the calling thread: callbacks have a second one; see `completion`."""
         if not self._completion.is_current:
             return self.communicator
         if self._callbacks is None:

@@ -109,7 +109,7 @@ class GroupWork(_Base):
     Args:
         works: the communicator's.
         result: the tensors that hold the result.
-        finish: called once when all are complete, by whoever notices it first.
+        finish: called once, by the first thread that finds all of them complete.
         limit: longest wait.
         completion: the group's thread, which completes it if nobody waits.
         is_message: see `GroupFuture`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.algorithms._checks import check_count, check_same_type, checked_counts
+    from unidist.algorithms._checks import check_count, check_order, check_same_type, checked_counts
     from unidist.algorithms._messages import cut, even_counts
     from unidist.algorithms._reduce import check_reduction, reduce_into, scale_in_place
     from unidist.algorithms.adasum import adasum_allreduce
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALGORITHMS", "Algorithm", "AlgorithmCommunicator", "PointToPointCommunicator", "adasum_allreduce", "check_count",
-    "check_reduction", "check_same_type", "checked_counts", "copy_memory", "cut", "even_counts", "reduce_into",
-    "scale_in_place",
+    "check_order", "check_reduction", "check_same_type", "checked_counts", "copy_memory", "cut", "even_counts",
+    "reduce_into", "scale_in_place",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "_checks": "check_count check_same_type checked_counts",
+        "_checks": "check_count check_order check_same_type checked_counts",
         "_messages": "cut even_counts",
         "_reduce": "check_reduction reduce_into scale_in_place",
         "adasum": "adasum_allreduce",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unidist.buffer import Buffer
-from unidist.communicator import Communicator
+from unidist.buffer import Buffer, DType
+from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
 
 
@@ -16,6 +16,12 @@ def check_same_type(operation: str, source: Buffer, target: Buffer) -> None:
             f"{operation}: source is {source.dtype} in {source.memory} memory, target is {target.dtype} in "
             f"{target.memory} memory; they must be equal"
         )
+
+
+def check_order(dtype: DType, op: ReduceOp) -> None:
+    """Raise UsageError where a reduction compares numbers that have no order."""
+    if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
+        raise UsageError(f"{op} of {dtype}: complex numbers have no order. Use sum or product.")
 
 
 def check_count(operation: str, name: str, buffer: Buffer, expected: int) -> None:

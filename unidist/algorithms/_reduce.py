@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Protocol
 
+from unidist.algorithms._checks import check_order
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import ConfigurationError, UsageError
@@ -28,8 +29,7 @@ class Kernel(Protocol):
 
 def check_reduction(buffer: Buffer, op: ReduceOp) -> None:
     """Raise UsageError where `op` has no meaning for the dtype, or the memory is not the host's."""
-    if buffer.dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise UsageError(f"{op} of {buffer.dtype}: complex numbers have no order. Use sum or product.")
+    check_order(buffer.dtype, op)
     if buffer.memory != HOST:
         raise UsageError(
             "an all-reduce algorithm over send and recv adds up in host memory, "

@@ -31,7 +31,7 @@ class HostsListener(Protocol):
     """An object that is told of changes of the hosts: each `State`, and what a script registers."""
 
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
-        """Take note of a change; called by a thread of its own.
+        """Take note of a change; called by a separate thread.
 
         Args:
             timestamp: seconds since the epoch; grows with every change.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import struct
 import threading
@@ -12,6 +11,7 @@ from datetime import timedelta
 
 from typing_extensions import override
 
+from unidist.algorithms import check_order
 from unidist.buffer import Buffer, DType
 from unidist.communicator import (
     Capabilities,
@@ -21,6 +21,7 @@ from unidist.communicator import (
     Work,
     equal_counts,
     format_ranks,
+    hash_ranks,
 )
 from unidist.communicator_capabilities import MakesSubgroups, SharedMemory, SharesMemory
 from unidist.engines import _shm
@@ -93,7 +94,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Reduce the sources of all ranks; 16-bit floats are added up in float32, in rank order."""
         _check_operands(source, target, source.count, "allreduce")
-        _check_reduction(source.dtype, op)
+        check_order(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
 
     @override
@@ -125,7 +126,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
                 f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements"
             )
         _check_operands(source, target, pieces[self.rank], "reducescatter")
-        _check_reduction(source.dtype, op)
+        check_order(source.dtype, op)
         return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
 
     @override
@@ -165,7 +166,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         chosen = tuple(ranks)
         self._check_members(chosen, "split")
         slot = self._shared.allocate_slot(len(chosen)) if chosen else None
-        digest = _hash_ranks(chosen)
+        digest = hash_ranks(chosen)
         mine, everyone = bytearray(_JOINING.pack(slot.offset if slot else 0, digest)), bytearray(16 * self.size)
         self.allgather(Buffer.of(mine), Buffer.of(everyone)).wait()
         if slot is None:
@@ -181,7 +182,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
             raise UsageError(f"subgroup: rank {self.rank} passed no ranks; pass those of the members")
         self._check_members(chosen, "subgroup")
         slot = self._shared.allocate_slot(len(chosen))
-        contributions = rendezvous.allgather(_JOINING.pack(slot.offset, _hash_ranks(chosen)), timeout=timeout)
+        contributions = rendezvous.allgather(_JOINING.pack(slot.offset, hash_ranks(chosen)), timeout=timeout)
         replies = [_JOINING.unpack(item.payload) for item in contributions]
         return self._join(chosen, slot, replies, "subgroup", timeout)
 
@@ -272,7 +273,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         timeout: timedelta,
     ) -> Communicator:
         """Return the communicator over `chosen`, each of which has told its slot and the ranks that it passed."""
-        digest = _hash_ranks(chosen)
+        digest = hash_ranks(chosen)
         apart = [rank for rank, (_, theirs) in zip(chosen, replies, strict=True) if theirs != digest]
         if apart:
             raise MismatchError(
@@ -394,11 +395,6 @@ _NOTHING = Buffer(0, 0, DType.UINT8)
 _JOINING = struct.Struct("QQ")  # offset of a rank's slot in a new group, and a digest of the ranks that it passed
 
 
-def _hash_ranks(ranks: Sequence[int]) -> int:
-    """Return a number that tells lists of ranks apart, the same on every rank."""
-    return int.from_bytes(hashlib.blake2b(repr(tuple(ranks)).encode(), digest_size=8).digest(), "little")
-
-
 @functools.lru_cache(maxsize=256)
 def _even_counts(total: int, size: int) -> tuple[int, ...]:
     """Return `equal_counts`, which a loop asks for again and again."""
@@ -408,8 +404,3 @@ def _even_counts(total: int, size: int) -> tuple[int, ...]:
 def _check_operands(source: Buffer, target: Buffer, count: int, what: str) -> None:
     if source.dtype != target.dtype or target.count != count:
         raise UsageError(f"{what}: the target must be {source.dtype}[{count}], not {target.dtype}[{target.count}]")
-
-
-def _check_reduction(dtype: DType, op: ReduceOp) -> None:
-    if dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise UsageError(f"{op} of {dtype}: complex numbers have no order; choices: sum, product")

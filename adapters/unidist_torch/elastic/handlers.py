@@ -1,6 +1,6 @@
 """How a `TorchState` keeps models, optimizers and samplers; a registry says which handler a value gets.
 
-The names are Horovod's: a script may derive a handler from `StateHandler` for values of its own and put it into the
+The names are Horovod's: a script may derive a handler from `StateHandler` for its values and put it into the
 registry, before it makes the state.
 """
 

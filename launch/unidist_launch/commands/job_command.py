@@ -21,7 +21,7 @@ _ABOUT_SCRIPTS = frozenset(
 
 
 def job_command(function: Callable[..., int]) -> ObservedCommand:
-    """Make a command of a function that calls `run_program`; to be written above the decorators of its own options.
+    """Make a command of a function that calls `run_program`; to be written above the decorators of its options.
 
     The command also has the options of `unidist launch` that say how many ranks run, where, and how they communicate:
     not those about a script that trains, nor those of elastic jobs. The function gets all that are not its own as

@@ -85,7 +85,7 @@ def run_job(
     more_observers: tuple[JobObserver, ...] = (),
     shows_stdout: bool = True,
 ) -> int:
-    """Run a job as `unidist launch` does; for commands that start ranks of their own, made by `launch_command`.
+    """Run a job as `unidist launch` does; for other commands that start ranks, made by `launch_command`.
 
     Args:
         ctx: of the command.
