@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv, for the
-# tests without PyTorch into .venv-tensorflow, and for scripts of the field into .venv-field. Each step leaves a stamp
-# there, so a second run starts at once, and a change of what a step reads repeats it.
+# tests without PyTorch into .venv-tensorflow, and for those of other libraries into .venv-integrations. Each step leaves
+# a stamp there, so a second run starts at once, and a change of what a step reads repeats it.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -41,15 +41,21 @@ TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
     $(addprefix operations/test_api.py::test_, \
       every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
 TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
-# An environment with libraries that train PyTorch's models their own way, and the tests of their users' scripts.
-FIELD_VENV = $(VENV)-field
-FIELD_PY = $(FIELD_VENV)/bin/python
+# An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
+# extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
+INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes
+INTEGRATION_TESTS = tests/field $(wildcard $(addprefix tests/plugins/unidist_,$(INTEGRATIONS)) \
+  $(addprefix tests/examples/,$(INTEGRATIONS)))
+INTEGRATIONS_VENV = $(VENV)-integrations
+INTEGRATIONS_PY = $(INTEGRATIONS_VENV)/bin/python
+comma = ,
+empty =
 PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-without-torch test-field check coverage docs bench soak sanitize format clean
+.PHONY: help demo test test-without-torch test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -71,8 +77,19 @@ test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
 	$(TF_TEST) $(TEST_FLAGS)
 
-test-field: $(FIELD_VENV)/.installed ## run scripts of transformers, timm and Lightning, in an environment with these
-	$(FIELD_PY) -m pytest tests/field $(TEST_FLAGS)
+test-integrations: $(INTEGRATIONS_VENV)/.installed ## run the tests with Lightning, Ray, Spark, transformers, timm and trackers, in an environment with these
+	$(INTEGRATIONS_PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder \
+	  $(INTEGRATION_TESTS) $(TEST_FLAGS)
+
+# Of another environment, if that has the build of PyTorch for CUDA: GPU_PY=python3, with unidist installed there.
+GPU_PY ?= $(PY)
+GPU_ENVIRONMENT = $(if $(filter $(PY),$(GPU_PY)),$(VENV)/.dev)
+
+test-gpu: $(GPU_ENVIRONMENT) ## run the tests that need a GPU; without one each says so and is skipped
+	$(GPU_PY) -m pytest -m gpu $(TEST_FLAGS)
+
+bench-gpu: $(GPU_ENVIRONMENT) ## measure over NCCL beside PyTorch: bus bandwidth, step time, memory
+	$(GPU_PY) -m benchmarks.gpu $(BENCH_FLAGS)
 
 soak: $(VENV)/.sample $(VENV)/.horovod ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
@@ -103,11 +120,11 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(TF_VENV) $(FIELD_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF_VENV) $(INTEGRATIONS_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) $(BUILT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(TF_VENV)/.made $(FIELD_VENV)/.made:
+$(VENV)/.made $(TF_VENV)/.made $(INTEGRATIONS_VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { $(PYTHON) --version; echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(@D)
@@ -153,8 +170,10 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 	$(TF_PY) $(PIP_INSTALL) '.[tensorflow,examples,test]'
 	@touch $@
 
-$(FIELD_VENV)/.installed: $(FIELD_VENV)/.made $(METADATA) $(NATIVE)
-	@echo "installing into $(FIELD_VENV) what scripts of the field need"
+$(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) $(NATIVE)
+	@echo "installing into $(INTEGRATIONS_VENV): $(INTEGRATIONS)"
 	@rm -f $(BUILT)  # as above
-	$(FIELD_PY) $(PIP_INSTALL) --editable '.[torch,field,examples,test]'
+	$(INTEGRATIONS_PY) $(PIP_INSTALL) --editable \
+	  '.[torch,tensorflow,$(subst $(empty) $(empty),$(comma),$(INTEGRATIONS)),examples,test]'
+	$(INTEGRATIONS_PY) -m tools.mend_torchvision
 	@touch $@

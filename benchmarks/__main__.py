@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import launch_time, recovery
+from benchmarks import hosts, launch_time, recovery
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
 
@@ -102,13 +102,15 @@ def _tensor_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[
 def _pipeline_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step in a pipeline ...")
     step = groups["12 blocks in a pipeline, np=2"] = under_unidist("benchmarks.pipeline_step", 2, repetitions)
-    alone, peer = step["one process"], step["PyTorch 1F1B over gloo"]
+    alone = step["one process"]
     rows = []
-    for name in ("1f1b", "zb-h1"):
-        what, ours = f"12 blocks, pipeline=2:schedule={name}, of", step[name]
-        detail = f"{duration(ours)}, one process {duration(alone)}"
-        rows.append(Row(f"{what} one process", ours / alone, "x", "at most", 0.68, detail))
-        rows.append(_faster(f"{what} PyTorch 1F1B over gloo", ours, peer, 1.3, "PyTorch"))
+    for count in (8, 4):
+        half, peer = step[f"half the blocks, {count}"], step[f"PyTorch 1F1B over gloo, {count}"]
+        for name in ("1f1b", "zb-h1"):
+            what, ours = f"12 blocks, pipeline=2:schedule={name}:microbatches={count}, of", step[f"{name}, {count}"]
+            detail = f"{duration(ours)}, one process {duration(alone)}, half the blocks {duration(half)}"
+            rows.append(Row(f"{what} one process", ours / alone, "x", "at most", 0.66, detail))
+            rows.append(_faster(f"{what} PyTorch 1F1B over gloo", ours, peer, 1.3, "PyTorch"))
     return rows
 
 
@@ -148,7 +150,37 @@ def _tcp_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row
     return [
         _faster(f"tcp, np=2: {size}, {what}", found[f"{size}, {what}"], found[f"{size}, gloo"], wanted, "gloo")
         for size, what, wanted in (("100 MB", "ordinary memory", 1.5), ("4 KB", "named", 3.0), ("4 KB", "world()", 3.0))
+    ] + _tls_rows(groups, repetitions)
+
+
+def _tls_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    """What encryption costs; measured in one run, with both groups of ranks in the same processes."""
+    found = under_unidist("benchmarks.tls", 2, repetitions, options=("--engine", "tcp"))
+    groups["encrypted, over TCP on one host, np=2"] = found
+    return [
+        Row(
+            f"tcp, np=2: {size} with --tls, of plain",
+            found[f"{size}, --tls"] / found[f"{size}, plain"],
+            "x",
+            "at most",
+            wanted,
+            f"{duration(found[f'{size}, --tls'])}, plain {duration(found[f'{size}, plain'])}",
+        )
+        for size, wanted in (("100 MB", 5.0), ("4 KB", 2.0))
     ]
+
+
+def _hosts_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    if reason := hosts.why_not():
+        click.echo(f"hosts: left out: {reason}")
+        return []
+    click.echo("measuring between two hosts ...")
+    rows = []
+    for size, wanted in (("100MB", 2.0), ("4K", 3.0)):
+        ours, theirs = hosts.measure(size)
+        rows.append(_faster(f"all-reduce, 8 ranks on 2 hosts: {size}", ours, theirs, wanted, "gloo"))
+        groups[f"8 ranks on 2 hosts: {size}"] = {"unidist": ours, "gloo": theirs}
+    return rows
 
 
 def _torch_backend_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
@@ -161,8 +193,24 @@ def _torch_backend_rows(groups: dict[str, dict[str, float]], repetitions: int) -
     ]
     for name, wanted in (("DDP", 0.88), ("FSDP2", 0.65)):
         ours, theirs = found[f"{name}, unidist"], found[f"{name}, gloo"]
-        detail = f"{duration(ours)}, over gloo {duration(theirs)}"
+        floor = duration(found[f"{name}, no exchange"])
+        detail = f"{duration(ours)}, over gloo {duration(theirs)}, no exchange {floor}"
         rows.append(Row(f"GPT step, np=2, {name} over unidist, of gloo", ours / theirs, "x", "at most", wanted, detail))
+    return rows
+
+
+def _trainer_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    rows = []
+    for library, name in (("lightning", "Lightning"), ("transformers", "Hugging Face")):
+        if importlib.util.find_spec(library) is None:
+            click.echo(f"trainers: {name} is left out, it is not installed (make test-integrations has it)")
+            continue
+        click.echo(f"measuring a training step through {name} ...")
+        step = groups[f"GPT step through {name}, np=2"] = under_unidist("benchmarks.trainers", 2, repetitions, library)
+        ours = step[f"{name}, unidist"]
+        for peer, wanted in (("own loop", 1.03), (f"{name}, DDP over gloo", 0.9)):
+            detail = f"{duration(ours)}, {peer} {duration(step[peer])}"
+            rows.append(Row(f"GPT step, np=2, {name}, of {peer}", ours / step[peer], "x", "at most", wanted, detail))
     return rows
 
 
@@ -236,6 +284,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     # By name: the function, and whether it needs Horovod.
     "allreduce": (_allreduce_rows, False),
     "tcp": (_tcp_rows, False),
+    "hosts": (_hosts_rows, False),
     "gpt": (_gpt_rows, False),
     "zero": (_zero_rows, False),
     "zero-keras": (_keras_zero_rows, False),
@@ -247,6 +296,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "recovery": (_recovery_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
+    "trainers": (_trainer_rows, False),
 }
 
 

@@ -39,5 +39,5 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids_bt: torch.Tensor) -> torch.Tensor:
-        x_btd = self.tokens(ids_bt) + self.positions(torch.arange(ids_bt.shape[1]))
+        x_btd = self.tokens(ids_bt) + self.positions(torch.arange(ids_bt.shape[1], device=ids_bt.device))
         return self.head(self.norm(self.blocks(x_btd)))

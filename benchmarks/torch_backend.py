@@ -1,6 +1,7 @@
-"""PyTorch's own ways to train, and its all-reduce, over the backend `unidist` beside gloo.
+"""PyTorch's own ways to train, and its all-reduce, over the backend `unidist` beside gloo and beside no exchange.
 
-Run by `python -m benchmarks`, which starts it on two ranks. Both backends have a group in the same processes.
+Run by `python -m benchmarks`, which starts it on two ranks. All backends have a group in the same processes. The steps
+without an exchange have all the other work of DDP and FSDP2: they are what no backend can go below.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend `fake`
 
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt_step import Wrap, make_step
@@ -24,6 +26,21 @@ LARGE, SMALL = 25_000_000, 1024  # float32 elements: 100 MB, 4 KB
 def data_parallel(group: dist.ProcessGroup) -> Wrap:
     """Return what wraps a model in DistributedDataParallel."""
     return lambda model, optimizer: (DistributedDataParallel(model, process_group=group), optimizer)
+
+
+def _done(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket)
+    return done
+
+
+def data_parallel_alone(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Wrap `model` in a DistributedDataParallel that fills its buckets, and exchanges nothing."""
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+    return wrapped, optimizer
 
 
 def fully_sharded(group: dist.ProcessGroup) -> Wrap:
@@ -64,7 +81,10 @@ def main(output: str, repetitions: int) -> None:
         repetitions=5 * repetitions,
         inner=20,
     )
-    steps = {}
+    steps = {
+        "DDP, no exchange": make_step(data_parallel_alone),
+        "FSDP2, no exchange": make_step(fully_sharded(dist.new_group(backend="fake"))),
+    }
     for name, wrap in (("DDP", data_parallel), ("FSDP2", fully_sharded)):
         for backend, group in (("unidist", ours), ("gloo", theirs)):
             steps[f"{name}, {backend}"] = make_step(wrap(group))

@@ -28,6 +28,10 @@ pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command"]
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what several folders share; the ranks get this path too
 
 
+_ONE_AT_A_TIME = {"ray", "spark", "unidist_ray", "unidist_spark"}
+"""Folders of tests that start clusters: a driver of Ray ends with a cluster that it found, and was not its own."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group."""
@@ -46,4 +50,6 @@ def _group(item: pytest.Item) -> str:
         if fixture in getattr(item, "fixturenames", ()):
             return fixture
     file = item.nodeid.partition("::")[0]
+    if set(file.split("/")) & _ONE_AT_A_TIME:
+        return "clusters"
     return "/".join(file.split("/")[:3]) if file.startswith("tests/adapters/") else file

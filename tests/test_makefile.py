@@ -61,12 +61,14 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
     assert "none-yet-tensorflow" not in chosen
 
 
-def test_scripts_of_the_field_have_an_environment_of_their_own() -> None:
-    done = make("test-field", "TEST_FLAGS=-k timm")
+def test_tests_with_other_libraries_have_an_environment_of_their_own() -> None:
+    done = make("test-integrations", "INTEGRATIONS=lightning field", "TEST_FLAGS=-k timm")
     assert done.returncode == 0, done.stderr
-    assert "none-yet-field/bin/python -m pip" in done.stdout
-    assert "--editable '.[torch,field,examples,test]'" in done.stdout
-    assert done.stdout.endswith("none-yet-field/bin/python -m pytest tests/field -k timm\n")
+    assert "none-yet-integrations/bin/python -m pip" in done.stdout
+    assert "'.[torch,tensorflow,lightning,field,examples,test]'" in done.stdout
+    last = done.stdout.split("none-yet-integrations/bin/python -m pytest ")[-1].split()
+    assert last[-2:] == ["-k", "timm"]
+    assert {"tests/field", "tests/plugins/unidist_lightning"} <= set(last)
 
 
 def test_the_documentation_is_built_strictly_and_needs_no_framework() -> None:

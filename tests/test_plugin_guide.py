@@ -269,8 +269,8 @@ def test_an_observer_rings(modules: list[ModuleType]) -> None:
             rung.append(text)
 
     make = example(modules, "bell")
-    assert make({"bell": None}, True) is None
-    observer: Any = make({"bell": True}, True)
+    assert make({"bell": None}, True, PluginManager()) is None
+    observer: Any = make({"bell": True}, True, PluginManager())
     observer.start(Job())
     observer.happened("joined", {})
     observer.happened("lost", {})

@@ -124,7 +124,8 @@ def run_native(build: Build) -> None:
         sources = sorted(path for folder in (engine, KERNELS) for path in folder.glob("*.c") if path.name != "module.c")
         flags = ["-std=gnu11", "-O1", "-fwrapv", "-Wall", "-Wextra", *FLAGS, f"-fsanitize={build.sanitizers}"]
         folders = [f"-I{engine}", f"-I{KERNELS}"]
-        _run([COMPILER, *flags, *folders, str(harness), *map(str, sources), "-lm", "-lpthread", "-o", str(program)])
+        libraries = ["-lm", "-lpthread", "-ldl"]
+        _run([COMPILER, *flags, *folders, str(harness), *map(str, sources), *libraries, "-o", str(program)])
         _run([str(program), "1", str(build.programs)], options)
 
 

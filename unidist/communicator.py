@@ -156,7 +156,7 @@ class Communicator(ABC):
         """Concatenate the sources of all ranks, in rank order, into `target` on each.
 
         Args:
-            source: `(counts[rank],)` elements.
+            source: `(counts[rank],)` elements; may be this rank's own piece of `target`.
             target: `(sum(counts),)` elements.
             counts: elements from each rank; default: the same number from each. Equal on every rank.
         """

@@ -81,6 +81,8 @@ class EngineSpec:
         priority: `--engine auto` chooses the usable engine with the highest; below 0 only if it is named.
         re_forms: after the loss of a rank the others can close it, and connect again in the same process, as elastic
             jobs need.
+        encrypts: it reads `Settings.tls`, and then sends nothing to another host that is not encrypted. Without it,
+            jobs on several hosts with `--tls` refuse the engine.
     """
 
     kind: ClassVar[str] = "engine"
@@ -92,6 +94,7 @@ class EngineSpec:
     memory_kinds: frozenset[str] = frozenset((HOST,))
     priority: int = 0
     re_forms: bool = False
+    encrypts: bool = False
 
     def load(self) -> Engine:
         """Import the class and return a new engine."""

@@ -338,7 +338,7 @@ class LauncherSpec:
     """A launcher, not yet imported: `path` is "module:Class" of an `unidist.launcher.Launcher`.
 
     `marker` is a variable whose presence says that this process runs where the launcher belongs, as in an allocation
-    of a scheduler: it is then taken unless the user names hosts, or another launcher.
+    of a scheduler: it is then taken unless the user names hosts, or another launcher. There may be several of them.
     """
 
     kind: ClassVar[str] = "launcher"
@@ -347,7 +347,12 @@ class LauncherSpec:
     name: str
     path: str
     summary: str
-    marker: str = ""
+    marker: str | tuple[str, ...] = ""
+
+    def belongs_here(self, environ: Mapping[str, str]) -> bool:
+        """Say whether one of its markers is set."""
+        markers = (self.marker,) if isinstance(self.marker, str) else self.marker
+        return any(environ.get(name) for name in markers)
 
     def load(self) -> Launcher:
         """Import the class and return a new launcher."""

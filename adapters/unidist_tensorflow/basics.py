@@ -11,6 +11,7 @@ import tensorflow as tf
 from unidist.buffer import Buffer
 from unidist.errors import NotInitializedError
 from unidist.runtime import context
+from unidist.settings import device_index
 from unidist.training.seeding import seed_python
 from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
 
@@ -49,6 +50,19 @@ def seed(number: int) -> None:
     """
     own = seed_python(number, context.current())
     tf.random.set_seed(own)  # Keras takes the seeds of its layers from Python's numbers
+
+
+def device() -> str:
+    """Return the device of this rank for `tf.device`: "/GPU:" and its local rank, or "/CPU:0" where it sees no GPU.
+
+    A rank that is shown its own GPU only, by CUDA_VISIBLE_DEVICES or `tf.config.set_visible_devices`, uses that:
+    "/GPU:0". Does not initialize TensorFlow's devices, so that their options may still be set.
+
+    Raises:
+        ConfigurationError: there are GPUs, but fewer than ranks on this host.
+    """
+    index = device_index(context.current().topology, visible=len(tf.config.get_visible_devices("GPU")))
+    return "/CPU:0" if index is None else f"/GPU:{index}"
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

@@ -6,6 +6,6 @@ The modules at its root know buffers and memory, and import no folder. Folders i
 """
 
 __all__ = [
-    "allocator", "checkpoint", "elastic", "engines", "framework", "gradients", "memory", "models", "operations",
-    "optimizer", "training",
+    "allocator", "checkpoint", "elastic", "engines", "file_names", "framework", "gradients", "memory", "models",
+    "operations", "optimizer", "training",
 ]  # fmt: skip

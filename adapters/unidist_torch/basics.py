@@ -10,6 +10,7 @@ import torch.distributed
 
 from unidist.buffer import Buffer
 from unidist.runtime import context
+from unidist.settings import device_index
 from unidist.training.seeding import seed_python
 from unidist_torch.memory import DTYPES, buffer_of, tensor_of
 
@@ -44,6 +45,19 @@ def seed(number: int) -> None:
         UsageError: a number out of range.
     """
     torch.manual_seed(seed_python(number, context.current()))
+
+
+def device() -> torch.device:
+    """Return the device of this rank: `cuda:` and its local rank, or `cpu` where this rank sees no GPU.
+
+    A rank that is shown its own GPU only, by CUDA_VISIBLE_DEVICES, uses that: `cuda:0`.
+
+    Raises:
+        ConfigurationError: there are GPUs, but fewer than ranks on this host.
+    """
+    visible = torch.cuda.device_count() if torch.version.cuda is not None else 0
+    index = device_index(context.current().topology, visible=visible)
+    return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
 def nccl_built() -> int:

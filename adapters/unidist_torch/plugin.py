@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unidist import hookimpl
 from unidist.engine import EngineSpec
 from unidist.framework import FrameworkSpec
 from unidist.registry import Registry
+from unidist_torch import file_names
+from unidist_torch.file_names import FileNamesSpec
+
+if TYPE_CHECKING:
+    from unidist.runtime.plugin_manager import PluginManager
+
+
+@hookimpl
+def unidist_add_kinds(manager: PluginManager) -> None:
+    """Let plugins register the names of tensors in a library's files."""
+    manager.add_kind(FileNamesSpec, file_names)
 
 
 @hookimpl

@@ -14,6 +14,7 @@ import pluggy
 
 from unidist.launcher import JobObserver
 from unidist.registry import Registry, load_object
+from unidist.runtime.plugin_manager import PluginManager
 
 if TYPE_CHECKING:
     from click import Option
@@ -22,11 +23,11 @@ __all__ = ["MakeObserver", "ObserverSpec", "unidist_register_observers"]
 
 hookspec = pluggy.HookspecMarker("unidist")
 
-MakeObserver: TypeAlias = Callable[[Mapping[str, Any], bool], JobObserver | None]
+MakeObserver: TypeAlias = Callable[[Mapping[str, Any], bool, PluginManager], JobObserver | None]
 """Makes the observer of a job, or None if the options ask for none. Called before the job is started.
 
-It is given the values of the spec's options, by parameter name, and whether the job is elastic. It raises
-`ConfigurationError` if the options contradict each other, or the job.
+It is given the values of the spec's options, by parameter name, whether the job is elastic, and the plugins that are
+not switched off. It raises `ConfigurationError` if the options contradict each other, or the job.
 """
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist.optim.rules import GradientRule, NormRule, WholeGradient
+from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.strategy.interface import ActsOnGradients, Plan, Strategy
 
 
@@ -63,17 +63,6 @@ class ClipValue(Strategy, ActsOnGradients):
     @override
     def gradient_rule(self) -> GradientRule:
         return ValueRule(self.limit)
-
-
-@dataclass(frozen=True)
-class ValueRule(GradientRule):
-    """See `ClipValue`."""
-
-    limit: float
-
-    @override
-    def apply(self, gradient: WholeGradient) -> None:
-        gradient.clamp(self.limit)
 
 
 def _check_limit(name: str, limit: float) -> None:

@@ -7,10 +7,18 @@ import yaml
 
 from unidist.errors import ConfigurationError
 from unidist_kubernetes import discovery as kubernetes_discovery
+from unidist_kubernetes.kinds import objects
 from unidist_kubernetes.manifest import Kind, Manifest
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _COUNT = click.IntRange(min=1)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes out what stands in several places, where YAML would refer to the first."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 @click.group(context_settings=_HELP)
@@ -32,11 +40,12 @@ def kubernetes() -> None:
 @click.option("--memory", default="", metavar="QUANTITY", help="Memory of each pod: 64Gi.")
 @click.option("--shm-size", "shared_memory", default="", metavar="QUANTITY", help="Size of /dev/shm: 8Gi.")
 @click.option("--secret", default="", metavar="NAME", help="Secret with the job's secret (default: NAME-unidist).")
-@click.option("--port", type=click.IntRange(1024, 65535), default=29400, show_default=True, help="Of the first pod.")
+@click.option("--port", type=click.IntRange(1024, 65535), metavar="N", help="Of the first pod (default: 29400).")
 @click.option("--workdir", "folder", default="", metavar="DIR", help="Where the script runs (default: the image's).")
 @click.option("--python", default="python", show_default=True, metavar="FILE", help="Python of the image.")
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Variable of the pods. Repeatable.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Of a JobSet as a whole.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Of the job as a whole.")
+@click.option("--queue", default="", metavar="NAME", help="Queue of Volcano (default: its own).")
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED)
 def manifest(
     *,
@@ -51,11 +60,12 @@ def manifest(
     memory: str,
     shared_memory: str,
     secret: str,
-    port: int,
+    port: int | None,
     folder: str,
     python: str,
     env: tuple[str, ...],
     max_restarts: int,
+    queue: str,
     arguments: tuple[str, ...],
 ) -> None:
     """Print a manifest that runs `unidist launch ARGUMENTS` in pods.
@@ -64,8 +74,8 @@ def manifest(
       unidist kubernetes manifest --name train --image me/train --nodes 2 --slots-per-node 4 train.py > job.yaml
       kubectl apply -f job.yaml
 
-    Options of `unidist launch` stand after two dashes. The pods of a Job and of a JobSet need a Secret; the first
-    lines of what is printed say how to make it.
+    Options of `unidist launch` stand after two dashes; with --min-np, a JobSet's pods come and go. All kinds but an
+    MPIJob need a Secret; the first lines of what is printed say how to make it.
     """
     from unidist_launch.commands.arguments import check_launch
 
@@ -94,6 +104,7 @@ def manifest(
         python=python,
         env=variables,
         max_restarts=max_restarts,
+        queue=queue,
     )
     click.echo("# Written by `unidist kubernetes manifest`.")
     if made.kind is not Kind.MPIJOB:
@@ -101,7 +112,7 @@ def manifest(
         click.echo("# The Secret, once:")
         click.echo("#   head -c 32 /dev/urandom | base64 > secret")
         click.echo(f"#   kubectl create secret generic {made.secret_name} --from-file=secret{where}; rm secret")
-    click.echo(yaml.safe_dump_all(made.objects(), sort_keys=False), nl=False)
+    click.echo(yaml.dump_all(objects(made), Dumper=_Plain, sort_keys=False), nl=False)
 
 
 @kubernetes.command(context_settings=_HELP)

@@ -1,27 +1,24 @@
-"""Manifests for Kubernetes: an indexed Job with its headless Service, a JobSet, or an MPIJob. Pure."""
+"""What a manifest is to describe: a job on Kubernetes, checked. `kinds` writes it down. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from unidist.errors import ConfigurationError
-from unidist_kubernetes import launcher as pods
+from unidist_kubernetes import place
+
+WORKERS, LAUNCHER = "workers", "launcher"
+"""Names of the sets of pods in a JobSet."""
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 _MAX_LABEL = 63  # of DNS; of a pod's host name, for which index and job's name are joined
-_SECRET_FOLDER, _SECRET_KEY = "/var/run/secrets/unidist", "secret"
-_GROUP = 65534
-"""Group that may read the Secret: images that do not run as root could not, otherwise."""
-_WORKERS = "workers"
-_MPI_HOSTFILE = "/etc/mpi/hostfile"
-"""Where the MPI operator writes the workers, in the format of `--hostfile`."""
-
-Object = dict[str, Any]
+_DEFAULT_PORT = 29400
+_OF_THE_OPERATOR = re.compile(r"PET_.*|VC_.*|UNIDIST_PODS|UNIDIST_POD_.*")
 
 
 class Kind(StrEnum):
@@ -30,6 +27,20 @@ class Kind(StrEnum):
     JOB = "job"
     JOBSET = "jobset"
     MPIJOB = "mpijob"
+    TRAINJOB = "trainjob"
+    TFJOB = "tfjob"
+    VOLCANO = "volcano"
+
+
+_LONGEST_NAMES = {
+    Kind.JOB: "{name}-{last}",
+    Kind.JOBSET: "{name}-workers-0-{last}",
+    Kind.MPIJOB: "{name}-worker-{last}",
+    Kind.TRAINJOB: "{name}-node-0-{last}",
+    Kind.TFJOB: "{name}-worker-{last}",
+    Kind.VOLCANO: "{name}-worker-{last}",
+}
+"""Host names of the pods, of which one is the longest."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,12 @@ class Manifest:
         memory: likewise ("64Gi").
         shared_memory: size of /dev/shm, for a script's own workers ("8Gi"); "" leaves the container's 64 MB.
         secret: name of the Secret that holds the job's secret.
-        port: of the first pod's control server.
+        port: of the first pod's control server; None: 29400, or what the operator says.
         folder: in which the script runs; "" leaves it to the image.
         python: interpreter of the image.
         env: variables of every rank.
-        max_restarts: how often a JobSet begins again after a failure.
+        max_restarts: how often a JobSet, a TrainJob or a Volcano job begins again after a failure.
+        queue: of Volcano; "" leaves it to its default.
 
     Raises:
         ConfigurationError: a value cannot stand in a manifest, or has no effect on this kind; says which and why.
@@ -71,16 +83,17 @@ class Manifest:
     memory: str = ""
     shared_memory: str = ""
     secret: str = ""
-    port: int = 29400
+    port: int | None = None
     folder: str = ""
     python: str = "python"
     env: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
+    queue: str = ""
 
     def __post_init__(self) -> None:
-        longest = (
-            f"{self.name}-{_WORKERS}-0-{self.num_pods}" if self.kind is Kind.JOBSET else f"{self.name}-{self.num_pods}"
-        )
+        longest = _LONGEST_NAMES[self.kind].format(name=self.name, last=self.num_pods)
+        if self.is_elastic:
+            longest = max(longest, f"{self.name}-{LAUNCHER}-0-0", key=len)
         if not _LABEL.fullmatch(self.name) or len(longest) > _MAX_LABEL:
             raise ConfigurationError(
                 f"--name {self.name!r}: small letters, digits and dashes, a letter first; with what is added to name "
@@ -91,150 +104,83 @@ class Manifest:
                 raise ConfigurationError(
                     f"--{option} {quantity!r}: Kubernetes takes quantities such as 8, 500m or 64Gi."
                 )
-        if self.max_restarts and self.kind is not Kind.JOBSET:
-            raise ConfigurationError("--max-restarts needs --kind jobset: the others do not begin again as a whole.")
-        if self.secret and self.kind is Kind.MPIJOB:
-            raise ConfigurationError("--secret has no effect on an MPIJob: its operator makes keys for ssh.")
+        self._check_effect()
+        self._check_variables()
+        if self.kind is Kind.TFJOB and self.num_pods == 1:
+            raise ConfigurationError(
+                "--kind tfjob --nodes 1: the operator of TFJobs tells a single pod nothing; use --kind job."
+            )
+        if self.is_elastic:
+            self._check_elastic()
 
     @property
     def secret_name(self) -> str:
         """Name of the Secret that the pods mount."""
         return self.secret or f"{self.name}-unidist"
 
-    def objects(self) -> list[Object]:
-        """Return the objects to create, in that order."""
-        makers: dict[Kind, Callable[[], list[Object]]] = {
-            Kind.JOB: self._job,
-            Kind.JOBSET: self._jobset,
-            Kind.MPIJOB: self._mpijob,
-        }
-        return makers[self.kind]()
+    @property
+    def control_port(self) -> int:
+        """Port of the first pod's control server."""
+        return self.port or _DEFAULT_PORT
 
-    def _job(self) -> list[Object]:
-        service = {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": self._metadata(),
-            "spec": {
-                "clusterIP": "None",
-                "selector": {"job-name": self.name},  # a label that Kubernetes gives the pods of a Job
-                "publishNotReadyAddresses": True,  # pods meet before any of them is ready
-            },
-        }
-        job = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": self._metadata(),
-            "spec": self._job_spec(leader=f"{self.name}-0.{self.name}", pod={"subdomain": self.name}),
-        }
-        return [service, job]
+    @property
+    def is_elastic(self) -> bool:
+        """Say whether the pods come and go."""
+        return any(self._launch_options()[name] is not None for name in ("min_np", "max_np", "host_discovery_script"))
 
-    def _jobset(self) -> list[Object]:
-        leader = f"{self.name}-{_WORKERS}-0-0.{self.name}"
-        job = {"name": _WORKERS, "replicas": 1, "template": {"spec": self._job_spec(leader=leader, pod={})}}
-        return [
-            {
-                "apiVersion": "jobset.x-k8s.io/v1alpha2",
-                "kind": "JobSet",
-                "metadata": self._metadata(),
-                "spec": {
-                    "network": {"enableDNSHostnames": True, "subdomain": self.name},
-                    "failurePolicy": {"maxRestarts": self.max_restarts},
-                    "replicatedJobs": [job],
-                },
-            }
-        ]
+    @property
+    def num_proc(self) -> int | None:
+        """Number of ranks, where the arguments say it."""
+        number = self._launch_options()["num_proc"]
+        return None if number is None else int(number)
 
-    def _mpijob(self) -> list[Object]:
-        np = [] if _gives_num_proc(self.arguments) else ["-np", str(self.num_pods * self.slots)]
-        launcher = {**self._container(), "command": self._command("--hostfile", _MPI_HOSTFILE, *np)}
-        worker = {**self._container(), "command": ["/usr/sbin/sshd", "-De"]}
-        worker |= self._resources()
-        replicas = {"Launcher": (1, launcher, {}), "Worker": (self.num_pods, worker, self._volumes(secret=False))}
-        return [
-            {
-                "apiVersion": "kubeflow.org/v2beta1",
-                "kind": "MPIJob",
-                "metadata": self._metadata(),
-                "spec": {
-                    "slotsPerWorker": self.slots,
-                    "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
-                    "mpiReplicaSpecs": {
-                        name: {
-                            "replicas": count,
-                            "restartPolicy": "Never",
-                            "template": {"spec": {"containers": [container], **volumes}},
-                        }
-                        for name, (count, container, volumes) in replicas.items()
-                    },
-                },
-            }
-        ]
+    def _launch_options(self) -> Mapping[str, Any]:
+        from unidist_launch.commands.arguments import launch_parameters
 
-    def _job_spec(self, *, leader: str, pod: Object) -> Object:
-        own = {
-            pods.LEADER: f"{leader}:{self.port}",
-            pods.PODS: str(self.num_pods),
-            pods.SLOTS: str(self.slots),
-            pods.SECRET_FILE: f"{_SECRET_FOLDER}/{_SECRET_KEY}",
-        }
-        container = self._container()
-        container["command"] = self._command()
-        container["env"] = [*container.get("env", []), *({"name": name, "value": text} for name, text in own.items())]
-        container["ports"] = [{"name": "control", "containerPort": self.port}]
-        container |= self._resources()
-        mounts = [{"name": "unidist-secret", "mountPath": _SECRET_FOLDER, "readOnly": True}]
-        container["volumeMounts"] = [*mounts, *container.get("volumeMounts", [])]
-        return {
-            "completionMode": "Indexed",
-            "completions": self.num_pods,
-            "parallelism": self.num_pods,
-            "backoffLimit": 0,  # a pod that begins again finds a job that has ended
-            "template": {
-                "spec": {
-                    "restartPolicy": "Never",
-                    **pod,
-                    "securityContext": {"fsGroup": _GROUP},
-                    "containers": [container],
-                    **self._volumes(secret=True),
-                }
-            },
-        }
+        return launch_parameters(self.arguments)
 
-    def _command(self, *options: str) -> list[str]:
-        return [self.python, "-m", "unidist_launch", "launch", *options, *self.arguments]
+    def _check_effect(self) -> None:
+        """Refuse what has no effect on this kind."""
+        restarting = (Kind.JOBSET, Kind.TRAINJOB, Kind.VOLCANO)
+        if self.max_restarts and self.kind not in restarting:
+            raise ConfigurationError(
+                f"--max-restarts needs --kind {' or '.join(restarting)}: the others do not begin again as a whole."
+            )
+        if self.secret and self.kind is Kind.MPIJOB:
+            raise ConfigurationError("--secret has no effect on an MPIJob: its operator makes keys for ssh.")
+        if self.port and self.kind in (Kind.MPIJOB, Kind.TRAINJOB):
+            raise ConfigurationError(f"--port has no effect on --kind {self.kind}: its operator chooses the port.")
+        if self.queue and self.kind is not Kind.VOLCANO:
+            raise ConfigurationError("--queue needs --kind volcano.")
 
-    def _container(self) -> Object:
-        found: Object = {"name": "unidist", "image": self.image}
-        if self.folder:
-            found["workingDir"] = self.folder
-        if self.env:
-            found["env"] = [{"name": name, "value": value} for name, value in self.env.items()]
-        return found
+    def _check_variables(self) -> None:
+        reserved = {place.TF_CONFIG, *place.INDICES}
+        for name in self.env:
+            if name in reserved or _OF_THE_OPERATOR.fullmatch(name):
+                raise ConfigurationError(
+                    f"--env {name}: the pods are told their place by it; leave it to Kubernetes, its operators and the "
+                    "manifest."
+                )
 
-    def _resources(self) -> Object:
-        """Return the keys of a container with ranks that say what it needs."""
-        wanted = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": str(self.gpus) if self.gpus else ""}
-        limits = {name: text for name, text in wanted.items() if text}
-        found: Object = {"resources": {"requests": dict(limits), "limits": limits}} if limits else {}
-        if self.shared_memory:
-            found["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-        return found
-
-    def _volumes(self, *, secret: bool) -> Object:
-        found: list[Object] = []
-        if secret:
-            source = {"secretName": self.secret_name, "defaultMode": 0o400}
-            found.append({"name": "unidist-secret", "secret": source})
-        if self.shared_memory:
-            found.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": self.shared_memory}})
-        return {"volumes": found} if found else {}
-
-    def _metadata(self) -> Object:
-        return {"name": self.name, **({"namespace": self.namespace} if self.namespace else {})}
-
-
-def _gives_num_proc(arguments: Sequence[str]) -> bool:
-    from unidist_launch.commands.arguments import launch_parameters
-
-    return launch_parameters(arguments)["num_proc"] is not None
+    def _check_elastic(self) -> None:
+        if self.kind is not Kind.JOBSET:
+            raise ConfigurationError(
+                f"--kind {self.kind} has a fixed number of pods; ranks that come and go (--min-np, --max-np) need "
+                "--kind jobset."
+            )
+        options, slots = self._launch_options(), self.num_pods * self.slots
+        if options["host_discovery_script"] is not None:
+            raise ConfigurationError(
+                "--host-discovery-script: the pods of a JobSet tell the launcher that they are there."
+            )
+        if options["state_dir"] is not None:
+            raise ConfigurationError(
+                "--state-dir: the pod of another launcher has another address; --checkpoint-dir and --max-restarts "
+                "begin a job again from a checkpoint."
+            )
+        wanted = max(options[name] or 0 for name in ("num_proc", "min_np", "max_np"))
+        if wanted > slots:
+            raise ConfigurationError(
+                f"{wanted} ranks are asked for, but {self.num_pods} pods with {self.slots} ranks each have room for "
+                f"{slots}: give more --nodes or --slots-per-node."
+            )

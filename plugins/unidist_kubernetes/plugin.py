@@ -5,6 +5,7 @@ from __future__ import annotations
 from unidist import hookimpl
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry
+from unidist_kubernetes.place import MARKERS
 from unidist_launch.command_spec import CommandSpec
 
 
@@ -15,8 +16,8 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
         LauncherSpec(
             "kubernetes",
             "unidist_kubernetes.launcher:KubernetesLauncher",
-            "ranks in the pods of a job that `unidist kubernetes manifest` wrote",
-            marker="UNIDIST_POD_LEADER",
+            "ranks in the pods of a job that `unidist kubernetes manifest` wrote, of a TFJob or of a TrainJob",
+            marker=MARKERS,
         )
     )
 

@@ -239,6 +239,30 @@ class JobStatus:
             },
         }
 
+    @property
+    def exit_code(self) -> int | None:
+        """That of the job; None while it runs."""
+        return self._exit_code
+
+    def figures(self, *, now: float) -> tuple[int | None, dict[str, float]]:
+        """Return the steps so far (None: none was told), and finite figures of the job by name, for a record.
+
+        Values that scripts report have the script's names; `unidist_track.Tracker.log` lists the others.
+        """
+        point = self._point(now)
+        waiting = [rate for rate in point["waiting"] if rate is not None]
+        found: dict[str, float] = {name: value for name, value in point["values"].items() if isinstance(value, float)}
+        found |= {
+            "steps_per_sec": point["steps_per_sec"],
+            "samples_per_sec": point["samples_per_sec"],
+            "waiting": statistics.fmean(waiting) if waiting else 0.0,
+            "memory_bytes": float(point["memory_bytes"]),
+            "world_size": float(len(self._members)),
+            "generation": float(self._generation),
+            "recoveries": float(self._recovery.num),
+        }
+        return self._steps(), found
+
     def summary(self, *, now: float) -> str:
         """Return the job in a few words, for a status line."""
         if self._generation < 0:

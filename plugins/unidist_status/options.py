@@ -13,6 +13,7 @@ from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
 
 if TYPE_CHECKING:
+    from unidist.runtime import PluginManager
     from unidist_status.board import StatusBoard
 
 
@@ -63,7 +64,7 @@ OPTIONS = (
 )
 
 
-def observer(options: Mapping[str, Any], is_elastic: bool) -> StatusBoard:
+def observer(options: Mapping[str, Any], is_elastic: bool, plugins: PluginManager) -> StatusBoard:
     """Return what watches a job.
 
     Raises:

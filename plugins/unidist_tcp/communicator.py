@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -31,6 +32,9 @@ from unidist.rendezvous import Rendezvous
 from unidist_tcp import _tcp
 from unidist_tcp.works import DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
 
+if TYPE_CHECKING:
+    from unidist_tcp.connecting import Lane
+
 _LINGER_NS = 2_000_000_000
 _NOTHING = Buffer(0, 0, DType.UINT8)
 
@@ -40,16 +44,19 @@ class Connections:
 
     Args:
         rank: of this process in the world.
-        descriptors: of the connections to each rank; belong to this object from now on.
+        lanes: connections to each rank; belong to this object from now on.
         spin_ns: how long a wait looks before it sleeps.
         heartbeat: a host that answers nothing for so long is lost.
     """
 
-    def __init__(
-        self, rank: int, descriptors: tuple[tuple[int, ...], ...], *, spin_ns: int, heartbeat: timedelta
-    ) -> None:
+    def __init__(self, rank: int, lanes: tuple[tuple[Lane, ...], ...], *, spin_ns: int, heartbeat: timedelta) -> None:
         self.rank = rank
-        self.transport = _tcp.Transport(rank, descriptors, spin_ns, nanoseconds(heartbeat))
+        self.is_encrypted = any(lane.tls is not None for each in lanes for lane in each)
+        descriptors = tuple(tuple(lane.descriptor for lane in each) for each in lanes)
+        encryption = tuple(tuple(lane.tls for lane in each if lane.tls is not None) for each in lanes)
+        self.transport = _tcp.Transport(
+            rank, descriptors, spin_ns, nanoseconds(heartbeat), encryption if self.is_encrypted else None
+        )
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._num_users = 0
@@ -106,7 +113,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         self.members = members
         self.timeout = timeout
         self.timeout_ns = nanoseconds(timeout)
-        self.description = f"tcp, ranks {format_ranks(members)}"
+        self.description = f"tcp{' with TLS' if connections.is_encrypted else ''}, ranks {format_ranks(members)}"
         self.capabilities = Capabilities(bucket_bytes=25 << 20)
         self._connections = connections
         self._group = _tcp.Group(connections.transport, number, rank, members)

@@ -16,16 +16,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
 from unidist.communicator import format_ranks
 from unidist.errors import PeerLostError, StalledError
 from unidist_tcp.handshake import Acceptor, Connector, HandshakeError, Session
+
+if TYPE_CHECKING:
+    from unidist_tcp._tcp import Tls
 
 _log = logging.getLogger("unidist.engine")
 
 _STRANGER_SEC = 5.0
 _MAX_STRANGERS = 256
 """Connections that have not proved the secret yet, at one time; of more, the oldest go."""
+
+_TLS_EVENTS = (0, selectors.EVENT_READ, selectors.EVENT_WRITE)
+"""What a handshake of TLS waits for, by what the C code returns; 0: nothing, it is over."""
 
 _SHORT_PATH_USEC = 500
 _TCP_INFO_BYTES, _RTT_OFFSET = 104, 68  # struct tcp_info of linux/tcp.h
@@ -48,6 +55,13 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
+class Lane(NamedTuple):
+    """A connection that is made: its descriptor, and what encrypts it."""
+
+    descriptor: int
+    tls: Tls | None
+
+
 @dataclass
 class _Outgoing:
     """A connection to a rank below this one."""
@@ -57,6 +71,7 @@ class _Outgoing:
     peer: int
     lane: int
     is_connected: bool = False
+    tls: Tls | None = None
 
 
 @dataclass
@@ -67,6 +82,7 @@ class _Incoming:
     handshake: Acceptor
     name: str
     since: float = field(default_factory=time.monotonic)
+    tls: Tls | None = None
 
 
 class Meeting:
@@ -82,13 +98,13 @@ class Meeting:
         self._timeout = timeout
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[int, _Incoming] = {}
-        self._made: dict[tuple[int, int], socket.socket] = {}
+        self._made: dict[tuple[int, int], tuple[socket.socket, Tls | None]] = {}
         self._wanted = {
             (peer, lane) for peer in range(session.size) if peer != rank for lane in range(session.num_lanes)
         }
 
-    def run(self) -> dict[tuple[int, int], socket.socket]:
-        """Return the connections by rank and lane."""
+    def run(self) -> dict[tuple[int, int], tuple[socket.socket, Tls | None]]:
+        """Return the connections by rank and lane, each with what encrypts it."""
         with ExitStack() as stack:
             stack.callback(self._close_all)
             self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -130,7 +146,7 @@ class Meeting:
             raise self._lost(peer, OSError(code, errno.errorcode.get(code, str(code))))
 
     def _go_on(self, outgoing: _Outgoing) -> None:
-        sock, handshake = outgoing.socket, outgoing.handshake
+        sock = outgoing.socket
         try:
             if not outgoing.is_connected:
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -138,9 +154,9 @@ class Meeting:
                     raise OSError(code, errno.errorcode.get(code, str(code)))
                 outgoing.is_connected = True
                 self._selector.modify(sock, selectors.EVENT_READ, outgoing)
-            _exchange(sock, handshake)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if handshake.output else 0)
-            self._selector.modify(sock, events, outgoing)
+            events = self._advance(outgoing)
+            if events:
+                self._selector.modify(sock, events, outgoing)
         except OSError as exc:
             raise self._lost(outgoing.peer, exc) from exc
         except HandshakeError as exc:
@@ -149,8 +165,23 @@ class Meeting:
                 f"{_place(self._addresses[outgoing.peer])}: {exc}",
                 ranks=(outgoing.peer,),
             ) from exc
-        if handshake.is_open:
-            self._keep(sock, outgoing.peer, outgoing.lane)
+        if not events:
+            self._keep(sock, outgoing.peer, outgoing.lane, outgoing.tls)
+
+    def _advance(self, connection: _Outgoing | _Incoming) -> int:
+        """Do what is possible of a handshake; return the events that it waits for, 0 when it is over."""
+        sock, handshake = connection.socket, connection.handshake
+        if connection.tls is None:
+            _exchange(sock, handshake)
+            if handshake.output or handshake.wanted_bytes:
+                return selectors.EVENT_READ | (selectors.EVENT_WRITE if handshake.output else 0)
+            if not self._session.is_encrypted:
+                return 0
+            from unidist_tcp._tcp import Tls
+
+            is_server = isinstance(handshake, Acceptor)
+            connection.tls = Tls(descriptor=sock.fileno(), is_server=is_server, key=handshake.key)
+        return _TLS_EVENTS[connection.tls.handshake()]
 
     def _accept(self) -> None:
         while True:
@@ -174,27 +205,27 @@ class Meeting:
         if sock.fileno() < 0:  # turned away while this was on its way
             return
         try:
-            _exchange(sock, handshake)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if handshake.output else 0)
-            self._selector.modify(sock, events, incoming)
+            events = self._advance(incoming)
+            if events:
+                self._selector.modify(sock, events, incoming)
         except (OSError, HandshakeError) as exc:
             self._turn_away(incoming, str(exc))
             return
-        if handshake.peer is None or handshake.output:
+        if events or handshake.peer is None:
             return
         if handshake.peer in self._made:
             self._turn_away(incoming, f"rank {handshake.peer[0]} has connected already")
             return
         self._strangers.pop(sock.fileno(), None)
-        self._keep(sock, *handshake.peer)
+        self._keep(sock, *handshake.peer, incoming.tls)
 
-    def _keep(self, sock: socket.socket, peer: int, lane: int) -> None:
-        self._made[peer, lane] = sock
+    def _keep(self, sock: socket.socket, peer: int, lane: int, tls: Tls | None) -> None:
+        self._made[peer, lane] = sock, tls
         self._selector.modify(sock, selectors.EVENT_READ, (peer, lane))
 
     def _watch(self, place: tuple[int, int]) -> None:
         """See a rank that dies while others still connect."""
-        sock = self._made[place]
+        sock, _ = self._made[place]
         try:
             has_ended = not sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -237,15 +268,15 @@ class Meeting:
             if key.data is not None and not isinstance(key.data, tuple):
                 with suppress(OSError):
                     key.fileobj.close()  # type: ignore[union-attr]  # sockets are what was registered
-        for sock in self._made.values():
+        for sock, _ in self._made.values():
             sock.close()
         self._selector.close()
 
 
 def connect_all(
     rank: int, addresses: Sequence[Address], session: Session, listener: socket.socket, *, timeout: timedelta
-) -> tuple[tuple[int, ...], ...]:
-    """Return the descriptors of this rank's connections, by rank, which the caller owns. Collective.
+) -> tuple[tuple[Lane, ...], ...]:
+    """Return this rank's connections, by rank, which the caller owns. Collective.
 
     Args:
         rank: of this process.
@@ -263,9 +294,13 @@ def connect_all(
     finally:
         listener.close()
     return tuple(
-        tuple(made[peer, lane].detach() for lane in range(session.num_lanes)) if peer != rank else ()
+        tuple(_lane(*made[peer, lane]) for lane in range(session.num_lanes)) if peer != rank else ()
         for peer in range(session.size)
     )
+
+
+def _lane(sock: socket.socket, tls: Tls | None) -> Lane:
+    return Lane(sock.detach(), tls)
 
 
 def tune(descriptor: int, heartbeat: timedelta) -> None:

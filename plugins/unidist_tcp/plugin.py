@@ -17,5 +17,6 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
             "TCP between any hosts, host memory, no framework needed",
             priority=30,
             re_forms=True,
+            encrypts=True,
         )
     )

@@ -14,16 +14,18 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_tensor_parallel.binding import TensorBinding
+    from unidist_tensor_parallel.library_roles import TensorRolesSpec
     from unidist_tensor_parallel.strategy import Tensor
 
 __all__ = [
-    "Tensor", "TensorBinding",
+    "Tensor", "TensorBinding", "TensorRolesSpec",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "binding": "TensorBinding",
+        "library_roles": "TensorRolesSpec",
         "strategy": "Tensor",
     },
 )

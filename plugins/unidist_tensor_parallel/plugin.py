@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unidist import hookimpl
 from unidist.registry import Registry
 from unidist.strategy import BindingSpec, StrategySpec
+from unidist_tensor_parallel import library_roles
+from unidist_tensor_parallel.library_roles import TensorRolesSpec
+
+if TYPE_CHECKING:
+    from unidist.runtime.plugin_manager import PluginManager
+
+
+@hookimpl
+def unidist_add_kinds(manager: PluginManager) -> None:
+    """Let plugins register libraries that say which layers of their models to cut."""
+    manager.add_kind(TensorRolesSpec, library_roles)
 
 
 @hookimpl

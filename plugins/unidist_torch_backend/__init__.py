@@ -2,8 +2,9 @@
 
 PyTorch loads `registration` by its entry-point group `torch.backends`, so that `init_process_group("unidist")` needs no
 import. `store_rendezvous` and `meeting` let the ranks find each other over PyTorch's store, `connecting` makes the
-communicators, `process_group` is what PyTorch calls; `operations`, `messages` and `works` carry its calls out, and
-`completion` is the thread that completes futures.
+communicators. `process_group` is what PyTorch calls. `operations` turns its collectives into those of a communicator,
+with `arguments`, `reductions`, `bitwise`, `sparse` and `tensors`; `messages` has send and receive. `works` are what the
+script waits for, and `completion` is the thread that completes futures.
 """
 
 from __future__ import annotations

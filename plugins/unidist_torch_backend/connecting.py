@@ -58,7 +58,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world:
     engines = PluginManager(settings.disabled_plugins).load().engines
     topology = meeting.topology
     with ExitStack() as closing:
-        choice = choose(settings.engine, "host", topology, engines)
+        choice = choose(settings.engine, "host", topology, engines, tls=settings.tls)
         check_same(choice, meeting.rendezvous, topology, timeout)
         if topology.rank == 0:
             choice.tell()

@@ -72,8 +72,8 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
         is_world: the group is the default one.
 
     Raises:
-        ConfigurationError: on every member: their versions or their jobs differ; or here alone: the rank is taken, or
-            the launcher started another number of processes.
+        ConfigurationError: on every member: their sizes, their versions or their jobs differ; or here alone: the rank
+            is taken, or the launcher started another number of processes.
         StalledError: a member did not come; names it.
     """
     job, launched = _own_job()
@@ -85,8 +85,15 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
             f"started {launched[1]} process(es). Leave world_size out, or start {size}."
         )
     own = _own_member(job)
-    rendezvous = StoreRendezvous(_store_of_this_time(store, rank, own), rank, size, address=own.address)
+    place = _store_of_this_time(store, rank, own)
+    _agree_on_size(place, rank, size)
+
+    def check(_: Sequence[int]) -> None:
+        _check_size(place, rank, size)
+
+    rendezvous = StoreRendezvous(place, rank, size, address=own.address, check=check)
     told = [item.payload for item in rendezvous.allgather(json.dumps(asdict(own)).encode(), timeout=timeout)]
+    _check_size(place, rank, size)
     members = tuple(_read_member(text) for text in told)
     _check_versions([member.version for member in members])
     _check_jobs([member.job for member in members])
@@ -136,6 +143,28 @@ def _store_of_this_time(store: Store, rank: int, own: Member) -> Store:
         )
     store.set(f"member/{rank}", identity)
     return PrefixStore(f"meeting/{number}", store)
+
+
+def _agree_on_size(store: Store, rank: int, size: int) -> None:
+    """Raise ConfigurationError if another member came with another size first, and let the others know."""
+    first = store.compare_set("size", "", f"{size} {rank}").decode()
+    if first.split()[0] != str(size):
+        store.set("other size", f"{size} {rank}")
+        raise _sizes_differ(rank, size, first)
+
+
+def _check_size(store: Store, rank: int, size: int) -> None:
+    """Raise ConfigurationError if a member has come with another size."""
+    if store.check(["other size"]):
+        raise _sizes_differ(rank, size, store.get("other size").decode())
+
+
+def _sizes_differ(rank: int, size: int, told: str) -> ConfigurationError:
+    theirs, other = told.split()
+    return ConfigurationError(
+        f"backend unidist, rank {rank}: the group was asked for with world_size={size}, and by rank {other} with "
+        f"world_size={theirs}. Pass the same on every rank."
+    )
 
 
 def _check_versions(versions: Sequence[str]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, Work
 from unidist.errors import UsageError
 from unidist_torch.memory import DTYPES, tensor_of
 
@@ -19,6 +20,30 @@ _KEPT_BYTES = 256 << 20
 _KEPT_PIECES = 32
 
 Finish = Callable[[], None]
+
+
+class Operation(NamedTuple):
+    """One operation of a call.
+
+    Attributes:
+        post: issues it, on a communicator of the group.
+        finish: what follows when it is complete: it brings results to their tensors, and gives memory back.
+    """
+
+    post: Callable[[Communicator], Work]
+    finish: Finish | None
+
+
+def together(first: Finish | None, second: Finish | None) -> Finish | None:
+    """Return what does both, one after the other."""
+    if first is None or second is None:
+        return first or second
+
+    def finish() -> None:
+        first()
+        second()
+
+    return finish
 
 
 def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:

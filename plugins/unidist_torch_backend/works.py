@@ -16,6 +16,7 @@ from torch.futures import Future
 from unidist.communicator import Work
 from unidist.errors import StalledError
 from unidist_torch_backend.completion import Completion
+from unidist_torch_backend.messages import ReceiveWork
 
 _Base: Any = dist.Work
 _c10d: Any = _distributed_c10d  # not all of it is annotated
@@ -109,7 +110,7 @@ class GroupWork(_Base):
     Args:
         works: the communicator's.
         result: the tensors that hold the result.
-        finish: called once, by the first thread that finds all of them complete.
+        finishes: called once, in order, by the first thread that finds all of them complete.
         limit: longest wait.
         completion: the group's thread, which completes it if nobody waits.
         is_message: see `GroupFuture`.
@@ -119,7 +120,7 @@ class GroupWork(_Base):
         self,
         works: Sequence[Work],
         result: Sequence[torch.Tensor],
-        finish: Callable[[], None] | None,
+        finishes: Sequence[Callable[[], None]],
         limit: timedelta,
         completion: Completion,
         *,
@@ -129,7 +130,7 @@ class GroupWork(_Base):
         self._is_message = is_message
         self._works = works
         self._result = result
-        self._finish = finish
+        self._finishes = finishes
         self._limit = limit
         self._deadline = time.monotonic() + limit.total_seconds()
         self._completion = completion
@@ -138,7 +139,7 @@ class GroupWork(_Base):
         self._is_awaited = False
         self._error: BaseException | None = None
         self._future: GroupFuture | None = None
-        self._polled = False  # by the thread: the future was completed, or there was none
+        self._is_resolved = False  # the future is complete, or one thread is about to complete it
 
     def wait(self, timeout: timedelta = _UNSET) -> bool:
         """Return True when the result is there, or raise the operation's error.
@@ -150,6 +151,7 @@ class GroupWork(_Base):
             self._is_awaited = True
             with self._lock:
                 self._settle(timeout or self._limit)
+        self._resolve()  # C++ asks for the future's value right after this
         if self._error is not None:
             raise self._error
         return True
@@ -193,9 +195,9 @@ class GroupWork(_Base):
         with self._lock:
             if self._future is None:
                 self._future = GroupFuture(self._completion, is_message=self._is_message)
-                if self._polled or self._completion.is_current:
-                    self._resolve(self._future)
-            return self._future
+        if self._is_done:
+            self._resolve()
+        return self._future
 
     def get_future_result(self) -> Future[Any]:
         """Return `get_future()`."""
@@ -212,11 +214,7 @@ class GroupWork(_Base):
         """Complete the future if the operations are complete; the group's thread calls this."""
         if not self._is_done and not self._advance():
             return False
-        with self._lock:
-            self._polled = True
-            future = self._future
-        if future is not None:
-            self._resolve(future)
+        self._resolve()
         return True
 
     def _advance(self) -> bool:
@@ -251,8 +249,8 @@ class GroupWork(_Base):
         try:
             for work in self._works:
                 work.wait(limit)
-            if self._finish is not None:
-                self._finish()
+            for finish in self._finishes:
+                finish()
         except StalledError as exc:
             waited = self._limit if limit is _LATE else limit
             text = str(exc).replace(f"{_LATE.total_seconds():g} s", f"{waited.total_seconds():g} s")
@@ -265,14 +263,36 @@ class GroupWork(_Base):
     def _end(self, error: BaseException | None) -> None:
         self._error = error
         self._works = ()
-        self._finish = None
+        self._finishes = ()
         self._is_done = True
 
-    def _resolve(self, future: GroupFuture) -> None:
+    def _resolve(self) -> None:
+        """Complete the future, once, if there is one: without the lock, for callbacks may wait for this work."""
+        with self._lock:
+            future = self._future
+            if future is None or self._is_resolved:
+                return
+            self._is_resolved = True
         if self._error is None:
             future.succeed(list(self._result))
         else:
             future.fail(self._error)
+
+
+class MessageWork(GroupWork):
+    """The work of a message.
+
+    Attributes:
+        pending: of a message that is received.
+    """
+
+    pending: ReceiveWork | None = None
+
+    def source_rank(self) -> int:
+        """Return who sent the message, when it is there."""
+        return -1 if self.pending is None else self.pending.receive.sender
+
+    _source_rank = source_rank
 
 
 class FinishedWork(_Base):

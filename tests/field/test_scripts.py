@@ -1,7 +1,7 @@
 """Scripts of the field under every strategy on two ranks: the numbers of the original alone, or an error of one line.
 
 `scripts/original` has them as users of transformers, timm and Lightning write them, `scripts/ported` with the changes
-that docs/coming-from.md names. `make test-field` makes an environment with these libraries.
+that docs/coming-from.md names. `make test-integrations` makes an environment with these libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSING = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 
 pytestmark = [
     pytest.mark.parallel,
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (make test-field)"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (make test-integrations)"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,7 @@ def test_a_trainer_that_wraps_the_model_in_ddp_is_told_to_leave_it(tmp_path: Pat
     kept, removed = re.subn(r'for name in \("RANK".*\n.*pop\(name, None\)\n', "", text)
     assert removed == 1
     script = tmp_path / "train.py"
-    script.write_text(f"import field_scripts\nfield_scripts.let_torchvision_be_imported()\n{kept}")
+    script.write_text(kept)
     command = [sys.executable, "-m", "unidist_launch", "launch", "-np", "2", "--strategy", "tensor=2", str(script)]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import runpy
 import sys
@@ -69,29 +68,9 @@ def _distance(one: Any, other: Any) -> float:
 def _run(script: Path, arguments: Sequence[str], dtype: str) -> dict[str, Any]:
     import torch
 
-    let_torchvision_be_imported()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
         with mock.patch.object(sys, "argv", [str(script), *arguments]):
             return runpy.run_path(str(script), run_name="__main__")
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def let_torchvision_be_imported() -> None:
-    """Declare the operators that torchvision looks up when it is imported, if its own library cannot be loaded.
-
-    timm needs torchvision. Package indexes have it for CUDA, and beside a PyTorch for CPUs its operators, which no
-    script here calls, are missing.
-    """
-    import torch
-
-    found = importlib.util.find_spec("torchvision")
-    if "torchvision" in sys.modules or found is None or found.origin is None:
-        return
-    (library,) = Path(found.origin).parent.glob("_C*.so")
-    try:
-        torch.ops.load_library(library)
-    except OSError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")

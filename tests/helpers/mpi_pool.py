@@ -20,7 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from unidist.jobs.pool._call import Call, Worker, call_name
+from unidist.jobs.pool import call_name
+from unidist.jobs.pool._call import Call, Worker
 from unidist.jobs.pool._channel import Channel, send
 from unidist.jobs.pool._pickling import dump_call
 from unidist.jobs.processes import LocalProcesses, rank_variables
@@ -85,7 +86,7 @@ class MpiPool:
         call = Call(self._workers, call_name(func))
         try:
             call.run(messages, timeout.total_seconds())
-            return call.results()
+            return call.answers.results(timeout_sec=timeout.total_seconds())
         except BaseException:
             self.healthy = False
             raise
@@ -113,7 +114,7 @@ class MpiPool:
                 raise ConnectionError("something else than a rank of this pool connected")
             send(connection, pickle.dumps(list(sys.path)))
             rank = int.from_bytes(hello[_TOKEN_BYTES:], "big")
-            found[rank] = Worker(self.mpirun, Channel(connection), None)
+            found[rank] = Worker(rank, self.mpirun, Channel(connection), None)
         return [found[rank] for rank in range(self.num_proc)]
 
 

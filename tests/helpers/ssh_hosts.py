@@ -12,16 +12,22 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
+import slow_link
 
 _SSHD = "/usr/sbin/sshd"
 _PORT = 2222
+_SO_RCVBUFFORCE = 33
 _START_SEC = 20.0
 _SSHD_CONFIG = """
 Port {port}
@@ -71,6 +77,8 @@ class SshHosts:
 
     Args:
         count: number of hosts.
+        delay_ms: what a packet takes from one host to another; not 0 and `loss` need what `slow_link` does.
+        loss: share of packets that are lost on this way.
 
     Attributes:
         names: of the hosts, as `-H` takes them.
@@ -78,7 +86,9 @@ class SshHosts:
         ssh_command: an ssh that knows them all.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, delay_ms: float = 0.0, loss: float = 0.0) -> None:
+        self._delay_ms, self._loss = delay_ms, loss
+        self._links: list[subprocess.Popen[bytes]] = []
         self._mark = secrets.token_hex(2)
         self._bridge = f"ud{self._mark}b"
         self._net = _free_network()
@@ -94,6 +104,11 @@ class SshHosts:
     def link(self, name: str, state: str) -> None:
         """Take the network cable of a host out ("down") or put it in ("up"): no connection is told."""
         _run("ip", "link", "set", self._outer(name), state)
+
+    def alias(self, name: str, alias: str) -> None:
+        """Let all hosts know one of them by another name, too, as a cluster's DNS does."""
+        with (self._folder / "hosts").open("a") as file:
+            file.write(f"{self.addresses[self.names.index(name)]} {alias}\n")
 
     def narrow(self, name: str, *, mtu: int, rate: str) -> None:
         """Give a host a network card that takes short packets, and only so many bits in a second ("50mbit")."""
@@ -166,7 +181,10 @@ class SshHosts:
         for name, address in zip(self.names, self.addresses, strict=True):
             space, outer = self._space(name), self._outer(name)
             _run("ip", "netns", "add", space)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            if self._delay_ms or self._loss:
+                self._make_slow_link(space, outer)
+            else:
+                _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
             _run("ip", "link", "set", outer, "master", self._bridge, "up")
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
@@ -178,6 +196,40 @@ class SshHosts:
             self._boot(name)
         for name in self.names:
             self._await(name)
+
+    def _make_slow_link(self, space: str, outer: str) -> None:
+        """Each packet from host to host passes two of them."""
+        numbers = (f"{self._delay_ms / 2}", f"{self._loss / 2}", str(len(self._links)))
+        command = [sys.executable, slow_link.__file__, space, outer, *numbers]
+        link = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._links.append(link)
+        assert link.stdout is not None
+        assert link.stdout.readline() == b"ready\n", "the link cannot be made"
+
+    @contextmanager
+    def overheard(self, name: str) -> Iterator[bytearray]:
+        """Give all bytes that go over a host's link, once the block is left; for as long as it takes."""
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:  # 3: every protocol
+            sock.bind((self._outer(name), 0))
+            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 64 << 20)
+            sock.settimeout(0.05)
+            seen, has_ended = bytearray(), threading.Event()
+
+            def listen() -> None:
+                while True:
+                    try:
+                        seen.extend(sock.recv(1 << 17))
+                    except TimeoutError:
+                        if has_ended.is_set():
+                            return
+
+            thread = threading.Thread(target=listen)
+            thread.start()
+            try:
+                yield seen
+            finally:
+                has_ended.set()
+                thread.join()
 
     def _boot(self, name: str) -> None:
         inside = (
@@ -211,6 +263,11 @@ class SshHosts:
             os.killpg(process.pid, signal.SIGKILL)  # --kill-child takes all of the host along
             process.wait(10)
         self._hosts.clear()
+        for link in self._links:
+            link.kill()
+            link.wait(10)
+            assert link.stdout is not None
+            link.stdout.close()
         for name in self.names:
             for command in (("link", "delete", self._outer(name)), ("netns", "delete", self._space(name))):
                 subprocess.run(["ip", *command], capture_output=True, timeout=10)

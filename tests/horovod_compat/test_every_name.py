@@ -50,7 +50,9 @@ print(json.dumps(found))
 """
 PARTS = {
     "torch": [name for name in ANSWERS if name.startswith("horovod.torch")],
-    "tensorflow": [name for name in ANSWERS if "tensorflow" in name or "keras" in name],
+    "tensorflow": [
+        name for name in ANSWERS if name.startswith(("horovod.tensorflow", "horovod.keras", "horovod._keras"))
+    ],
     "common": [name for name in ANSWERS if name.startswith("horovod.common")],
 }
 NOT_NAMES = {"MPI", "TYPE_CHECKING"}  # for annotations

@@ -4,7 +4,7 @@
  *   tcp_group SEED ROUNDS
  * Every round runs a random program over two groups, one thread in each rank for each group, while the transports' own
  * threads take part. Then somebody sends frames with random bytes in them, or garbage, while the others go on, abort or
- * close. Exits with 1 where a number is wrong, or a rank is not through in time. */
+ * close. Every third round is encrypted. Exits with 1 where a number is wrong, or a rank is not through in time. */
 #include "tcp.h"
 
 #include "kernels.h"
@@ -119,7 +119,7 @@ static pending start(rank_state *r, random_numbers *shared, uint32_t number) {
 
 static void wait_for(rank_state *r, pending *p) {
     int status = ud_drive(p->op, LIMIT_NS);
-    CHECK(!status, "rank %d: operation %u of kind %d ended with %d", r->rank, p->number, p->kind, status);
+    CHECK(!status, "rank %d: operation %u of kind %d ended with %d (%s)", r->rank, p->number, p->kind, status, r->group->text);
     for (uint64_t i = 0; i < p->count; i++)
         CHECK(p->target[i] == expected(p, r->group->size, i), "rank %d: element %llu of operation %u, kind %d, is %u, not %u",
               r->rank, (unsigned long long)i, p->number, p->kind, p->target[i], expected(p, r->group->size, i));
@@ -138,7 +138,7 @@ static void pass_messages(rank_state *r) {
     ud_op *sending = ud_post_message(r->group, 1, (rank + 1) % size, out, nbytes);
     pthread_mutex_unlock(&r->transport->mutex);
     CHECK(receiving && sending, "no memory");
-    CHECK(!ud_drive(receiving, LIMIT_NS) && !ud_drive(sending, LIMIT_NS), "rank %d: a message did not pass", rank);
+    CHECK(!ud_drive(receiving, LIMIT_NS) && !ud_drive(sending, LIMIT_NS), "rank %d: a message did not pass (%s)", rank, r->group->text);
     for (uint64_t i = 0; i < nbytes; i++) CHECK(in[i] == (rank + size - 1) % size + 1, "rank %d: a wrong message", rank);
     release(r, receiving);
     release(r, sending);
@@ -203,10 +203,30 @@ static void *run(void *argument) {
     return NULL;
 }
 
+static const unsigned char KEY[UD_TLS_KEY_BYTES] = "of all connections here";
+
+static void encrypt(const int *pair, ud_tls **first, ud_tls **second) {
+    char why[256] = "";
+    for (int i = 0; i < 2; i++) fcntl(pair[i], F_SETFL, O_NONBLOCK);
+    *first = ud_tls_new(pair[0], 0, KEY), *second = ud_tls_new(pair[1], 1, KEY);
+    CHECK(*first && *second, "no memory");
+    for (int i = 0, open = 0; open != 2; i++) {
+        enum ud_tls_step steps[] = {ud_tls_handshake(*first, why, sizeof why), ud_tls_handshake(*second, why, sizeof why)};
+        CHECK(i < 10 && steps[0] != UD_TLS_FAILED && steps[1] != UD_TLS_FAILED, "no handshake: %s", why);
+        open = (steps[0] == UD_TLS_OPEN) + (steps[1] == UD_TLS_OPEN);
+    }
+}
+
 int main(int argc, char **argv) {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     int rounds = argc > 2 ? atoi(argv[2]) : 3;
+    const char *const libraries[] = {"libssl.so.3", "libssl.so.1.1"};
+    char why[256];
+    CHECK(!ud_tls_load(libraries, 2, why, sizeof why), "no OpenSSL: %s", why);
+    ud_tls_set_key_records(50);
     for (int round = 0; round < rounds; round++) {
+        int is_encrypted = round % 3 == 2;
+        ud_tls *tls[RANKS][RANKS][LANES], *const *tls_by_peer[RANKS];
         int fds[RANKS][RANKS][LANES], *by_peer[RANKS], num_lanes[RANKS];
         for (int i = 0; i < RANKS; i++)
             for (int j = i + 1; j < RANKS; j++)
@@ -214,14 +234,16 @@ int main(int argc, char **argv) {
                     int pair[2];
                     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), "no socket pair");
                     fds[i][j][k] = pair[0], fds[j][i][k] = pair[1];
+                    if (is_encrypted) encrypt(pair, &tls[i][j][k], &tls[j][i][k]);
                 }
         pthread_barrier_t all_are_through;
         pthread_barrier_init(&all_are_through, NULL, 2 * RANKS);
         rank_state states[RANKS][2];
         memset(states, 0, sizeof states);
         for (int i = 0; i < RANKS; i++) {
-            for (int j = 0; j < RANKS; j++) by_peer[j] = fds[i][j], num_lanes[j] = i == j ? 0 : LANES;
-            ud_transport *transport = ud_open(i, RANKS, num_lanes, by_peer, round % 2 ? 20000 : 0, INT64_C(5000000000));
+            for (int j = 0; j < RANKS; j++) by_peer[j] = fds[i][j], tls_by_peer[j] = tls[i][j], num_lanes[j] = i == j ? 0 : LANES;
+            ud_transport *transport = ud_open(i, RANKS, num_lanes, by_peer, is_encrypted ? tls_by_peer : NULL,
+                                              round % 2 ? 20000 : 0, INT64_C(5000000000));
             CHECK(transport, "no transport");
             int members[2][RANKS] = {{0, 1, 2, 3}, {3, 2, 1, 0}};
             for (int g = 0; g < 2; g++) {

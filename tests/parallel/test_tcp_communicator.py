@@ -38,3 +38,19 @@ class TestTcpCommunicatorWithOneConnection(_Tcp):
     env = {"UNIDIST_TCP_CONNECTIONS": "1"}  # noqa: RUF012 - as in the base class
     moments = ("large allreduce",)
     life_cycles = 10
+
+
+class TestTcpCommunicatorWithTls(_Tcp):
+    """Sizes of records and of messages have nothing to do with each other."""
+
+    sizes = (2,)
+    env = {"UNIDIST_TLS": "1"}  # noqa: RUF012 - as in the base class
+    moments = ("large allreduce",)
+    life_cycles = 10
+    in_pairs = True
+
+
+@pytest.mark.soak
+class TestTcpCommunicatorOfOtherSizesWithTls(_Tcp):
+    sizes = (2, 3, 4)
+    env = {"UNIDIST_TLS": "1", "UNIDIST_TCP_CONNECTIONS": "4"}  # noqa: RUF012 - as in the base class

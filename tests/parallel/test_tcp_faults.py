@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,8 @@ def test_garbage_on_a_connection_is_a_lost_peer(rank_pool: Pools, data: bytes) -
         buffer = Buffer.allocate(100_000, DType.FLOAT32)
         world.allreduce(buffer, buffer).wait()
         descriptors = lanes()
+        word = Buffer.allocate(1, DType.UINT8)  # rank 0 is through with what comes before the garbage
+        (world.send(word, to=1) if world.rank == 0 else world.recv(word, source=0)).wait()
         if world.rank == 1:
             for descriptor in descriptors:
                 os.set_blocking(descriptor, True)
@@ -154,3 +157,37 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(rank_pool: Pools) -> 
         when, ranks, text = outcomes[rank]
         assert ranks == (1,), text
         assert when - died < 5, "a connection that is closed is noticed at once"
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("another version", r"rank 1 runs version 63 of the engine tcp, and rank 0 version 02; install one version"),
+        ("no encryption", r"rank\(s\) 0, 2 encrypt what they send .* and rank\(s\) 1 do not"),
+    ],
+)
+def test_one_rank_that_does_not_fit_is_a_line_on_every_rank(rank_pool: Pools, what: str, text: str) -> None:
+    def on_rank() -> str:
+        import os
+
+        from unidist.errors import ConfigurationError
+        from unidist.runtime import context
+        from unidist.settings.environment import set_variables
+        from unidist_tcp import handshake
+
+        own, is_odd = handshake.PROTOCOL, os.environ["UNIDIST_RANK"] == "1"
+        handshake.PROTOCOL = 0x63 if is_odd and what == "another version" else own
+        try:
+            with set_variables({"UNIDIST_TLS": "0"} if is_odd and what == "no encryption" else {}):
+                context.init()
+        except ConfigurationError as exc:
+            return str(exc)
+        finally:
+            handshake.PROTOCOL = own
+        context.shutdown()
+        return "connected"
+
+    # Other ranks than those above, of which one has not taken part in an init().
+    for found in rank_pool(3, env={**ENV, "UNIDIST_TLS": "1"}).run(on_rank):
+        assert re.search(text, found), found
+        assert "\n" not in found

@@ -8,9 +8,10 @@ FRAMEWORKS = frozenset(("torch", "tensorflow", "keras", "jax", "horovod", "mpi4p
 HEAVY = FRAMEWORKS | {"numpy"}
 LAUNCHER = "unidist_launch"
 EXTEND_THE_LAUNCHER = frozenset(
-    f"unidist_{name}" for name in ("bench", "kubernetes", "mpi_launch", "pipeline", "planner", "slurm", "status")
+    f"unidist_{name}"
+    for name in ("bench", "kubernetes", "mpi_launch", "pipeline", "planner", "ray", "slurm", "spark", "status", "track")
 )
-"""Plugins that bring a launcher, or commands of the command line, and may import what the launcher has for that."""
+"""Plugins that bring a launcher, commands or options, and may import what the launcher has for that."""
 
 
 def check_directions(project: Project) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -47,7 +48,10 @@ class UpdateState(KeepsState):
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
-        values = section.values
+        self.load_values(section.values)
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Restore what `values` returned, in a job of any size: for checkpoints of another format."""
         self._update.step = int(values["step"])
         scaler = self._update.scaler
         if scaler is not None and values["loss_scale"]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
+import struct
+import termios
 from collections.abc import Sequence
 
 from unidist.control.wire import Message, Wire
@@ -56,6 +59,14 @@ class Connection:
     def pending_bytes(self) -> int:
         """How much waits to be sent."""
         return len(self._pending)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Return whether the other end's machine has acknowledged all that was sent, whatever its process does."""
+        if self._pending:
+            return False
+        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+        return not unacknowledged
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for a selector."""

@@ -42,7 +42,13 @@ class EngineChoice:
 
 
 def choose(
-    asked: str, memory: str, topology: Topology, engines: Registry[EngineSpec], *, elastic: bool = False
+    asked: str,
+    memory: str,
+    topology: Topology,
+    engines: Registry[EngineSpec],
+    *,
+    elastic: bool = False,
+    tls: bool = False,
 ) -> EngineChoice:
     """Return the engine for one kind of memory.
 
@@ -53,15 +59,16 @@ def choose(
         topology: of this process.
         engines: what is registered.
         elastic: ranks of the job may be lost.
+        tls: what leaves a host has to be encrypted.
 
     Raises:
         ConfigurationError: the engine asked for is unknown, cannot be used on this machine, or cannot connect this
-            job, or reconnect it if it is elastic; or no engine can.
+            job, or reconnect it if it is elastic, or encrypt what it has to; or no engine can.
     """
+    tls = tls and not topology.single_host
     if asked != AUTO:
         spec = engines.get(asked, hint="`unidist plugins` lists where they come from.")
-        if elastic:
-            check_engine(spec, engines)
+        check_engine(spec, engines, elastic=elastic, tls=tls)
         engine = spec.load()
         for verdict in (engine.availability(), engine.supports(topology)):
             if not verdict.usable:
@@ -79,6 +86,9 @@ def choose(
         if elastic and not spec.re_forms:
             refused.append(f"{spec.name} (it cannot reconnect when a rank is lost)")
             continue
+        if tls and not spec.encrypts:
+            refused.append(f"{spec.name} (it does not encrypt, as --tls asks for)")
+            continue
         engine = spec.load()
         supported = engine.supports(topology)
         if not supported.usable:
@@ -95,13 +105,25 @@ def choose(
     )
 
 
-def check_engine(spec: EngineSpec, engines: Registry[EngineSpec]) -> None:
-    """Make sure that an elastic job can use this engine.
+def check_engine(spec: EngineSpec, engines: Registry[EngineSpec], *, elastic: bool, tls: bool) -> None:
+    """Make sure that a job can use this engine.
+
+    Args:
+        spec: of the engine.
+        engines: what is registered.
+        elastic: ranks of the job may be lost.
+        tls: the job has several hosts, and what leaves a host has to be encrypted.
 
     Raises:
-        ConfigurationError: it cannot reconnect when a rank is lost; lists those that can.
+        ConfigurationError: it cannot reconnect when a rank is lost, or does not encrypt; lists those that do.
     """
-    if not spec.re_forms:
+    if tls and not spec.encrypts:
+        able = ", ".join(each.name for each in engines if each.encrypts) or "none"
+        raise ConfigurationError(
+            f"--tls: engine {spec.name!r} does not encrypt what it sends to other hosts; those that do: {able}. Leave "
+            "--engine out, or --tls."
+        )
+    if elastic and not spec.re_forms:
         able = ", ".join(each.name for each in engines if each.re_forms) or "none"
         raise ConfigurationError(
             f"this job is elastic, and engine {spec.name!r} cannot reconnect the ranks when one is lost; those that "

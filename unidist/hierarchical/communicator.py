@@ -7,24 +7,28 @@ one rank alone would send, over m connections at a time. (Horovod's hierarchical
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from typing_extensions import override
 
 from unidist.algorithms import _checks
 from unidist.algorithms._reduce import check_reduction
-from unidist.buffer import HOST, Buffer, DType, copy
+from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, format_ranks
 from unidist.communicator_capabilities import SharedMemory, SharesMemory
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.hierarchical.layout import Layout
 from unidist.hierarchical.pipeline import Pipeline, Stage, WorkOfParts
+from unidist.hierarchical.scratch import Scratch
 
 _INSIDE, _BETWEEN, _BACK = 0, 1, 2
 
 _PART_BYTES = 8 << 20
+_MAX_PARTS = 4
+"""Parts let what is inside and what is between hosts overlap. Each costs every rank some stages: few are enough."""
 
 DIRECT_BYTES = 32 << 10
 """Up to this size an operation is one of `outer`: stages cost more in latency than they save in bytes."""
@@ -70,6 +74,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         self._parts: list[Communicator] = [inner, outer]
         self._aborted = ""
         self._closed = False
+        self._scratch = Scratch(inner.allocate if inner.capabilities.engine_memory else _ordinary)
         self._pipeline = Pipeline(self.timeout, translate=self._translate, stalled=self._stalled)
         if self._flat is None:
             self._inside, self._back = _copy_of(inner), _copy_of(inner)
@@ -85,8 +90,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         self._check_open("allreduce")
         if (direct := self._direct(source.nbytes)) is not None:
             return self._pipeline.adopt(direct.allreduce(source, target, op=op, scale=scale))
-        # In parts, so that what is inside and what is between hosts overlap.
-        part = max(1, _PART_BYTES // source.dtype.itemsize)
+        part = max(1, _PART_BYTES // source.dtype.itemsize, -(-source.count // _MAX_PARTS))
         return WorkOfParts(
             [
                 self._post_allreduce(source.slice(start, count), target.slice(start, count), op, scale)
@@ -98,19 +102,18 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
     def _post_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp, scale: float) -> Work:
         pieces = self._layout.pieces(source.count)
         counts = pieces + [0] * (self._inner.size - len(pieces))
-        own = counts[self._index]
-        partial = self._scratch(own, source.dtype)
-        total = self._scratch(own, source.dtype)
+        # The own piece stays where it belongs in the target: ranks of this host read it there.
+        own = target.slice(sum(counts[: self._index]), counts[self._index])
         between = self._between
         return self._pipeline.post(
             f"allreduce of {source.dtype}[{source.count}]",
             [
-                Stage(_INSIDE, lambda: self._inside.reducescatter(source, partial, op=op, counts=counts)),
+                Stage(_INSIDE, lambda: self._inside.reducescatter(source, own, op=op, counts=counts)),
                 Stage(
                     _BETWEEN,
-                    lambda: between.allreduce(partial, total, op=op, scale=scale) if between and own else None,
+                    lambda: between.allreduce(own, own, op=op, scale=scale) if between and own.count else None,
                 ),
-                Stage(_BACK, lambda: self._back.allgather(total, target, counts=counts)),
+                Stage(_BACK, lambda: self._back.allgather(own, target, counts=counts)),
             ],
         )
 
@@ -121,25 +124,22 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         _checks.check_count("allgather", "source", source, counts[self.rank])
         _checks.check_count("allgather", "target", target, sum(counts))
         self._check_open("allgather")
-        if (direct := self._direct(target.nbytes, self._layout.is_even)) is not None:
+        if (direct := self._direct(target.nbytes, self._layout.is_regular)) is not None:
             return self._pipeline.adopt(direct.allgather(source, target, counts=counts))
-        rows = [self._layout.row(index) for index in range(self._layout.num_rows)]
-        row_counts = [sum(counts[rank] for rank in row) for row in rows]
-        gathered = self._scratch(row_counts[self._index], source.dtype)
-        by_rows = self._scratch(sum(counts), source.dtype)
         between = self._between
-        assert between is not None, "in an even layout every rank is in a row"
-
-        def unpack() -> None:
-            _move(by_rows, target, [rank for row in rows for rank in row], counts, to_ranks=True)
-
-        own_counts = [counts[rank] for rank in rows[self._index]]
+        assert between is not None, "in a regular layout every rank is in a row"
+        of_row = [counts[rank] for rank in self._layout.row(self._index)]
+        lent = self._scratch.borrow(sum(of_row) * source.dtype.itemsize)
+        gathered = lent.slice(0, sum(of_row) * source.dtype.itemsize).cast(source.dtype)
         return self._pipeline.post(
             f"allgather of {source.dtype}{counts}",
             [
-                Stage(_BETWEEN, lambda: between.allgather(source, gathered, counts=own_counts)),
-                Stage(_BACK, lambda: self._back.allgather(gathered, by_rows, counts=row_counts)),
-                Stage(_BACK, unpack),
+                Stage(_BETWEEN, lambda: between.allgather(source, gathered, counts=of_row)),
+                *(
+                    Stage(_BACK, partial(self._back.allgather, piece, block, counts=of_host))
+                    for piece, block, of_host in self._blocks(counts, gathered, target)
+                ),
+                Stage(_BACK, lambda: self._scratch.give_back(lent)),
             ],
         )
 
@@ -177,23 +177,37 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         _checks.check_count("reducescatter", "target", target, counts[self.rank])
         check_reduction(target, op)
         self._check_open("reducescatter")
-        if (direct := self._direct(source.nbytes, self._layout.is_even)) is not None:
+        if (direct := self._direct(source.nbytes, self._layout.is_regular)) is not None:
             return self._pipeline.adopt(direct.reducescatter(source, target, op=op, scale=scale, counts=counts))
-        rows = [self._layout.row(index) for index in range(self._layout.num_rows)]
-        row_counts = [sum(counts[rank] for rank in row) for row in rows]
-        by_rows = self._scratch(sum(counts), source.dtype)
-        partial = self._scratch(row_counts[self._index], source.dtype)
         between = self._between
-        assert between is not None, "in an even layout every rank is in a row"
-        _move(source, by_rows, [rank for row in rows for rank in row], counts, to_ranks=False)
-        own_counts = [counts[rank] for rank in rows[self._index]]
+        assert between is not None, "in a regular layout every rank is in a row"
+        of_row = [counts[rank] for rank in self._layout.row(self._index)]
+        lent = self._scratch.borrow(sum(of_row) * source.dtype.itemsize)
+        sums = lent.slice(0, sum(of_row) * source.dtype.itemsize).cast(source.dtype)
         return self._pipeline.post(
             f"reducescatter of {source.dtype}{counts}",
             [
-                Stage(_INSIDE, lambda: self._inside.reducescatter(by_rows, partial, op=op, counts=row_counts)),
-                Stage(_BETWEEN, lambda: between.reducescatter(partial, target, op=op, scale=scale, counts=own_counts)),
+                *(
+                    Stage(_INSIDE, partial(self._inside.reducescatter, block, piece, op=op, counts=of_host))
+                    for piece, block, of_host in self._blocks(counts, sums, source)
+                ),
+                Stage(_BETWEEN, lambda: between.reducescatter(sums, target, op=op, scale=scale, counts=of_row)),
+                Stage(_BETWEEN, lambda: self._scratch.give_back(lent)),
             ],
         )
+
+    def _blocks(
+        self, counts: Sequence[int], by_host: Buffer, by_rank: Buffer
+    ) -> Iterator[tuple[Buffer, Buffer, list[int]]]:
+        """For each host, yield this rank's piece in `by_host`, all ranks' block in `by_rank`, and their counts."""
+        piece_start = block_start = 0
+        for ranks in self._layout.hosts:
+            of_host = [counts[rank] for rank in ranks]
+            piece = by_host.slice(piece_start, of_host[self._index])
+            block = by_rank.slice(block_start, sum(of_host))
+            yield piece, block, of_host
+            piece_start += piece.count
+            block_start += block.count
 
     @override
     def alltoall(
@@ -281,6 +295,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         if not self._closed:
             self._closed = True
             self._pipeline.end(UsageError(f"this communicator is closed ({self.description})"))
+            self._scratch.clear()
             for part in reversed(self._parts):
                 part.close()
 
@@ -294,11 +309,6 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         """Return the part by which another rank is reached, and its rank there."""
         here = self._layout.hosts[self._host]
         return (self._inner, here.index(rank)) if rank in here else (self._outer, rank)
-
-    def _scratch(self, count: int, dtype: DType) -> Buffer:
-        if self._inner.capabilities.engine_memory and count:
-            return self._inner.allocate(count * dtype.itemsize).cast(dtype)
-        return Buffer.allocate(count, dtype)
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -326,20 +336,11 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return StalledError(text)
 
 
+def _ordinary(nbytes: int) -> Buffer:
+    return Buffer.allocate(nbytes, DType.UINT8)
+
+
 def _copy_of(communicator: Communicator) -> Communicator:
     made = communicator.split(range(communicator.size))
     assert made is not None, "split(range(size)) includes every rank"
     return made
-
-
-def _move(source: Buffer, target: Buffer, order: Sequence[int], counts: Sequence[int], *, to_ranks: bool) -> None:
-    """Copy pieces from rank order into `order`, or (`to_ranks`) from `order` into rank order."""
-    starts = [0] * len(counts)
-    for rank in range(1, len(counts)):
-        starts[rank] = starts[rank - 1] + counts[rank - 1]
-    at = 0
-    for rank in order:
-        ordered, ranked = (source, target) if to_ranks else (target, source)
-        pieces = ordered.slice(at, counts[rank]), ranked.slice(starts[rank], counts[rank])
-        copy(*(pieces if to_ranks else pieces[::-1]))
-        at += counts[rank]

@@ -33,9 +33,10 @@ class Layout:
         return min(map(len, self.hosts))
 
     @property
-    def is_even(self) -> bool:
-        """Return whether all hosts have equally many ranks, so that every rank is in a row."""
-        return all(len(ranks) == self.num_rows for ranks in self.hosts)
+    def is_regular(self) -> bool:
+        """Return whether all hosts have equally many ranks, and each host consecutive ones, in the order of hosts."""
+        in_order = [rank for ranks in self.hosts for rank in ranks]
+        return in_order == sorted(in_order) and {len(ranks) for ranks in self.hosts} == {self.num_rows}
 
     def row(self, index: int) -> tuple[int, ...]:
         """Return the ranks of a row, by host."""

@@ -15,7 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -55,11 +56,12 @@ class StagedWork(Work):
         pipeline = self._pipeline
         limit = pipeline.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit.total_seconds()
-        while not self.done():
-            if time.monotonic() > deadline:
-                pipeline.give_up(self, limit)
-                break
-            pipeline.wait_briefly()
+        with pipeline.driven_here():
+            while not self.done():
+                if time.monotonic() > deadline:
+                    pipeline.give_up(self, limit)
+                    break
+                pipeline.wait_briefly()
         if self.error is not None:
             raise self.error
 
@@ -139,12 +141,31 @@ class Pipeline:
         self._lock = threading.RLock()
         self._works: list[StagedWork] = []
         self._direct: list[DirectWork] = []
+        self._num_waiting = 0
         _driver.open(self)
 
     @property
     def is_busy(self) -> bool:
         """Return whether there is anything to drive."""
         return not (all(work.finished for work in self._works) and all(work.finished for work in self._direct))
+
+    @property
+    def needs_driver(self) -> bool:
+        """Return whether there is something to drive that no waiting thread drives."""
+        return not self._num_waiting and self.is_busy
+
+    @contextmanager
+    def driven_here(self) -> Iterator[None]:
+        """Within it this thread calls `advance` again and again; the background thread leaves the pipeline alone."""
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+            if self.is_busy:
+                _driver.wake()
 
     def adopt(self, inner: Work) -> Work:
         """Return an operation of one of the other communicators, which from now on moves on with the staged ones."""
@@ -281,9 +302,10 @@ class _Driver:
             self._is_busy.clear()
             while pipelines:  # no reference stays while it sleeps: what is forgotten may go
                 pipeline = pipelines.pop()
-                pipeline.advance()
-                if pipeline.is_busy:
-                    self._is_busy.set()
+                if pipeline.needs_driver:
+                    pipeline.advance()
+                    if pipeline.is_busy:
+                        self._is_busy.set()
                 del pipeline
 
 

@@ -41,6 +41,10 @@ class Scope:
         """Start an operation."""
         return self._operations.submit(request, background=background)
 
+    def moves(self, memory: str) -> bool:
+        """Return whether operations may have buffers in this kind of memory, see `NamedOperations.moves`."""
+        return self._operations.moves(memory)
+
     def root(self, world_rank: int) -> int:
         """Return the rank within the scope of a root, which scripts give as a world rank.
 

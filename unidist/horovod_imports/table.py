@@ -110,6 +110,30 @@ MODULES: dict[str, Answer] = {
             **_VERSION_OF_KERAS,
         },
     ),
+    "horovod.ray": Answer(
+        "unidist.ray",
+        missing={"BaseHorovodWorker": f"{_INTERNAL}"},
+    ),
+    "horovod.ray.elastic": Answer(
+        names=_also("unidist.ray", "ElasticRayExecutor RayHostDiscovery"), missing=_missing(_INTERNAL, "TestDiscovery")
+    ),
+    "horovod.ray.elastic_v2": Answer(
+        names=_also("unidist.ray", "ElasticParams RayHostDiscovery"),
+        missing=_missing("use RayExecutor(min_workers=...)", "ElasticAdapter TestDiscovery"),
+    ),
+    "horovod.ray.ray_logger": Answer("unidist_ray.ray_logger"),
+    "horovod.ray.runner": Answer("unidist.ray"),
+    "horovod.spark": Answer("unidist.spark"),
+    "horovod.spark.common": Answer(),
+    "horovod.spark.common.store": Answer(
+        names=_also("unidist.spark", "Store"),
+        missing=_missing(
+            "use Store.create(path or address)",
+            "AbstractFilesystemStore DBFSLocalStore FilesystemStore HDFSStore LocalStore",
+        ),
+    ),
+    "horovod.spark.keras": Answer(names=_also("unidist.spark", "KerasEstimator KerasModel")),
+    "horovod.spark.torch": Answer(names=_also("unidist.spark", "TorchEstimator TorchModel")),
     "horovod.torch": Answer("unidist.torch", names={"check_extension": "unidist.horovod_api.util:check_extension"}),
     "horovod.torch.compression": Answer("unidist.torch.compression"),
     "horovod.torch.elastic": Answer("unidist.torch.elastic"),
@@ -186,14 +210,21 @@ MODULES: dict[str, Answer] = {
 }
 """By the name of Horovod's module."""
 
-_INTEGRATION = "Until unidist brings an integration, start the ranks by `unidist launch`."
+_OF_RAY = "It is internal to Horovod; use RayExecutor of horovod.ray."
+_OF_SPARK = "It is internal to Horovod; use horovod.spark.run."
+_OF_SPARK_ESTIMATOR = "It is internal to Horovod; import the estimator from the package above it."
+_ESTIMATOR = "There is no such estimator; use TorchEstimator or KerasEstimator of unidist.spark."
 _SERVICES = "It is internal to horovodrun. Use `unidist launch`, or `unidist horovodrun` with Horovod's flags."
 
 ABSENT: dict[str, str] = {
     "horovod._keras": "It is internal to Horovod; use horovod.keras or horovod.tensorflow.keras.",
     "horovod.data": "Use torch.utils.data.DataLoader, whose workers load ahead (num_workers, prefetch_factor).",
     "horovod.mxnet": "MXNet is retired, and unidist has no adapter for it; use horovod.torch.",
-    "horovod.ray": f"unidist does not run in Ray's actors. {_INTEGRATION}",
+    "horovod.ray.adapter": _OF_RAY,
+    "horovod.ray.driver_service": _OF_RAY,
+    "horovod.ray.strategy": _OF_RAY,
+    "horovod.ray.utils": _OF_RAY,
+    "horovod.ray.worker": _OF_RAY,
     "horovod.runner.common": _SERVICES,
     "horovod.runner.driver": _SERVICES,
     "horovod.runner.elastic.constants": _SERVICES,
@@ -211,7 +242,35 @@ ABSENT: dict[str, str] = {
     "horovod.runner.task": _SERVICES,
     "horovod.runner.task_fn": _SERVICES,
     "horovod.runner.util": _SERVICES,
-    "horovod.spark": f"unidist does not run in Spark's executors. {_INTEGRATION}",
+    "horovod.spark.common._namedtuple_fix": _OF_SPARK,
+    "horovod.spark.common.backend": _OF_SPARK,
+    "horovod.spark.common.cache": _OF_SPARK,
+    "horovod.spark.common.constants": _OF_SPARK,
+    "horovod.spark.common.datamodule": _OF_SPARK,
+    "horovod.spark.common.estimator": _OF_SPARK,
+    "horovod.spark.common.params": _OF_SPARK,
+    "horovod.spark.common.serialization": _OF_SPARK,
+    "horovod.spark.common.util": _OF_SPARK,
+    "horovod.spark.conf": _OF_SPARK,
+    "horovod.spark.data_loaders": _OF_SPARK,
+    "horovod.spark.driver": _OF_SPARK,
+    "horovod.spark.gloo_run": _OF_SPARK,
+    "horovod.spark.keras.bare": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.datamodule": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.estimator": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.optimizer": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.remote": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.tensorflow": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.keras.util": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.lightning": _ESTIMATOR,
+    "horovod.spark.mpi_run": _OF_SPARK,
+    "horovod.spark.runner": "Use horovod.spark.run.",
+    "horovod.spark.task": _OF_SPARK,
+    "horovod.spark.tensorflow": _OF_SPARK,
+    "horovod.spark.torch.datamodule": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.torch.estimator": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.torch.remote": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.torch.util": _OF_SPARK_ESTIMATOR,
     "horovod.tensorflow.data": "There is no compute service; divide the samples by unidist.tensorflow.shard(dataset).",
     "horovod.tensorflow.gradient_aggregation": "Use backward_passes_per_step of the optimizer.",
     "horovod.tensorflow.gradient_aggregation_eager": "Use backward_passes_per_step of the optimizer.",

@@ -1,5 +1,7 @@
 """The processes of a job on one host: started, watched, and none left behind; what can be checked before they start.
 
+`ClusterRank` is for processes that somebody else has started.
+
 Imports `runtime` and the folders below. `pool/` runs functions as ranks.
 """
 
@@ -11,6 +13,8 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.jobs import preflight, sweep
+    from unidist.jobs.cluster_rank import ClusterRank, rank_order
+    from unidist.jobs.network import interface_address
     from unidist.jobs.processes import (
         HostShare,
         LocalProcesses,
@@ -23,14 +27,16 @@ if TYPE_CHECKING:
     from unidist.jobs.watchdog import ProcessWatchdog
 
 __all__ = [
-    "HostShare", "LocalProcesses", "ProcessWatchdog", "SpillFolder", "describe_exit", "free_port",
-    "parent_death_signal", "preflight", "sweep", "watch_exit",
+    "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SpillFolder", "describe_exit", "free_port",
+    "interface_address", "parent_death_signal", "preflight", "rank_order", "sweep", "watch_exit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "": "preflight sweep",
+        "cluster_rank": "ClusterRank rank_order",
+        "network": "interface_address",
         "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal watch_exit",
         "spill_file": "SpillFolder",
         "watchdog": "ProcessWatchdog",

@@ -48,11 +48,14 @@ def check(
         ConfigurationError: an unknown name, an engine that cannot run here, sizes that do not fit the
             world, strategies that do not go together, or, in an elastic job, do not survive the loss of a rank.
     """
+    place = topology or Topology(world_size=num_proc, local_size=num_proc)
+    tls = settings.tls and not place.single_host
+    environ = os.environ if environ is None else environ
     if settings.engine != AUTO:
-        if elastic:
-            check_engine(manager.engines.get(settings.engine), manager.engines)
-        place = topology or Topology(world_size=num_proc, local_size=num_proc)
-        _check_engine(settings.engine, place, manager, here=here, environ=os.environ if environ is None else environ)
+        check_engine(manager.engines.get(settings.engine), manager.engines, elastic=elastic, tls=tls)
+        _check_engine(settings.engine, place, manager, here=here, environ=environ)
+    elif tls:
+        _check_encryption(place, manager, environ)
     if settings.allreduce_algorithm is not None:
         from unidist.algorithms import ALGORITHMS
 
@@ -66,6 +69,14 @@ def check(
         for strategy in strategies:
             if isinstance(strategy, NamesPlugins):
                 strategy.check_plugins(manager)
+
+
+def _check_encryption(topology: Topology, manager: PluginManager, environ: Mapping[str, str]) -> None:
+    """Have an engine that encrypts say whether it can: the hosts are made alike, and this one is asked at once."""
+    able = [spec.name for spec in manager.engines if spec.encrypts and spec.priority >= 0]
+    problems = [engine_check.ask(name, topology, environ) for name in able]
+    if all(problems):
+        raise ConfigurationError(f"--tls: {'; '.join(problems) or 'no engine is installed that encrypts'}")
 
 
 def _check_engine(

@@ -90,14 +90,12 @@ class LocalProcesses:
         self._num_initialized = 0
         self._closed = False
         user = dict(env or {})
-        reserved = sorted(user.keys() & {*rank_variables(share.places[0]), *share.variables, *_OF_EACH_RANK})
-        if reserved:
-            raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
-        self._secret_fd = _sealed(share.secret)
+        check_not_reserved(user, share)
+        self._secret_fd = sealed_secret(share.secret)
         self._env = {
             # Inside a job of torchrun, these would send the script's own torch.distributed to that job's store.
             **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")},
-            **_defaults(num_proc, user, share.defaults),
+            **rank_defaults(num_proc, user, share.defaults),
             **user,
             **share.variables,
             "UNIDIST_JOB_ID": self.job_id,
@@ -258,8 +256,19 @@ def _whole_job(num_proc: int) -> HostShare:
     return HostShare(secrets.token_hex(8), secrets.token_bytes(32), places)
 
 
-def _defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return a rank's default environment variables."""
+def check_not_reserved(env: Mapping[str, str], share: HostShare) -> None:
+    """Check variables that a user gives to every rank.
+
+    Raises:
+        ConfigurationError: one of them is set by what starts the ranks, and tells a rank its place.
+    """
+    reserved = sorted(env.keys() & {*rank_variables(share.places[0]), *share.variables, *_OF_EACH_RANK})
+    if reserved:
+        raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
+
+
+def rank_defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return default environment variables of a rank that has a host together with `num_proc` - 1 others."""
     defaults = {"MASTER_ADDR": "127.0.0.1", **given}
     if "MASTER_PORT" not in {**defaults, **user}:  # for the script's own torch.distributed; unidist uses no port
         defaults["MASTER_PORT"] = str(free_port())
@@ -283,7 +292,7 @@ def free_port(address: str = "127.0.0.1") -> int:
         return port
 
 
-def _sealed(secret: bytes) -> int:
+def sealed_secret(secret: bytes) -> int:
     """Return a read-only descriptor of a secret, which so is in no command line, file or environment variable."""
     descriptor = os.memfd_create("unidist-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(descriptor, secret)

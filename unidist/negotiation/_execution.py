@@ -10,9 +10,11 @@ from math import prod
 from unidist.algorithms.adasum import adasum_allreduce
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
+from unidist.errors import UsageError
 from unidist.negotiation._agreement import Ready
+from unidist.negotiation.devices import DeviceConnector, RunsOnDevice
 from unidist.negotiation.handle import Handle
-from unidist.negotiation.request import OperationKind, reducescatter_rows
+from unidist.negotiation.request import OperationKind, Request, reducescatter_rows
 from unidist.timeline import Recorder
 
 MAX_FUSED_BYTES = 1 << 20
@@ -25,13 +27,24 @@ class Execution:
     """Runs agreed operations over a communicator; every rank is given the same ones in the same order.
 
     Args:
-        communicator: carries them.
+        communicator: carries those on host memory, and what connects others.
+        devices: connects the ranks for the memory of devices; None: there is none.
         fusion_threshold_bytes: largest fused all-reduce; 0 fuses nothing.
         recorder: takes events for the timeline.
     """
 
-    def __init__(self, communicator: Communicator, *, fusion_threshold_bytes: int, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        fusion_threshold_bytes: int,
+        recorder: Recorder,
+        devices: DeviceConnector | None = None,
+    ) -> None:
         self._communicator = communicator
+        self._connector = devices
+        self._devices: dict[str, Communicator] = {}
+        self._device_buffers: dict[str, Buffer] = {}
         self._fusion_threshold_bytes = fusion_threshold_bytes
         self._recorder = recorder
         self._fusion_buffer = Buffer(0, 0, DType.UINT8)
@@ -45,6 +58,34 @@ class Execution:
             OperationKind.BARRIER: self._barrier,
             OperationKind.JOIN: self._join,
         }
+
+    def connect(self, kind: str) -> None:
+        """Connect the ranks for a kind of memory, unless they are. Collective over all of them."""
+        if kind == HOST or kind in self._devices:
+            return
+        if self._connector is None or not self._connector.moves(kind):
+            raise UsageError(f"named operations on {kind} memory are not possible here; copy the tensors to the host")
+        device = self._connector.connect(kind, self._communicator)
+        if not isinstance(device, RunsOnDevice):
+            raise UsageError(
+                f"named operations on {kind} memory: the engine ({device.description}) has none; copy the tensors to "
+                "the host, or choose another --engine"
+            )
+        self._devices[kind] = device
+
+    def allocate(self, kind: str, count: int, dtype: DType) -> Buffer:
+        """Return zeros in a kind of memory for which the ranks are connected."""
+        if kind == HOST:
+            return Buffer.allocate(count, dtype)
+        device = self._devices[kind]
+        assert isinstance(device, RunsOnDevice)
+        with device.queueing():
+            return device.allocate_on_device(count, dtype)
+
+    def abort(self, reason: str) -> None:
+        """Abort the communicators of devices. From any thread."""
+        for device in list(self._devices.values()):
+            device.abort(reason)
 
     def run(self, operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
         """Run all of them, and yield those that are complete, a few at a time."""
@@ -64,6 +105,8 @@ class Execution:
 
     def _run_alone(self, handle: Handle, agreed: Ready) -> None:
         run = self._operations[handle.request.kind]
+        if handle.request.signature.memory != HOST:
+            run = self._queued(run)
         timeline = self._recorder.timeline
         if timeline is None:
             run(handle, agreed)
@@ -72,6 +115,20 @@ class Execution:
         run(handle, agreed)
         event, stop = handle.request.kind.upper(), time.monotonic_ns()
         timeline.record("exchange", event, start, stop, tensor=handle.request.name)
+
+    def _queued(self, run: Callable[[Handle, Ready], None]) -> Callable[[Handle, Ready], None]:
+        def queued(handle: Handle, agreed: Ready) -> None:
+            device = self._over(handle.request)
+            assert isinstance(device, RunsOnDevice)
+            with device.queueing():
+                run(handle, agreed)
+
+        return queued
+
+    def _over(self, request: Request) -> Communicator:
+        """Return the communicator for the memory of a request."""
+        memory = request.signature.memory
+        return self._communicator if memory == HOST else self._devices[memory]
 
     # Fusion
 
@@ -82,13 +139,9 @@ class Execution:
         """
         request = operations[start][0].request
         nbytes = request.source.nbytes
-        if (
-            request.kind is not OperationKind.ALLREDUCE
-            or request.source.memory != HOST
-            or nbytes > min(MAX_FUSED_BYTES, self._fusion_threshold_bytes)
-        ):
+        if request.kind is not OperationKind.ALLREDUCE or nbytes > min(MAX_FUSED_BYTES, self._fusion_threshold_bytes):
             return start + 1
-        dtype, op, scale = request.source.dtype, request.op, request.scale
+        dtype, op, scale, memory = request.source.dtype, request.op, request.scale, request.signature.memory
         stop = start + 1
         while stop < len(operations):
             other = operations[stop][0].request
@@ -99,7 +152,7 @@ class Execution:
                 or source.dtype is not dtype
                 or other.op is not op
                 or other.scale != scale
-                or source.memory != HOST
+                or other.signature.memory != memory
                 or source.nbytes > MAX_FUSED_BYTES
                 or nbytes > self._fusion_threshold_bytes
             ):
@@ -109,6 +162,9 @@ class Execution:
 
     def _run_fused(self, handles: Sequence[Handle]) -> None:
         first = handles[0].request
+        if first.signature.memory != HOST:
+            self._run_fused_on_device(handles)
+            return
         dtype = first.source.dtype
         fused = self._fusion_memory(sum(handle.request.source.nbytes for handle in handles)).cast(dtype)
         times = [time.monotonic_ns()]
@@ -126,6 +182,37 @@ class Execution:
             ctypes.memmove(target.address, address, target.nbytes)
             address += target.nbytes
         times.append(time.monotonic_ns())
+        self._record_fused(handles, times)
+
+    def _run_fused_on_device(self, handles: Sequence[Handle]) -> None:
+        """Fuse on the device. Its work is queued: the timeline shows when, and not how long it takes."""
+        requests = [handle.request for handle in handles]
+        first = requests[0]
+        device = self._over(first)
+        assert isinstance(device, RunsOnDevice)
+        with device.queueing():
+            kind, count = first.signature.memory, sum(request.source.count for request in requests)
+            kept = self._device_buffers.get(kind)
+            nbytes = count * first.source.dtype.itemsize
+            if kept is None or kept.count < nbytes:
+                kept = device.allocate_on_device(1 << max(16, (nbytes - 1).bit_length()), DType.UINT8)
+                self._device_buffers[kind] = kept
+            fused = kept.slice(0, nbytes).cast(first.source.dtype)
+            places, start = [], 0
+            for request in requests:
+                places.append(fused.slice(start, request.source.count))
+                start += request.source.count
+            times = [time.monotonic_ns()]
+            device.copy_on_device([request.source for request in requests], places)
+            times.append(time.monotonic_ns())
+            device.allreduce(fused, fused, op=first.op, scale=first.scale).wait()
+            times.append(time.monotonic_ns())
+            device.copy_on_device(places, [request.target for request in requests])
+            times.append(time.monotonic_ns())
+        self._record_fused(handles, times)
+
+    def _record_fused(self, handles: Sequence[Handle], times: Sequence[int]) -> None:
+        first = handles[0].request
         timeline = self._recorder.timeline
         if timeline is not None and not self._recorder.per_tensor:
             others = f" and {len(handles) - 1} more" if len(handles) > 1 else ""
@@ -145,7 +232,7 @@ class Execution:
 
     def _allreduce(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        self._communicator.allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
+        self._over(request).allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
 
     def _adasum(self, handle: Handle, agreed: Ready) -> None:
         request = handle.request
@@ -155,7 +242,7 @@ class Execution:
         handle.succeed(handle.request.target, (agreed.last_joined,))
 
     def _broadcast(self, handle: Handle, agreed: Ready) -> None:
-        self._communicator.broadcast(handle.request.target, root=handle.request.root).wait()
+        self._over(handle.request).broadcast(handle.request.target, root=handle.request.root).wait()
 
     def _barrier(self, handle: Handle, agreed: Ready) -> None:
         self._communicator.barrier().wait()
@@ -164,7 +251,7 @@ class Execution:
         request = handle.request
         row = prod(request.shape[1:])
         counts = [rows * row for rows in reducescatter_rows(request.shape[0], self._communicator.size)]
-        self._communicator.reducescatter(
+        self._over(request).reducescatter(
             request.source, request.target, op=request.op, scale=request.scale, counts=_uneven(counts)
         ).wait()
 
@@ -174,7 +261,7 @@ class Execution:
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
         counts = [each * row for each in rows]
-        self._communicator.allgather(request.source, output, counts=_uneven(counts)).wait()
+        self._over(request).allgather(request.source, output, counts=_uneven(counts)).wait()
         handle.succeed(output, rows)
 
     def _alltoall(self, handle: Handle, agreed: Ready) -> None:
@@ -182,7 +269,7 @@ class Execution:
         rows = tuple(signature.splits[self._communicator.rank] for signature in agreed.signatures)
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
-        self._communicator.alltoall(
+        self._over(request).alltoall(
             request.source,
             output,
             send_counts=[each * row for each in request.splits],

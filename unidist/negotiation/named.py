@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from unidist.buffer import Buffer
+from unidist.buffer import HOST, Buffer
 from unidist.errors import UsageError
+from unidist.negotiation.devices import DeviceConnector
 from unidist.negotiation.request import Request
 from unidist.timeline import Recorder
 
@@ -91,6 +92,14 @@ class NamedOperations(ABC):
             StalledError: the others neither submit nor join within the timeout.
         """
 
+    def moves(self, memory: str) -> bool:
+        """Return whether requests may have buffers in this kind of memory. The same on every rank; never blocks.
+
+        Args:
+            memory: "host", of which that is always true, or a device's kind, "cuda".
+        """
+        return memory == HOST
+
     @property
     def num_pauses(self) -> int:
         """How often this rank has paused because the ranks had submitted different operations; 0 if it never does."""
@@ -126,6 +135,7 @@ class NegotiationOptions:
         cache_capacity: how many operations are remembered, so that a repeated one is announced by a number.
         recorder: takes events for the timeline.
         on_failure: called once with the error that ended the named operations; or None.
+        devices: connects the ranks for the memory of devices; None: host memory only.
     """
 
     fusion_threshold_bytes: int = 64 << 20
@@ -135,6 +145,7 @@ class NegotiationOptions:
     cache_capacity: int = 8192
     recorder: Recorder = field(default_factory=Recorder)
     on_failure: Callable[[BaseException], None] | None = None
+    devices: DeviceConnector | None = None
 
 
 class NegotiatesNames(ABC):

@@ -31,7 +31,7 @@ from math import prod
 
 from typing_extensions import override
 
-from unidist.buffer import Buffer
+from unidist.buffer import HOST
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation._agreement import Agreement, Announcement, Ready
@@ -84,8 +84,12 @@ class Negotiator(NamedOperations):
         # Touched by the driver alone; `waiting` of the agreement changes under the mutex.
         self._agreement = Agreement(self.rank, self.size, capacity=options.cache_capacity)
         self._execution = Execution(
-            communicator, fusion_threshold_bytes=options.fusion_threshold_bytes, recorder=options.recorder
+            communicator,
+            fusion_threshold_bytes=options.fusion_threshold_bytes,
+            recorder=options.recorder,
+            devices=options.devices,
         )
+        self._devices = options.devices
         self._joining: Handle | None = None
         self._serve: Callable[[str], None] = _serve_nothing
         self._executing: Sequence[Operation] = ()
@@ -134,6 +138,10 @@ class Negotiator(NamedOperations):
         return handle
 
     @override
+    def moves(self, memory: str) -> bool:
+        return memory == HOST or (self._devices is not None and self._devices.moves(memory))
+
+    @override
     def join(self, serve: Callable[[str], None]) -> int:
         """Join; `serve` is called by the driving thread, which is this one or the background one."""
         if self._joining is not None:
@@ -163,6 +171,7 @@ class Negotiator(NamedOperations):
             )
         if unfinished:
             self._communicator.abort(text)
+            self._execution.abort(text)
         if self._watchdog is not None:
             self._watchdog.close()
         if self._thread is not None:
@@ -294,23 +303,29 @@ class Negotiator(NamedOperations):
             ready = self._agreement.update(ids, requests)
             if self._failure is not None:
                 raise self._failure
-            operations = []
+            operations: list[tuple[Handle | None, Ready]] = []
             for operation in ready:
                 handle = self._pending.get(operation.name)
                 if handle is None:  # this rank has joined
                     if not operation.mismatch:
-                        operations.append((self._stand_in(operation), operation))
+                        if self._joining is not None:
+                            self._joining.renew(time.monotonic(), self._timeout_seconds)
+                        operations.append((None, operation))
                 elif operation.mismatch:
                     self._finish(handle, MismatchError(operation.mismatch))
                     self._changed.notify_all()
                 else:
                     operations.append((handle, operation))
-        return operations, any(ids) or any(sizes)
+        # Before anything runs, and in the order that all ranks agreed on: connecting is collective.
+        for _, operation in operations:
+            self._execution.connect(operation.signatures[self.rank].memory)
+        running = [(handle or self._stand_in(operation), operation) for handle, operation in operations]
+        return running, any(ids) or any(sizes)
 
     def _stand_in(self, operation: Ready) -> Handle:
-        """Return a request of zeros for an operation of the other ranks. The mutex is held."""
+        """Return a request of zeros for an operation of the other ranks."""
         signature = operation.signatures[self.rank]
-        zeros = Buffer.allocate(prod(signature.shape), signature.dtype)
+        zeros = self._execution.allocate(signature.memory, prod(signature.shape), signature.dtype)
         if signature.kind is OperationKind.BARRIER:
             request = Request(operation.name, signature.kind)
         else:
@@ -319,8 +334,6 @@ class Negotiator(NamedOperations):
                 scale=signature.scale,
                 prescale=signature.prescale,
             )
-        if self._joining is not None:
-            self._joining.renew(time.monotonic(), self._timeout_seconds)
         return Handle(self, request, background=False, timeout_seconds=self._timeout_seconds)
 
     def _exchange_requests(self, own: bytes, sizes: Sequence[int]) -> list[bytes]:
@@ -370,6 +383,7 @@ class Negotiator(NamedOperations):
             self._end_all(error)
         if first:
             self._communicator.abort(str(error))
+            self._execution.abort(str(error))
             if self._on_failure is not None:
                 self._on_failure(error)
 

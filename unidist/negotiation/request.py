@@ -37,7 +37,10 @@ waiting, so the error ends the negotiator on every rank.
 
 
 class Signature(NamedTuple):
-    """The properties of a request that must match on all ranks, as in `Request`; `memory` is the buffers' kind."""
+    """The properties of a request that must match on all ranks, as in `Request`.
+
+    `memory` is the buffers' kind without the number of a device: "host", "cuda".
+    """
 
     kind: OperationKind
     dtype: DType
@@ -48,6 +51,11 @@ class Signature(NamedTuple):
     memory: str
     splits: tuple[int, ...]
     prescale: float = 1.0
+
+
+def memory_kind(buffer: Buffer) -> str:
+    """Return a buffer's kind of memory without the number of a device."""
+    return buffer.memory.partition(":")[0]
 
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
@@ -100,7 +108,7 @@ class Request:
             self,
             "signature",
             Signature(
-                *(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, data.memory, self.splits),
+                *(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, memory_kind(data), self.splits),
                 prescale=self.prescale,
             ),
         )

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         StepRunner,
     )
     from unidist.optim.loss_scaling import LossScaler
-    from unidist.optim.rules import GradientRule, GradientRules, NormRule, WholeGradient
+    from unidist.optim.rules import GradientRule, GradientRules, NormRule, ValueRule, WholeGradient
     from unidist.optim.update import MakesExchange, Update, UpdateParts
 
 __all__ = [
     "Accumulation", "BindsOptimizers", "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules",
     "InnerStep", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "ShardsInnerSteps",
-    "StepRunner", "Update", "UpdateParts", "WholeGradient", "Window",
+    "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -40,7 +40,7 @@ __getattr__ = lazy_names(
             "ShardsInnerSteps StepRunner"
         ),
         "loss_scaling": "LossScaler",
-        "rules": "GradientRule GradientRules NormRule WholeGradient",
+        "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",
         "update": "MakesExchange Update UpdateParts",
     },
 )

@@ -71,6 +71,21 @@ class NormRule(GradientRule):
             gradient.multiply(factor)
 
 
+class ValueRule(GradientRule):
+    """Moves each element of the gradient into [-limit, limit].
+
+    Args:
+        limit: above 0.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    @override
+    def apply(self, gradient: WholeGradient) -> None:
+        gradient.clamp(self.limit)
+
+
 class _Part:
     """The reduced gradients of one exchange; `factor` is still to be applied to its memory."""
 

@@ -5,18 +5,15 @@ The exchange itself applies some of them at no cost; the others are applied to t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from unidist.optim.rules import NormRule
 
 if TYPE_CHECKING:
     from unidist.gradients.interface import GradientExchange, ReducedGradients
     from unidist.gradients.series import ExchangeSeries
     from unidist.optim.accumulation import Accumulation
     from unidist.optim.loss_scaling import LossScaler
-    from unidist.optim.rules import GradientRules
+    from unidist.optim.rules import GradientRule, GradientRules
 
 _WIDE_BYTES = 4
 """Gradients of at least this many bytes per element can be unscaled without loss."""
@@ -26,7 +23,7 @@ class GradientFactors:
     """The factors of one optimizer.
 
     Args:
-        rules: post-processing of the reduced gradients; None: there is none, and `clip_norm` is not used.
+        rules: post-processing of the reduced gradients; None: there is none, and `apply_once` is not used.
         num_ranks: number of ranks that exchange gradients.
         average: the gradients of the ranks are averaged, else added up.
 
@@ -101,21 +98,18 @@ class GradientFactors:
         self.overflowed = remaining is None
         series.defer(remaining or unscaled)
 
-    def clip_norm(
-        self, series: ExchangeSeries, limit: float, order: float, others: Sequence[ReducedGradients]
-    ) -> float:
-        """Clip the gradient by its norm and return the norm, see `Update.clip_norm`. Collective like `conclude`."""
+    def apply_once(self, series: ExchangeSeries, rule: GradientRule, others: Sequence[ReducedGradients]) -> bool:
+        """Apply another rule, see `Update.apply_once`. Collective like `conclude`."""
         assert self._arithmetic is not None, "planned updates have rules"
         if self.overflowed:
-            return math.inf
-        rule = NormRule(limit, order)
+            return False
         remaining = self._arithmetic.apply_once(
             rule,
             [*series.reduced(), *others],
             [*(exchange.pending_factor for exchange in series.exchanges), *(1.0 for _ in others)],
         )
         series.defer(remaining)
-        return rule.norm
+        return True
 
     def close(self) -> None:
         """Release the communicators of the rules."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from unidist.communicator import Communicator
     from unidist.optim.interface import FollowsUpdates, ShardsInnerSteps
     from unidist.optim.loss_scaling import LossScaler
-    from unidist.optim.rules import GradientRules
+    from unidist.optim.rules import GradientRule, GradientRules
     from unidist.runtime_api import RuntimeAPI
 
 MakesExchange = Callable[[Sequence[ParameterInfo], ExchangeOptions], GradientExchange]
@@ -345,18 +345,17 @@ class Update:
         """
         self._factors.conclude(self._series, others)
 
-    def clip_norm(self, limit: float, order: float, others: Sequence[ReducedGradients] = ()) -> float:
-        """Clip the gradient by its norm once, between `conclude` and the inner step. Collective like `conclude`.
+    def apply_once(self, rule: GradientRule, others: Sequence[ReducedGradients] = ()) -> bool:
+        """Let a rule change the gradient of this update alone, between `conclude` and the inner step. Collective.
 
         Args:
-            limit: the largest norm, above 0.
-            order: of the norm, above 0; `math.inf` for the largest absolute value.
+            rule: as one of a strategy, which changes the gradient of every update.
             others: see `conclude`.
 
         Returns:
-            The norm over all elements before clipping; infinite if a gradient has overflowed, which is not changed.
+            Whether it was applied: a gradient that has overflowed is not changed.
         """
-        return self._factors.clip_norm(self._series, limit, order, others)
+        return self._factors.apply_once(self._series, rule, others)
 
     def follow(self, follower: FollowsUpdates) -> None:
         """Notify one more object of every update, after the strategies."""

@@ -11,7 +11,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.runtime import context, hookspecs
-    from unidist.runtime.context import Context, current, engine_usable, init, is_initialized, shutdown
+    from unidist.runtime.context import Context, begin_job, current, engine_usable, init, is_initialized, shutdown
     from unidist.runtime.local_rendezvous import LocalRendezvous
     from unidist.runtime.plugin_manager import (
         ENTRY_POINT_GROUP,
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "PluginInfo", "PluginManager", "context",
-    "current", "engine_usable", "hookimpl", "hookspecs", "init", "is_initialized", "shutdown",
+    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "PluginInfo", "PluginManager",
+    "begin_job", "context", "current", "engine_usable", "hookimpl", "hookspecs", "init", "is_initialized", "shutdown",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "": "context hookspecs",
-        "context": "Context current engine_usable init is_initialized shutdown",
+        "context": "Context begin_job current engine_usable init is_initialized shutdown",
         "local_rendezvous": "LocalRendezvous",
         "plugin_manager": "ENTRY_POINT_GROUP OWN_DISTRIBUTION PluginInfo PluginManager hookimpl",
     },

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from unidist.buffer import HOST
 from unidist.engines import choice as engine_choice
+from unidist.errors import ConfigurationError
+from unidist.negotiation import CommunicatorRendezvous, DeviceConnector
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime.local_rendezvous import Interrupt, LocalRendezvous
 from unidist.waits import Monitor, watch
@@ -24,6 +28,25 @@ if TYPE_CHECKING:
     from unidist.settings.placement import Placement
 
 _log = logging.getLogger("unidist")
+
+
+class WorldDevices(DeviceConnector):
+    """Connects named operations over all ranks for the memory of devices.
+
+    Args:
+        communicators: of this runtime.
+    """
+
+    def __init__(self, communicators: JobCommunicators) -> None:
+        self._communicators = communicators
+
+    @override
+    def moves(self, kind: str) -> bool:
+        return self._communicators.moves(kind)
+
+    @override
+    def connect(self, kind: str, host: Communicator) -> Communicator:
+        return self._communicators.connect_beside(kind, host)
 
 
 class JobCommunicators:
@@ -67,6 +90,7 @@ class JobCommunicators:
         self._axes: dict[tuple[str, str], Communicator] = {}
         self._groups: dict[tuple[str, str], Communicator] = {}
         self._made: list[Communicator] = []
+        self._moved: dict[str, bool] = {}
         self._ended = ""
         self._ending = threading.RLock()  # what is being closed is not aborted: its memory may be gone
         self._is_closing = False
@@ -130,6 +154,24 @@ class JobCommunicators:
             assert made is not None
             self._groups[key] = self._keep(made)
         return self._groups[key]
+
+    def moves(self, kind: str) -> bool:
+        """Return whether named operations leave this kind of memory where it is: see `DeviceConnector.moves`."""
+        if kind not in self._moved:
+            try:
+                spec = self._choose(kind).spec
+            except ConfigurationError:
+                self._moved[kind] = False
+            else:
+                self._moved[kind] = HOST not in spec.memory_kinds  # else it goes through host memory anyway
+        return self._moved[kind]
+
+    def connect_beside(self, kind: str, host: Communicator) -> Communicator:
+        """Return a communicator for a kind of memory over all ranks, see `DeviceConnector.connect`."""
+        choice, timeout = self._choose(kind), self._settings.start_timeout
+        meeting = CommunicatorRendezvous(host, address=self._rendezvous.address, secret=self._rendezvous.secret)
+        engine_choice.check_same(choice, meeting, self._topology, timeout)
+        return self._keep(choice.spec.load().connect(self._topology, meeting, timeout=self._settings.timeout))
 
     @property
     def has_divided(self) -> bool:
@@ -211,7 +253,12 @@ class JobCommunicators:
 
     def _choose(self, kind: str) -> engine_choice.EngineChoice:
         return engine_choice.choose(
-            self._settings.engine, kind, self._topology, self._engines, elastic=self._membership is not None
+            self._settings.engine,
+            kind,
+            self._topology,
+            self._engines,
+            elastic=self._membership is not None,
+            tls=self._settings.tls,
         )
 
     def _connect(self, kind: str, choice: engine_choice.EngineChoice) -> Communicator:
@@ -235,7 +282,7 @@ class JobCommunicators:
             if meeting is not None:
                 self._closing.callback(meeting.close)
         self._keep(watch(world, kind, self.monitor))
-        if settings.allreduce_algorithm is not None:
+        if settings.allreduce_algorithm is not None and kind == HOST:  # their arithmetic is that of the host
             from unidist.algorithms import AlgorithmCommunicator
 
             algorithm = settings.allreduce_algorithm

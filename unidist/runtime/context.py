@@ -26,11 +26,18 @@ from unidist.control.elastic.membership import NO_STATE
 from unidist.control.elastic.worker_link import DismissedError
 from unidist.errors import NotInitializedError, PeerLostError, UsageError
 from unidist.mesh import DATA_AXIS, Mesh
-from unidist.negotiation import NamedOperations, NegotiatesNames, NegotiationOptions, Negotiator, objects
+from unidist.negotiation import (
+    DeviceConnector,
+    NamedOperations,
+    NegotiatesNames,
+    NegotiationOptions,
+    Negotiator,
+    objects,
+)
 from unidist.negotiation.join import Announcements
 from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import MeetingPlace
-from unidist.runtime.communicators import JobCommunicators
+from unidist.runtime.communicators import JobCommunicators, WorldDevices
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.runtime.progress import Progress
 from unidist.runtime_api import Owned
@@ -102,7 +109,7 @@ class Context:
         try:
             self._communicators.connect()
             self.engine, self.world = self._communicators.engine, self._communicators.world
-            self.negotiator = self._named_operations(self.duplicate_world())
+            self.negotiator = self._named_operations(self.duplicate_world(), WorldDevices(self._communicators))
             self._closing.callback(self.negotiator.close)
             self.process_sets = ProcessSets(
                 self.topology, self.duplicate_world, self.negotiator, self._named_operations
@@ -253,7 +260,7 @@ class Context:
         self._communicators.begin_closing()
         self._closing.close()
 
-    def _named_operations(self, communicator: Communicator) -> NamedOperations:
+    def _named_operations(self, communicator: Communicator, devices: DeviceConnector | None = None) -> NamedOperations:
         options = NegotiationOptions(
             fusion_threshold_bytes=self.settings.fusion_threshold_bytes,
             cycle_time=self.settings.cycle_time,
@@ -262,6 +269,7 @@ class Context:
             cache_capacity=self.settings.cache_capacity,
             recorder=self.recorder,
             on_failure=self.report_failure,
+            devices=devices,
         )
         names: NamedOperations
         if isinstance(communicator, NegotiatesNames):
@@ -368,6 +376,13 @@ def shutdown() -> None:
         context.close()
 
 
+def begin_job() -> None:
+    """Shut down, and count runtimes from zero again: this process becomes a rank of another job."""
+    global _epochs
+    shutdown()
+    _epochs = itertools.count()
+
+
 def is_initialized() -> bool:
     """Return whether the runtime is up."""
     return _current is not None
@@ -416,4 +431,4 @@ _orphans: list[Any] = []
 os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(shutdown)
 
-__all__ = ["Context", "current", "engine_usable", "init", "is_initialized", "shutdown"]
+__all__ = ["Context", "begin_job", "current", "engine_usable", "init", "is_initialized", "shutdown"]

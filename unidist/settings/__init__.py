@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist.settings.devices import device_index, installed_devices, num_visible, visible_devices
     from unidist.settings.environment import (
         HOROVOD_VARIABLES,
         LOG_LEVELS,
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "RankProcess", "Settings", "VARIABLES",
-    "WorkerPlace", "announce_rank_process", "configure_logging", "job_secret", "read_placement", "set_variables",
+    "WorkerPlace", "announce_rank_process", "configure_logging", "device_index", "installed_devices", "job_secret",
+    "num_visible", "read_placement", "set_variables", "visible_devices",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "devices": "device_index installed_devices num_visible visible_devices",
         "environment": (
             "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY Settings VARIABLES configure_logging set_variables"
         ),

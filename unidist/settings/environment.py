@@ -34,10 +34,12 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_GENERATION": "membership of the world that this process belongs to",
     "UNIDIST_WORKER": "number of this process in an elastic job, where its rank may change; set by the launcher",
     "UNIDIST_AGENT_ORDER": "what an agent that another program starts is to do, where it cannot be told otherwise",
-    "UNIDIST_POD_LEADER": "HOST:PORT of pod 0 of a Kubernetes job; set by the manifest, as are the next three",
+    "UNIDIST_POD_LEADER": "HOST:PORT of pod 0 of a Kubernetes job; set by the manifest, as are the next five",
     "UNIDIST_PODS": "number of pods",
     "UNIDIST_POD_SLOTS": "ranks of each pod",
     "UNIDIST_POD_SECRET_FILE": "mounted file that holds the job's secret",
+    "UNIDIST_POD_ROLE": "launcher or worker, in an elastic job",
+    "UNIDIST_POD_NAME": "this pod's own name, in an elastic job",
     "UNIDIST_ELASTIC_TIMEOUT_SEC": "longest wait of a process for a world that takes it in (default: 600)",
     "UNIDIST_ORPHAN_TIMEOUT_SEC": "how long an elastic job's processes look for a launcher that died (default: 0: not)",
     "UNIDIST_CHECKPOINT_DIR": "folder for durable checkpoints of elastic states (default: none are made)",
@@ -68,7 +70,8 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_AS_HOROVOD": "1: `import horovod` means unidist in the ranks of a job, as by --as-horovod (default: 0)",
     "UNIDIST_HOROVOD_BINDING": "torch or tensorflow: by which binding `--engine horovod` uses Horovod (default: auto)",
     "UNIDIST_SHM_CAPACITY_BYTES": "address space for one rank's engine memory (default: the machine's memory)",
-    "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 4194304)",
+    "UNIDIST_SHM_STAGING_BYTES": "staging memory for ordinary memory, per rank and communicator (default: 1048576)",
+    "UNIDIST_TLS": "1: what ranks of several hosts send to each other is encrypted, see `--tls` (default: 0)",
     "UNIDIST_TCP_CONNECTIONS": "connections between each two ranks, 1 to 9; what is long uses all but one (default: 2)",
 }
 
@@ -162,8 +165,9 @@ class Settings:
     autotune_log: Path | None = None
     horovod_binding: str = "auto"
     shm_capacity_bytes: int | None = None
-    shm_staging_bytes: int = 4 << 20
+    shm_staging_bytes: int = 1 << 20
     tcp_connections: int = 2
+    tls: bool = False
     durable: DurableOptions | None = None
 
     @classmethod
@@ -209,13 +213,21 @@ class Settings:
             shm_capacity_bytes=capacity or None,
             shm_staging_bytes=non_negative(env, "UNIDIST_SHM_STAGING_BYTES", default.shm_staging_bytes),
             tcp_connections=_tcp_connections(env, default.tcp_connections),
+            tls=integer(env, "UNIDIST_TLS", 0) > 0,
             durable=_durable(env),
         )
 
 
 @contextmanager
-def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process for a while; not thread-safe, as the process environment is not."""
+def set_variables(variables: Mapping[str, str], *, keep: bool = False) -> Iterator[None]:
+    """Set variables of this process for a while; not thread-safe, as the process environment is not.
+
+    Args:
+        variables: to set.
+        keep: leave those alone that are set already.
+    """
+    if keep:
+        variables = {name: value for name, value in variables.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -30,8 +30,9 @@ from unidist.horovod_api.lifecycle import (
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
-from unidist_torch.basics import buffer, cuda_built, empty, nccl_built, rocm_built, seed
+from unidist_torch.basics import buffer, cuda_built, device, empty, nccl_built, rocm_built, seed
 from unidist_torch.checkpoint.api import load, save
+from unidist_torch.checkpoint.pretrained import load_pretrained, save_pretrained
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 from unidist_torch.operations import (
     Adasum,
@@ -80,7 +81,7 @@ from unidist_torch.operations.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from unidist_torch.optimizer.clipping import clip_grad_norm_
+from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_
 from unidist_torch.training.data import shard
 from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_torch.training.train_step import TrainStep
@@ -91,13 +92,14 @@ __all__ = [
     "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
     "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "buffer",
-    "ccl_built", "clip_grad_norm_", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_size", "ddl_built", "distribute", "elastic", "empty", "functions", "global_process_set", "gloo_built",
-    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "mpi_built",
-    "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv",
-    "reducescatter", "reducescatter_async", "remove_process_set", "report", "rocm_built", "save", "seed", "send",
+    "ccl_built", "clip_grad_norm_", "clip_grad_value_", "compression", "cross_rank", "cross_size", "cuda_built",
+    "data_rank", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
+    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
+    "load", "load_pretrained", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_ops",
+    "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv", "reducescatter",
+    "reducescatter_async", "remove_process_set", "report", "rocm_built", "save", "save_pretrained", "seed", "send",
     "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm",
     "synchronize", "world",
 ]  # fmt: skip

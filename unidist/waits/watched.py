@@ -246,6 +246,10 @@ class _WatchedNames(NamedOperations):
             calls.pop()
             self._group.joined = False
 
+    @override
+    def moves(self, memory: str) -> bool:
+        return self._names.moves(memory)
+
     @property
     @override
     def num_pauses(self) -> int:

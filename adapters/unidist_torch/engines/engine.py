@@ -13,7 +13,9 @@ from datetime import timedelta
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
+from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
+from unidist.settings import device_index, read_placement, set_variables
 from unidist.topology import Topology
 
 
@@ -54,7 +56,7 @@ class GlooEngine(Engine):
 
 
 class NcclEngine(Engine):
-    """NCCL between GPUs, one GPU per rank (that of the local rank)."""
+    """NCCL between GPUs, one for each rank. Never run on a GPU so far."""
 
     def availability(self) -> Availability:
         """Available with torch, NCCL and a GPU."""
@@ -70,32 +72,49 @@ class NcclEngine(Engine):
         return Availability(True, f"torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
 
     def supports(self, topology: Topology) -> Availability:
-        """Support one rank per GPU of this host."""
+        """Support ranks that each have their own GPU."""
         if not _torch_missing():
             import torch
 
-            if topology.local_size > torch.cuda.device_count():
-                return Availability(
-                    False,
-                    f"needs one GPU per rank: {topology.local_size} ranks, {torch.cuda.device_count()} GPUs here",
-                )
+            try:
+                device_index(topology, visible=torch.cuda.device_count())
+            except ConfigurationError as exc:
+                return Availability(False, str(exc))
         return Availability(True)
 
     def connect(self, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> Communicator:
-        """Make a store on a free port of rank 0, and a group over it."""
-        from unidist_torch.engines.nccl import NcclCommunicator
+        """Make a store on a free port of rank 0, and a group over it.
+
+        Raises:
+            ConfigurationError: two ranks use one GPU.
+        """
+        import psutil
+        import torch
+
+        from unidist_torch.engines.nccl import NcclCommunicator, check_devices, socket_variables
         from unidist_torch.engines.store import tcp_store
 
+        index = device_index(topology, visible=torch.cuda.device_count())
+        assert index is not None, "as `availability` has found"
+        # All ranks are there when this returns, and NCCL, which has no time limit, need not wait for one.
+        device = f"GPU {torch.cuda.get_device_properties(index).uuid}"
+        check_devices([each.payload.decode() for each in rendezvous.allgather(device.encode(), timeout=timeout)])
         store = tcp_store(topology, rendezvous, timeout)
-        return NcclCommunicator(
-            store,
-            "world",
-            topology.rank,
-            tuple(range(topology.world_size)),
-            timeout,
-            device_index=topology.local_rank,
-            address=rendezvous.address,
-        )
+        variables: dict[str, str] = {}
+        if not topology.single_host:
+            found = {name: [each.address for each in listed] for name, listed in psutil.net_if_addrs().items()}
+            variables = socket_variables(rendezvous.address, found)
+        with set_variables(variables, keep=True):
+            return NcclCommunicator(
+                store,
+                "world",
+                topology.rank,
+                tuple(range(topology.world_size)),
+                timeout,
+                device_index=index,
+                address=rendezvous.address,
+                waits_on_host=read_placement().worker is not None,
+            )
 
 
 def _torch_missing() -> str:

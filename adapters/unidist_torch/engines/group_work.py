@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from typing_extensions import override
 
 from unidist.communicator import Work
@@ -36,6 +37,8 @@ class Translation:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, RuntimeError) or isinstance(error, UsageError | PeerLostError):
+            return
+        if isinstance(error, torch.OutOfMemoryError):  # of this rank's device: no peer's doing
             return
         communicator = self._communicator
         where = f"{self._what} on rank {communicator.rank} ({communicator.description})"

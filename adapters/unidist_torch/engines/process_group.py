@@ -30,7 +30,7 @@ from unidist_torch.engines.carriers import Reduction
 from unidist_torch.engines.group_work import GroupWork, Translation
 from unidist_torch.engines.store import SharedStore
 
-_OPS: dict[ReduceOp, Any] = {
+TORCH_OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
     ReduceOp.MIN: dist.ReduceOp.MIN,
@@ -102,6 +102,10 @@ class ProcessGroupCommunicator(Communicator):
     def _make_group(self, store: Store) -> Any:
         """Return the process group."""
 
+    def _split_options(self) -> dict[str, Any]:
+        """Return further arguments for a communicator that is split from this one."""
+        return {}
+
     @abstractmethod
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         """Return a flat tensor over the buffer, on a device that the group moves."""
@@ -114,7 +118,7 @@ class ProcessGroupCommunicator(Communicator):
             result.copy_(given)
         reduction = Reduction(result, op, scale)
         options = dist.AllreduceOptions()
-        options.reduceOp = _OPS[reduction.op]
+        options.reduceOp = TORCH_OPS[reduction.op]
         return self._start(
             f"allreduce of {source.dtype}[{source.count}]",
             lambda: self._group.allreduce([reduction.carrier], options),
@@ -188,7 +192,7 @@ class ProcessGroupCommunicator(Communicator):
             for root, reduction in enumerate(reductions):
                 if pieces[root]:
                     options = dist.ReduceOptions()
-                    options.reduceOp = _OPS[reduction.op]
+                    options.reduceOp = TORCH_OPS[reduction.op]
                     options.rootRank = root
                     works.append(self._group.reduce([reduction.carrier], options))
             return works
@@ -271,6 +275,7 @@ class ProcessGroupCommunicator(Communicator):
             self.timeout,
             device_index=self._device_index,
             address=self._address,
+            **self._split_options(),
         )
 
     @override
@@ -341,6 +346,12 @@ class ProcessGroupCommunicator(Communicator):
         works = works if isinstance(works, list) else [works]
         if not works and finish is None:
             return COMPLETED
+        return self._make_work(what, works, finish, peer, may_leave=may_leave)
+
+    def _make_work(
+        self, what: str, works: list[Any], finish: Callable[[], None] | None, peer: int | None, *, may_leave: bool
+    ) -> Work:
+        """Return what is waited for."""
         work = GroupWork(self, what, works, finish, peer, may_leave=may_leave)
         self._unfinished.add(work)
         return work

@@ -1,4 +1,4 @@
-"""Handles of asynchronous operations, and host copies of tensors that are not plain memory."""
+"""Handles of asynchronous operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.negotiation import NamedHandle
+from unidist_torch.operations.places import queue_caller_behind
 
 _numbers = itertools.count(1)
 
@@ -22,20 +23,28 @@ class Handle(int):
         inner: the operation.
         output: returns its result.
         copy_back: puts the result where the caller wants it, if it was computed elsewhere.
+        moved: returns the tensor that the operation itself has filled.
     """
 
     _inner: NamedHandle
     _output: Callable[[], Any]
     _copy_back: Callable[[], object] | None
+    _moved: Callable[[], torch.Tensor]
 
     def __new__(
-        cls, inner: NamedHandle, output: Callable[[], Any], copy_back: Callable[[], object] | None = None
+        cls,
+        inner: NamedHandle,
+        output: Callable[[], Any],
+        copy_back: Callable[[], object] | None = None,
+        *,
+        moved: Callable[[], torch.Tensor],
     ) -> Self:
         """Take the next number."""
         made = super().__new__(cls, next(_numbers))
         made._inner = inner
         made._output = output
         made._copy_back = copy_back
+        made._moved = moved
         return made
 
     def done(self) -> bool:
@@ -45,6 +54,7 @@ class Handle(int):
     def wait(self) -> Any:
         """Wait for the operation and return its result; raises its error."""
         self._inner.wait()
+        queue_caller_behind(self._moved())
         if self._copy_back is not None:
             copy_back, self._copy_back = self._copy_back, None
             copy_back()
@@ -122,17 +132,3 @@ def poll(handle: AnyHandle) -> bool:
     if not isinstance(handle, AnyHandle):
         raise UsageError(f"poll({handle!r}): give a handle that an asynchronous operation has returned")
     return handle.done()
-
-
-def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in contiguous host memory: the tensor itself if it is there already."""
-    return tensor.detach().to("cpu").contiguous()
-
-
-def staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return a contiguous host tensor with the same content and, if it is a copy, a function that copies it back."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return tensor, None
-    copied = host_copy(tensor)
-    return copied, lambda: tensor.copy_(copied)

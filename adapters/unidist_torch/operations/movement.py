@@ -16,7 +16,8 @@ from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
-from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, SparseHandle, host_copy, staged
+from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, SparseHandle
+from unidist_torch.operations.places import place, place_in, queue_behind_caller
 from unidist_torch.operations.reductions import Average, allreduce, grouped_allreduce
 
 # All-gather
@@ -226,12 +227,13 @@ def join(device: int = -1) -> int:
 
 def send(tensor: torch.Tensor, dst: int) -> None:
     """Send a tensor to rank `dst`, which calls `recv`. Returns when the tensor may be changed again."""
-    context.current().world.send(buffer_of(tensor.detach().contiguous()), to=dst).wait()
+    context.current().world.send(buffer_of(tensor.detach().cpu().contiguous()), to=dst).wait()
 
 
 def recv(tensor: torch.Tensor, src: int) -> torch.Tensor:
     """Fill the tensor with the next message of rank `src`, of the same size and dtype; returns the tensor."""
-    memory = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    is_plain = tensor.is_cpu and tensor.is_contiguous()
+    memory = tensor if is_plain else torch.empty(tensor.shape, dtype=tensor.dtype)
     context.current().world.recv(buffer_of(memory), source=src).wait()
     if memory is not tensor:
         tensor.copy_(memory)
@@ -243,7 +245,7 @@ def recv(tensor: torch.Tensor, src: int) -> torch.Tensor:
 
 def _allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, *, background: bool) -> Handle:
     scope = scope_of(process_set)
-    source = host_copy(tensor if tensor.dim() else tensor.reshape(1))
+    source = place(tensor if tensor.dim() else tensor.reshape(1), scope)
     output: list[torch.Tensor] = []
     request = Request(
         scope.name("allgather", name),
@@ -252,7 +254,10 @@ def _allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, 
         shape=tuple(source.shape),
         allocate_output=_allocator(source, output),
     )
-    return Handle(scope.submit(request, background=background), lambda: output[0].to(tensor.device))
+    queue_behind_caller(source)
+    return Handle(
+        scope.submit(request, background=background), lambda: output[0].to(tensor.device), moved=lambda: output[0]
+    )
 
 
 def _own_rows(gathered: torch.Tensor, tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
@@ -267,7 +272,7 @@ def start_broadcast(
 ) -> Handle:
     """Start a broadcast in place; without `background` it moves while somebody waits."""
     scope = scope_of(process_set)
-    memory, copy_back = staged(tensor)
+    memory, copy_back = place_in(tensor, scope)
     request = Request(
         scope.name("broadcast", name),
         OperationKind.BROADCAST,
@@ -275,7 +280,8 @@ def start_broadcast(
         shape=tuple(tensor.shape),
         root=scope.root(root_rank),
     )
-    return Handle(scope.submit(request, background=background), lambda: tensor, copy_back)
+    queue_behind_caller(memory)
+    return Handle(scope.submit(request, background=background), lambda: tensor, copy_back, moved=lambda: memory)
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -301,7 +307,7 @@ def _alltoall(
         rows = [tensor.shape[0] // scope.size] * scope.size
     if 0 <= sum(rows) < tensor.shape[0]:
         tensor = tensor[: sum(rows)]  # the others stay here, as in Horovod
-    source = host_copy(tensor)
+    source = place(tensor, scope)
     output: list[torch.Tensor] = []
     request = Request(
         scope.name("alltoall", name),
@@ -311,8 +317,13 @@ def _alltoall(
         splits=tuple(rows),
         allocate_output=_allocator(source, output),
     )
+    queue_behind_caller(source)
     handle = scope.submit(request, background=background)
-    return Handle(handle, lambda: (output[0].to(tensor.device), torch.tensor(handle.rows, dtype=torch.int32)))
+
+    def result() -> tuple[torch.Tensor, torch.Tensor]:
+        return output[0].to(tensor.device), torch.tensor(handle.rows, dtype=torch.int32)
+
+    return Handle(handle, result, moved=lambda: output[0])
 
 
 def _rows_of(splits: torch.Tensor | Sequence[int]) -> list[int]:
@@ -334,7 +345,7 @@ def _rows_of(splits: torch.Tensor | Sequence[int]) -> list[int]:
 
 def _allocator(source: torch.Tensor, output: list[torch.Tensor]) -> Callable[[tuple[int, ...]], Buffer]:
     def allocate(rows: tuple[int, ...]) -> Buffer:
-        output.append(torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype))
+        output.append(torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype, device=source.device))
         return buffer_of(output[0])
 
     return allocate

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from unidist.algorithms import scale_in_place
-from unidist.buffer import Buffer
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
 from unidist.horovod_api.scope import scope_of
-from unidist.negotiation import Request, reducescatter_rows
+from unidist.negotiation import OperationKind, Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
 from unidist_torch.operations.compression import Compression, Compressor
-from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, host_copy, staged
+from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle
+from unidist_torch.operations.places import place, place_in, queue_behind_caller
 
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
 
@@ -319,22 +319,25 @@ def _allreduce(
     scope = scope_of(process_set)
     asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     source = tensor.detach()
+    on_host = asked.kind is OperationKind.ADASUM or not _scales_anywhere(source, asked.prescale)
     if target is None:
         source = source.contiguous()
         target = torch.empty_like(source)
-        given, _ = staged(source)
-        result, copy_back = staged(target)
+        given = place(source, scope, on_host=on_host)
+        result, copy_back = place_in(target, scope, on_host=on_host)
     else:
-        given, copy_back = staged(source)
+        given, copy_back = place_in(source, scope, on_host=on_host)
         result = given
+    scaled = _scaled(given, asked.prescale)
+    queue_behind_caller(scaled, result)
     request = Request(
-        *(scope.name("allreduce", name), asked.kind, _scaled(given, asked.prescale), buffer_of(result)),
+        *(scope.name("allreduce", name), asked.kind, buffer_of(scaled), buffer_of(result)),
         shape=tuple(source.shape),
         op=asked.op,
         scale=asked.scale,
         prescale=asked.prescale,
     )
-    return Handle(scope.submit(request, background=background), lambda: target, copy_back)
+    return Handle(scope.submit(request, background=background), lambda: target, copy_back, moved=lambda: result)
 
 
 def _reducescatter(
@@ -350,24 +353,33 @@ def _reducescatter(
     asked = reducescattering(op, prescale=scaling[0], postscale=scaling[1], size=scope.size)
     if not tensor.dim():
         raise OperationError("reducescatter divides rows; a scalar has none")
-    source = host_copy(tensor)
+    source = place(tensor, scope, on_host=not _scales_anywhere(tensor, asked.prescale))
     rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
-    target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype)
+    target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype, device=source.device)
+    scaled = _scaled(source, asked.prescale)
+    queue_behind_caller(scaled, target)
     request = Request(
-        *(scope.name("reducescatter", name), asked.kind, _scaled(source, asked.prescale), buffer_of(target)),
+        *(scope.name("reducescatter", name), asked.kind, buffer_of(scaled), buffer_of(target)),
         shape=tuple(source.shape),
         scale=asked.scale,
         prescale=asked.prescale,
     )
-    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device))
+    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device), moved=lambda: target)
 
 
-def _scaled(tensor: torch.Tensor, factor: float) -> Buffer:
-    """Return the contiguous host tensor times `factor`, in new memory unless the factor is 1."""
+def _scales_anywhere(tensor: torch.Tensor, factor: float) -> bool:
+    """Say whether `_scaled` can compute this on any device: integers are scaled in float64 by the core."""
+    return factor == 1.0 or tensor.is_floating_point() or tensor.is_complex()
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return the contiguous tensor times `factor`, in new memory unless the factor is 1."""
     if factor == 1.0:
-        return buffer_of(tensor)
-    scaled = buffer_of(tensor.clone())
-    scale_in_place(scaled, factor)
+        return tensor
+    if not tensor.is_cpu:
+        return tensor * factor
+    scaled = tensor.clone()
+    scale_in_place(buffer_of(scaled), factor)
     return scaled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Placement
 from unidist.elastic.rebinding import follow_generations
 from unidist.errors import PluginError, UsageError
+from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.optim.update import Update
 from unidist.training import autotune
 from unidist_torch.framework import TorchFramework
@@ -64,6 +66,7 @@ class Binding:
         self._update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._cut = cut
+        self._is_released = False
         self._begin()
         follow_generations(self)
 
@@ -109,8 +112,16 @@ class Binding:
         axes = context.mesh.model_axes
         return PartNorms(context.new_communicator(axes[0]) if len(axes) == 1 else None)
 
+    def release(self) -> None:
+        """See `DistributedOptimizerMixin.release`."""
+        self.complete_exchange()
+        self._is_released = True
+        self.gradients.close()
+
     def rebind(self, context: RuntimeAPI) -> None:
         """Move to a new generation's context: parameters and state stay where they are, gradients are dropped."""
+        if self._is_released:
+            return
         self.gradients.close()
         self._synchronized = self._is_concluded = False
         self._update.rebind(context)
@@ -120,6 +131,8 @@ class Binding:
 
     def step(self, closure: Callable[[], Any] | None, grad_scaler: Any) -> Any:
         """Complete the exchange and do the inner step, unless a window is open."""
+        if self._is_released:
+            raise UsageError("release() was called: this optimizer has let go of its parameters, and cannot step")
         if closure is not None and not self._evaluates_once:
             return self._step_with_closure(closure)
         accumulation = self._update.accumulation
@@ -179,11 +192,20 @@ class Binding:
         """Clip the reduced gradients; returns their norm before, 0 if no update is completed."""
         if not self._update.completes_window:
             return 0.0
+        rule = NormRule(max_norm, order)
+        return rule.norm if self._apply_once(rule) else math.inf
+
+    def clip_value(self, limit: float) -> None:
+        """Move each element of the reduced gradients into [-limit, limit], if an update is completed."""
+        if self._update.completes_window:
+            self._apply_once(ValueRule(limit))
+
+    def _apply_once(self, rule: GradientRule) -> bool:
         self._complete_window()
-        norm = self._update.clip_norm(max_norm, order, self._sparse.reduced(self.gradients.parameters))
+        applied = self._update.apply_once(rule, self._sparse.reduced(self.gradients.parameters))
         self.gradients.refresh_sparse()
         self.gradients.mark_parts()
-        return norm
+        return applied
 
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""
@@ -300,6 +322,8 @@ class Binding:
 
     def _mean_loss(self, loss: Any) -> Any:
         """Average the loss over the ranks: an optimizer that looks at it must decide the same everywhere."""
+        if loss is None:  # on every rank: a closure that returns nothing
+            return None
         value = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
         self._announcements.announce_loss()
         self._average(value)

@@ -1,4 +1,4 @@
-"""Clipping by norm: one call that works with every strategy."""
+"""Clipping by norm and by value: calls that work with every strategy."""
 
 from __future__ import annotations
 
@@ -46,3 +46,31 @@ def clip_grad_norm_(
             f"the norm of order {norm_type} of the gradients is {norm.item()}, so they cannot be clipped"
         )
     return norm
+
+
+def clip_grad_value_(optimizer: torch.optim.Optimizer, clip_value: float) -> None:
+    """Move each element of the update's gradients into [-clip_value, clip_value].
+
+        loss.backward()
+        ud.clip_grad_value_(optimizer, 0.5)
+        optimizer.step()
+
+    As `torch.nn.utils.clip_grad_value_`, but it takes the optimizer, and finds its gradients with strategies that shard
+    them as well. Collective: it completes the exchange, between `backward` and `step`. With accumulation, a pass that
+    does not complete an update is left alone.
+
+    Args:
+        optimizer: bound by `distribute` or `DistributedOptimizer`, or a plain one.
+        clip_value: above 0.
+
+    Raises:
+        UsageError: a limit of 0 or below.
+    """
+    if not clip_value > 0:
+        raise UsageError(f"clip_value={clip_value:g}: give a number above 0")
+    binding = getattr(optimizer, "_unidist", None)
+    if binding is None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+    else:
+        binding.clip_value(float(clip_value))

@@ -95,6 +95,15 @@ class DistributedOptimizerMixin:
         """
         return self._unidist.flush()
 
+    @calling("optimizer.release()")
+    def release(self) -> None:
+        """Let go of the parameters: later backward passes are not exchanged for this optimizer, which cannot step.
+
+        For a loop that goes on with another optimizer: `distribute(model, other)` takes the model again, except with
+        `zero=3`. `state_dict()` still works. Every rank calls it, between two updates.
+        """
+        self._unidist.release()
+
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         return self._unidist.names  # of Horovod's attribute, which scripts read

@@ -20,6 +20,7 @@ from unidist.control.client import connect
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
+from unidist.jobs.network import interface_address
 from unidist_launch.agent.order import ORDER_VARIABLE, AgentOrder
 from unidist_launch.agent.ranks import AgentRanks
 from unidist_launch.agent.workers import AgentWorkers
@@ -109,26 +110,6 @@ def _addresses(order: AgentOrder) -> tuple[Sequence[str], str]:
     if order.network_interfaces:
         own = interface_address(order.network_interfaces)
     return launcher, own
-
-
-def interface_address(names: Sequence[str]) -> str:
-    """Return the address of the first of these interfaces that this host has, IPv4 before IPv6.
-
-    Raises:
-        ConfigurationError: it has none of them; lists those it has.
-    """
-    import psutil
-
-    present = psutil.net_if_addrs()
-    for name in names:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for item in present.get(name, ()):
-                if item.family == family:
-                    return str(item.address)
-    raise ConfigurationError(
-        f"--network-interface {','.join(names)}: host {socket.gethostname()} has {', '.join(sorted(present))}, with an "
-        "address or without"
-    )
 
 
 def _connect(order: AgentOrder, addresses: Sequence[str]) -> tuple[Connection, str]:

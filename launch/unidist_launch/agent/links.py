@@ -32,9 +32,11 @@ class _Peer:
 
     Args:
         address: where it listens.
-        heard: when it answered last; at first, when it became a peer.
+        heard: when it or its host answered last; at first, when it became a peer.
         connecting: a connection under way.
         connection: the one that is there.
+        connected_at: since when.
+        is_refused: the last one ended before both ends had proved the secret.
         retry_at: when to connect again.
         beat_at: when to send the next beat.
         told: what the launcher knows: it is reached, or not, or nothing yet.
@@ -44,6 +46,8 @@ class _Peer:
     heard: float
     connecting: socket.socket | None = None
     connection: Connection | None = None
+    connected_at: float = 0.0
+    is_refused: bool = False
     retry_at: float = 0.0
     beat_at: float = 0.0
     told: bool | None = None
@@ -54,7 +58,7 @@ class PeerLinks:
 
     Args:
         secret: the job's secret.
-        heartbeat_sec: a peer that does not answer for longer is not reached.
+        heartbeat_sec: a peer whose host does not answer for longer is not reached.
         selector: of the agent's loop; a key's data is called when it is ready.
         tell: called with a peer's index, whether it is reached, and for how long it was silent, when that changes.
     """
@@ -107,6 +111,8 @@ class PeerLinks:
             if peer.connection is None and peer.connecting is None and now >= peer.retry_at:
                 self._begin(peer, now)
             connection = peer.connection
+            if self._is_acknowledged(peer, now):  # before the next beat, which nobody can have answered
+                peer.heard = now
             if connection is not None and connection.is_open and now >= peer.beat_at:
                 peer.beat_at = now + self._heartbeat_sec / BEATS_PER_LIMIT
                 self._send(connection, partial(self._disconnect, peer))
@@ -118,6 +124,19 @@ class PeerLinks:
         for stranger, since in list(self._accepted.items()):
             if not stranger.is_open and now - since > _HANDSHAKE_SEC:
                 self._forget(stranger)
+
+    def _is_acknowledged(self, peer: _Peer, now: float) -> bool:
+        """Return whether nothing that was sent to a peer waits for its host.
+
+        Where more is to be done than there are cores, an agent may not run for a second, this one or the peer: that is
+        no broken link. A peer that is gone, the launcher notices.
+        """
+        connection = peer.connection
+        if connection is None:
+            return False
+        if not connection.is_open:
+            return not peer.is_refused and now - peer.connected_at < _HANDSHAKE_SEC
+        return connection.is_acknowledged
 
     def close(self) -> None:
         """Close everything. Idempotent."""
@@ -143,7 +162,7 @@ class PeerLinks:
         try:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise ConnectionLost("it does not listen")
-            peer.connection = Connection(sock, self._secret, is_server=False)
+            peer.connection, peer.connected_at = Connection(sock, self._secret, is_server=False), time.monotonic()
         except (ConnectionLost, OSError):
             sock.close()
             return
@@ -156,6 +175,7 @@ class PeerLinks:
         try:
             messages = connection.receive()
         except (ConnectionLost, WireError):
+            peer.is_refused = not connection.is_open
             self._disconnect(peer)
             return
         if messages:

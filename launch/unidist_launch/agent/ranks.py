@@ -128,11 +128,14 @@ class AgentRanks:
             self._send({"type": "beat"})
         if now - self._reported >= _REPORTS_SEC:
             self._reported = now
-            reports = self._new_reports()
-            if reports:
-                self._send({"type": "progress", "reports": reports})
+            self._send_reports()
         if now - self._heard > self._heartbeat_sec:
             raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
+
+    def _send_reports(self) -> None:
+        reports = self._new_reports()
+        if reports:
+            self._send({"type": "progress", "reports": reports})
 
     def _new_reports(self) -> list[list[Any]]:
         """Return new progress reports, with the rank of each, or the worker's number."""
@@ -283,6 +286,7 @@ class AgentRanks:
                         break
             exits.append([place.rank, process.pid, process.returncode])
         if exits:
+            self._send_reports()  # the last ones, before observers hear of the end
             self._send({"type": "exits", "exits": exits})
 
     def _finish(self) -> None:

@@ -218,6 +218,7 @@ class AgentWorkers(AgentRanks):
             process = worker.process
             # First of all: the others wait to hear of it.
             self._send({"type": "ended", "worker": worker.number})
+            self._send_reports()  # its last one, before observers hear of its end
             worker.processes.close()  # what it left in the background, which would keep the pipes open
             self._read_to_end(worker)
             self._send({"type": "exit", "worker": worker.number, "pid": process.pid, "returncode": process.returncode})

@@ -17,6 +17,7 @@ from unidist.errors import ConfigurationError
 from unidist.jobs import preflight
 from unidist.launcher import Host, Job, JobObserver, KnowsHosts, RemoteShell, RunsElasticJobs
 from unidist.runtime.plugin_manager import PluginManager
+from unidist.settings import visible_devices
 from unidist.settings.environment import VARIABLES, Settings
 from unidist_launch.display import machine
 from unidist_launch.options import (
@@ -187,8 +188,7 @@ def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tu
     is_elastic = elastic_options.is_elastic(options)
     if not given and options["host_discovery_script"] is None:
         for spec in manager.launchers:
-            is_here = spec.marker and os.environ.get(spec.marker)
-            if is_here and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
+            if spec.belongs_here(os.environ) and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
                 return spec.name
     if is_elastic:
         return _ELASTIC
@@ -206,7 +206,7 @@ def _num_proc(
         raise click.MissingParameter(ctx=ctx, param=parameter)
     if hosts:
         return sum(host.slots for host in hosts)
-    devices = machine.num_devices(environ)
+    devices = visible_devices(environ)
     number, what = (devices, "devices") if devices else (machine.usable_cores(), "cores")
     if not options["quiet"]:
         click.echo(f"unidist: -np is not given: {number}, the number of this machine's {what}", err=True)

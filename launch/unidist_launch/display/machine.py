@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 _PROBE_SEC = 10.0
@@ -78,20 +77,6 @@ def gpus() -> list[str]:
         found = subprocess.run(query, capture_output=True, text=True, timeout=_PROBE_SEC, check=True)
         return [line.strip() for line in found.stdout.splitlines() if line.strip()]
     return []
-
-
-def num_devices(environ: Mapping[str, str]) -> int:
-    """Return the number of NVIDIA GPUs that a process with this environment sees; 0 if there is none."""
-    found = len(gpus())
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if not found or visible is None:
-        return found
-    named = 0
-    for name in visible.split(","):  # CUDA ends the list at the first name that is none
-        if not name.strip() or name.strip() == "-1":
-            break
-        named += 1
-    return named
 
 
 def _read(file: Path) -> str:

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist_launch.elastic_job.discovery import HostSource
     from unidist_launch.elastic_job.report import event_line
     from unidist_launch.elastic_job.run import ElasticRun
 
 __all__ = [
-    "ElasticRun", "event_line",
+    "ElasticRun", "HostSource", "event_line",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "discovery": "HostSource",
         "report": "event_line",
         "run": "ElasticRun",
     },

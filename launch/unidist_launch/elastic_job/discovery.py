@@ -13,9 +13,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist.jobs import sweep as process_sweep
@@ -50,7 +53,22 @@ def parse(text: str, slots_per_host: int | None) -> tuple[Host, ...]:
     return tuple(Host(name, number) for name, number in slots.items() if number > 0)
 
 
-class Discovery:
+class HostSource(ABC):
+    """Says which hosts an elastic job may use at the moment; asked by the launcher's loop, many times a second."""
+
+    @abstractmethod
+    def poll(self) -> tuple[Host, ...] | None:
+        """Return the hosts if there is news of them, else None. Must not wait.
+
+        Raises:
+            ConfigurationError: they cannot be found; says why. The hosts stay as they are, and asking goes on.
+        """
+
+    def close(self) -> None:  # noqa: B027 - the default: there is nothing to release
+        """Release what was taken. Called once, at the end of the job."""
+
+
+class Discovery(HostSource):
     """Asks a script for hosts, without ever waiting for it. What the script starts ends with this process.
 
     Args:
@@ -71,6 +89,7 @@ class Discovery:
         self._mark = secrets.token_hex(8)
         self._watchdog = ProcessWatchdog(self._mark)
 
+    @override
     def poll(self) -> tuple[Host, ...] | None:
         """Return the hosts if the script has just ended with an answer, else None. Never waits.
 
@@ -99,6 +118,7 @@ class Discovery:
             raise ConfigurationError(f"{self._command[0]} ended with exit code {returncode}")
         return parse(text, self._slots_per_host)
 
+    @override
     def close(self) -> None:
         """End the script if it runs, and what it has left. Idempotent.
 

@@ -97,7 +97,8 @@ class ElasticHosts:
         agent = AgentProcess(host.index, where, starter)
         agent.start(self._order_for(host.index, starter))
         host.agent, host.facts, host.is_terminating = agent, None, False
-        assert agent.process is not None
+        if agent.process is None:  # it comes by itself
+            return
         assert agent.process.stdin is not None
         assert agent.process.stdout is not None
         self._selector.register(agent.process.stdin, selectors.EVENT_WRITE, partial(self._give_order, agent))
@@ -110,8 +111,10 @@ class ElasticHosts:
             agent = host.agent
             if agent is None or host.facts is not None:
                 continue
-            assert agent.process is not None
-            if agent.process.poll() is not None:
+            if agent.process is None:
+                if problem := agent.starter.problem(agent.host):
+                    found.append((host, problem))
+            elif agent.process.poll() is not None:
                 while agent.read():
                     pass
                 found.append((host, agent.why()))
@@ -157,11 +160,16 @@ class ElasticHosts:
     def end(self) -> None:
         """End all agents; those that are there have a moment to end by themselves."""
         present = [host.agent for host in self.by_name.values() if host.agent is not None]
-        patient = [host.agent for host in self.by_name.values() if host.agent is not None and host.facts is not None]
+        patient_agents = [
+            host.agent for host in self.by_name.values() if host.agent is not None and host.facts is not None
+        ]
         for agent in present:
             self._unregister(agent)
-        end_all([*present, *self._old], patient_with=patient)
+        end_all([*present, *self._old], patient_with=patient_agents)
         self._old.clear()
+        for agent in present:
+            if agent.process is None:
+                agent.starter.dismiss(agent.host, patient=agent in patient_agents)
 
     def present(self) -> list[ElasticHost]:
         """Return the hosts whose agents are there."""
@@ -183,13 +191,16 @@ class ElasticHosts:
 
     def _retire(self, agent: AgentProcess) -> None:
         self._unregister(agent)
-        assert agent.process is not None
+        if agent.process is None:
+            agent.starter.dismiss(agent.host, patient=False)
+            return
         with contextlib.suppress(ProcessLookupError):
             agent.process.terminate()
         self._old.append(agent)
 
     def _unregister(self, agent: AgentProcess) -> None:
-        assert agent.process is not None
+        if agent.process is None:
+            return
         for pipe in (agent.process.stdin, agent.process.stdout):
             if pipe is not None and not pipe.closed and pipe.fileno() in self._selector.get_map():
                 self._selector.unregister(pipe)

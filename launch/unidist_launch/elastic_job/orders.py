@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
+from unidist.jobs.network import interface_address
 from unidist.launcher import Host, Job
-from unidist_launch.agent.agent import interface_address
 from unidist_launch.agent.order import AgentOrder, exported_variables
 from unidist_launch.elastic_job.state import Identity
 from unidist_launch.options import hosts as host_list

@@ -15,7 +15,7 @@ from unidist.control.server import ControlServer
 from unidist.control.service import Action
 from unidist.control.wire import Message
 from unidist.launcher import ElasticLimits, Host, Job, ObservedWorker
-from unidist_launch.elastic_job.discovery import Discovery
+from unidist_launch.elastic_job.discovery import Discovery, HostSource
 from unidist_launch.elastic_job.hosts import ElasticHosts
 from unidist_launch.elastic_job.orders import Orders, StarterOf, by_ssh
 from unidist_launch.elastic_job.patience import Patience
@@ -41,6 +41,8 @@ class ElasticParts:
         job: the job; `job.elastic` is set.
         stack: takes what has to be given back.
         starter_of: how the agent of a host is started; None: here at once, elsewhere by ssh.
+        source: which hosts there are; None: the job's, or its script says so.
+        secret: the job's; None: a new one.
 
     Attributes:
         generation: of the last world that has begun; -1 before the first.
@@ -51,12 +53,20 @@ class ElasticParts:
         ConfigurationError: the job cannot be started so.
     """
 
-    def __init__(self, job: Job, stack: ExitStack, starter_of: StarterOf | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        stack: ExitStack,
+        starter_of: StarterOf | None = None,
+        source: HostSource | None = None,
+        secret: bytes | None = None,
+    ) -> None:
         assert job.elastic is not None
         self.job = job
         self.limits: ElasticLimits = job.elastic
         hosts = job.hosts or (Host("localhost", self.limits.slots_per_host or job.num_proc),)
-        is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None and starter_of is None
+        is_here = all(map(host_list.is_local, hosts)) and self.limits.discovery_script is None
+        is_here = is_here and starter_of is None and source is None
         self.is_here = is_here
         """No other host can ever be among the job's."""
         self.kept = None if self.limits.state_dir is None else KeptState(job, stack)
@@ -66,12 +76,13 @@ class ElasticParts:
         self.log = EventLog(self.limits.event_log)
         stack.callback(self.log.close)
         self.slots = Slots(self.limits.cooldown, num_spare=self.limits.num_spares)
-        self.discovery: Discovery | None = None
-        if self.limits.discovery_script is None:
+        if source is None and self.limits.discovery_script is not None:
+            source = Discovery(self.limits.discovery_script, self.limits.slots_per_host)
+        self.discovery = source
+        if source is None:
             self.slots.offer(hosts)
         else:
-            self.discovery = Discovery(self.limits.discovery_script, self.limits.slots_per_host)
-            stack.callback(self.discovery.close)
+            stack.callback(source.close)
         self.workers = StartedWorkers()
         self.links = HostLinks(job.heartbeat.total_seconds())
         self.patience = Patience(job.num_proc, self.limits.reset_limit)
@@ -94,7 +105,7 @@ class ElasticParts:
         )
         self.log.listen(lambda event, fields: tell(self.output, event, fields))
         membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
-        self.coordinator, self.server, identity = self._open_server(membership)
+        self.coordinator, self.server, identity = self._open_server(membership, secret)
         self.selector = stack.enter_context(selectors.DefaultSelector())
         orders = Orders(job, identity, self.server.port, starter_of or by_ssh(job, is_here=is_here))
         self.num_agents = 0
@@ -107,7 +118,9 @@ class ElasticParts:
         stack.callback(self.tell, {"type": "end"}, None)
         stack.callback(self.server.call, self._end_state)
 
-    def _open_server(self, membership: Membership) -> tuple[ElasticCoordinator, ControlServer, Identity]:
+    def _open_server(
+        self, membership: Membership, secret: bytes | None
+    ) -> tuple[ElasticCoordinator, ControlServer, Identity]:
         silence = SILENCE_PER_HEARTBEAT * self.job.heartbeat
         host = _LOOPBACK if self.is_here else ""
         if self.kept is not None:
@@ -125,7 +138,7 @@ class ElasticParts:
         coordinator = ElasticCoordinator(
             membership, heartbeat=self.job.heartbeat, silence=silence, stall=self.limits.stall
         )
-        identity = Identity.new()
+        identity = Identity.new(secret)
         return coordinator, ControlServer(coordinator, identity.secret, host=host), identity
 
     def _end_state(self) -> Iterable[Action]:

@@ -19,6 +19,7 @@ from unidist.control.elastic.coordinator import Beat, JobEvent
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
+from unidist_launch.elastic_job.discovery import HostSource
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.orders import StarterOf
 from unidist_launch.elastic_job.parts import ElasticParts
@@ -40,14 +41,24 @@ class ElasticRun:
         stack: takes what has to be given back.
         starter_of: how the agent of a host is started, where somebody else has lent all the hosts, and takes them back
             as he likes; None: here at once, elsewhere by ssh.
+        source: which hosts there are, and which have gone; None: the job's, or its script says so.
+        secret: the job's; default: a new one.
 
     Raises:
         ConfigurationError: the job cannot be started so.
     """
 
-    def __init__(self, job: Job, stack: ExitStack, *, starter_of: StarterOf | None = None) -> None:
-        self._parts = parts = ElasticParts(job, stack, starter_of)
-        self._is_lent = starter_of is not None
+    def __init__(
+        self,
+        job: Job,
+        stack: ExitStack,
+        *,
+        starter_of: StarterOf | None = None,
+        source: HostSource | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        self._parts = parts = ElasticParts(job, stack, starter_of, source, secret)
+        self._is_lent = starter_of is not None and source is None
         self._is_taken_back = False
         self._observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
         self._supply = Supply(self._parts)

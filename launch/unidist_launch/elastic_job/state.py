@@ -44,9 +44,9 @@ class Identity:
     port: int = 0
 
     @classmethod
-    def new(cls) -> Identity:
-        """Return that of a new job."""
-        return cls(secrets.token_bytes(32), secrets.token_hex(8))
+    def new(cls, secret: bytes | None = None) -> Identity:
+        """Return that of a new job, with a secret that its processes know already, or with a new one."""
+        return cls(secret or secrets.token_bytes(32), secrets.token_hex(8))
 
 
 class KeptState:

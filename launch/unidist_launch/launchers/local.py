@@ -119,7 +119,10 @@ class _Run:
         now = time.monotonic()
         if now - self._reports_at >= _REPORTS_SEC:
             self._reports_at = now
-            self._events.progressed(self._processes.new_reports())
+            self._tell_reports()
+
+    def _tell_reports(self) -> None:
+        self._events.progressed(self._processes.new_reports())
 
     def _start(self) -> None:
         cores = len(os.sched_getaffinity(0))
@@ -176,6 +179,7 @@ class _Run:
                 for _ in range(_MAX_READS):
                     if not self._read(key.fd, key.data):
                         break
+            self._tell_reports()  # its last one, before observers hear of its end
             tail = self._output.stderr_tail(rank)
             end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
             self._ending.exits.append(end)

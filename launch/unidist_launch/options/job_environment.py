@@ -34,6 +34,7 @@ _SWITCHES = {
     "UNIDIST_LOG_TIMESTAMP": "log_with_timestamp",
     "UNIDIST_AUTOTUNE": "autotune",
     "UNIDIST_AS_HOROVOD": "as_horovod",
+    "UNIDIST_TLS": "tls",
 }
 
 
@@ -136,6 +137,10 @@ def warnings_of_options(options: Mapping[str, Any], settings: Settings, *, here:
     found = horovodrun.warnings_of_flags(options, engine=settings.engine)
     if options["timeline_mark_cycles"] and settings.timeline is None:
         found.append("--timeline-mark-cycles marks the cycles of a trace; add --timeline FILE.")
+    if here and settings.tls:
+        found.append(
+            "--tls: all ranks run on this host, and nothing that they send leaves it; --tls is about other hosts."
+        )
     if here:
         ssh = [name for name in ("ssh_port", "ssh_identity_file", "ssh_command") if options[name] is not None]
         if ssh:

@@ -167,6 +167,12 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Network interfaces to use, between hosts and by engines, with commas or repeated.",
     ),
     _option(_SPREAD, "--tcp", is_flag=True, help="NCCL uses TCP, not InfiniBand."),
+    _option(
+        _SPREAD,
+        "--tls/--no-tls",
+        default=None,
+        help="Encrypt data between hosts, by the engine tcp; output of ranks and control messages are not.",
+    ),
     _option(_LIMITS, "--timeout", type=_SECONDS, metavar="SECONDS", help="Longest wait for a peer (default: 1800)."),
     _option(
         _LIMITS,

@@ -63,7 +63,7 @@ def observers(
             if given is not None:
                 raise click.NoSuchOption(given.opts[0], ctx=ctx)
             continue
-        observer = spec.load()({name: options[name] for name in names}, is_elastic)
+        observer = spec.load()({name: options[name] for name in names}, is_elastic, manager)
         if observer is not None:
             found.append(observer)
     return tuple(found)

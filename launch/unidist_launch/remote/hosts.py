@@ -55,6 +55,19 @@ class AgentStarter(ABC):
         With an `index_variable` it is asked for the first host only.
         """
 
+    def summon(self, host: Host, order: bytes) -> None:  # noqa: B027 - a default
+        """Have somebody start the agent of `host`, with this order, where agents come by themselves; must not wait.
+
+        The default leaves it to whoever has started this process as well. Of elastic jobs only.
+        """
+
+    def problem(self, host: Host) -> str:
+        """Say why an agent that was summoned and has not come will not come; "" if it still may. Must not wait."""
+        return ""
+
+    def dismiss(self, host: Host, *, patient: bool) -> None:  # noqa: B027 - a default
+        """Make sure that an agent that was summoned is gone; `patient`: it was told to end, and may take seconds."""
+
     def environment(self) -> dict[str, str]:
         """Return the environment of the command (default: the launcher's)."""
         return dict(os.environ)
@@ -116,6 +129,7 @@ class AgentProcess:
             OSError: the command cannot be started.
         """
         if self.starter.comes_by_itself:
+            self.starter.summon(self.host, order.to_line())
             return
         if self.leader is not None:
             self.process, self.text, self._order = self.leader.process, self.leader.text, b""

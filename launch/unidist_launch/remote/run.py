@@ -19,10 +19,10 @@ from unidist.control.elastic import HostLinks
 from unidist.control.server import ControlServer
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
+from unidist.jobs.network import interface_address
 from unidist.jobs.processes import describe_exit
 from unidist.launcher import Host, Job
 from unidist.topology import Topology
-from unidist_launch.agent.agent import interface_address
 from unidist_launch.agent.order import AgentOrder, exported_variables
 from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options import hosts as host_list

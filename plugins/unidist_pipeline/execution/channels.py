@@ -16,7 +16,7 @@ from typing import Any
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, Work
-from unidist.errors import PeerLostError, UsageError
+from unidist.errors import ConfigurationError, PeerLostError, UsageError
 from unidist.framework import Framework
 from unidist.negotiation.objects import gather_objects
 from unidist_pipeline.execution.messages import Form, KnownForms, Message, TensorForm, pack, unpack
@@ -46,9 +46,18 @@ class Channels:
         communicators: along the pipeline, by kind of memory; used by nobody else. "host" is required.
         framework: of the tensors.
         memory: of this rank's tensors of other kinds than "host" ("cuda:1").
+
+    Raises:
+        ConfigurationError: an engine has no messages.
     """
 
     def __init__(self, communicators: Mapping[str, Communicator], framework: Framework, *, memory: str = HOST) -> None:
+        for kind, communicator in communicators.items():
+            if communicator.size > 1 and not communicator.capabilities.point_to_point:
+                raise ConfigurationError(
+                    f"pipeline: stages send each other messages, and the engine of {kind} memory "
+                    f"({communicator.description}) has collectives only. Use --engine gloo"
+                )
         self._communicators = communicators
         self._host = communicators[HOST]
         self._framework = framework

@@ -28,7 +28,12 @@ typedef struct {
     TransportObject *owner;
 } OpObject;
 
-static PyTypeObject *op_type, *transport_type;
+typedef struct {
+    PyObject_HEAD
+    ud_tls *tls; /* NULL: a transport has it */
+} TlsObject;
+
+static PyTypeObject *op_type, *transport_type, *tls_type;
 
 static void *allocate(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 
@@ -75,30 +80,123 @@ static int *read_ints(PyObject *tuple, int *count) {
     return ints;
 }
 
+/* Encryption */
+
+static PyObject *module_load_tls(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *names[2];
+    char why[256];
+    if (!PyArg_ParseTuple(args, "ss", &names[0], &names[1])) return NULL;
+    if (ud_tls_load(names, 2, why, sizeof why)) {
+        PyErr_SetString(PyExc_ImportError, why);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *module_set_key_records(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(args, "K", &number)) return NULL;
+    ud_tls_set_key_records(number);
+    Py_RETURN_NONE;
+}
+
+static PyObject *tls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    int fd, is_server;
+    const char *key;
+    Py_ssize_t key_bytes;
+    static char *names[] = {"descriptor", "is_server", "key", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ipy#", names, &fd, &is_server, &key, &key_bytes)) return NULL;
+    if (key_bytes != UD_TLS_KEY_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a key has another length");
+        return NULL;
+    }
+    TlsObject *self = allocate(type);
+    if (self && !(self->tls = ud_tls_new(fd, is_server, (const unsigned char *)key))) {
+        Py_CLEAR(self);
+        PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void tls_dealloc(TlsObject *self) {
+    ud_tls_free(self->tls, 0);
+    deallocate((PyObject *)self);
+}
+
+static PyObject *tls_handshake(TlsObject *self, PyObject *unused) {
+    (void)unused;
+    char why[256];
+    if (!self->tls) {
+        PyErr_SetString(PyExc_ValueError, "a transport has this connection");
+        return NULL;
+    }
+    enum ud_tls_step step = ud_tls_handshake(self->tls, why, sizeof why);
+    if (step != UD_TLS_FAILED) return PyLong_FromLong(step);
+    PyErr_SetString(PyExc_ConnectionError, why);
+    return NULL;
+}
+
+static PyMethodDef tls_methods[] = {
+    {"handshake", (PyCFunction)tls_handshake, METH_NOARGS, "Go on with it: 0 when it is over, 1 to read, 2 to write."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot tls_slots[] = {{Py_tp_new, (void *)tls_new},
+                                  {Py_tp_dealloc, (void *)tls_dealloc},
+                                  {Py_tp_methods, tls_methods},
+                                  {Py_tp_doc, "TLS on a connection; see tls.h."},
+                                  {0, NULL}};
+static PyType_Spec tls_spec = {"unidist_tcp._tcp.Tls", sizeof(TlsObject), 0, Py_TPFLAGS_DEFAULT, tls_slots};
+
+/* Takes what encrypts the connections to a rank out of its objects; NULL with an exception set. */
+static ud_tls **take_tls(PyObject *tuple, int count) {
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        PyErr_SetString(PyExc_ValueError, "expected a Tls for each connection");
+        return NULL;
+    }
+    ud_tls **taken = calloc((size_t)count + 1, sizeof *taken);
+    if (!taken) PyErr_NoMemory();
+    for (int i = 0; taken && i < count; i++) {
+        TlsObject *item = (TlsObject *)PyTuple_GetItem(tuple, i);
+        if (!PyObject_TypeCheck((PyObject *)item, tls_type) || !item->tls) {
+            PyErr_SetString(PyExc_ValueError, "expected a Tls that no transport has");
+            free(taken);
+            return NULL;
+        }
+        taken[i] = item->tls;
+    }
+    for (int i = 0; taken && i < count; i++) ((TlsObject *)PyTuple_GetItem(tuple, i))->tls = NULL;
+    return taken;
+}
+
 /* Transport */
 
 static PyObject *transport_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     int rank;
-    PyObject *descriptors;
+    PyObject *descriptors, *encryption = Py_None;
     long long spin_ns, heartbeat_ns;
-    static char *names[] = {"rank", "descriptors", "spin_ns", "heartbeat_ns", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!LL", names, &rank, &PyTuple_Type, &descriptors, &spin_ns,
-                                     &heartbeat_ns))
+    static char *names[] = {"rank", "descriptors", "spin_ns", "heartbeat_ns", "encryption", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!LL|O", names, &rank, &PyTuple_Type, &descriptors, &spin_ns,
+                                     &heartbeat_ns, &encryption))
         return NULL;
     int size = (int)PyTuple_Size(descriptors);
-    if (size < 1 || rank < 0 || rank >= size) {
+    int is_encrypted = encryption != Py_None;
+    if (size < 1 || rank < 0 || rank >= size || (is_encrypted && (!PyTuple_Check(encryption) || PyTuple_Size(encryption) != size))) {
         PyErr_SetString(PyExc_ValueError, "rank is outside of the job");
         return NULL;
     }
     int *num_lanes = calloc((size_t)size, sizeof *num_lanes), **fds = calloc((size_t)size, sizeof *fds), failed = 0;
-    if (!num_lanes || !fds) failed = 1, PyErr_NoMemory();
+    ud_tls ***tls = is_encrypted ? calloc((size_t)size, sizeof *tls) : NULL;
+    if (!num_lanes || !fds || (is_encrypted && !tls)) failed = 1, PyErr_NoMemory();
     for (int i = 0; !failed && i < size; i++) {
         failed = !(fds[i] = read_ints(PyTuple_GetItem(descriptors, i), &num_lanes[i]));
         if (!failed && num_lanes[i] > UD_MAX_LANES) failed = 1, PyErr_SetString(PyExc_ValueError, "too many connections");
     }
+    for (int i = 0; is_encrypted && !failed && i < size; i++)
+        failed = !(tls[i] = take_tls(PyTuple_GetItem(encryption, i), num_lanes[i]));
     TransportObject *self = failed ? NULL : allocate(type);
     if (self) {
-        self->transport = ud_open(rank, size, num_lanes, fds, spin_ns, heartbeat_ns);
+        self->transport = ud_open(rank, size, num_lanes, fds, (ud_tls *const *const *)tls, spin_ns, heartbeat_ns);
         if (!self->transport) {
             PyErr_SetFromErrno(PyExc_OSError);
             self->is_shut = 1;
@@ -106,6 +204,8 @@ static PyObject *transport_new(PyTypeObject *type, PyObject *args, PyObject *kwa
         }
     }
     for (int i = 0; fds && i < size; i++) free(fds[i]);
+    for (int i = 0; tls && i < size; i++) free(tls[i]);
+    free(tls);
     free(fds);
     free(num_lanes);
     return (PyObject *)self;
@@ -446,6 +546,8 @@ static PyObject *module_plan(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef module_methods[] = {
+    {"load_tls", module_load_tls, METH_VARARGS, "load_tls(name, other_name): load libssl by the first name that is one"},
+    {"set_key_records", module_set_key_records, METH_VARARGS, "For tests: after so many records comes another key."},
     {"plan", module_plan, METH_VARARGS, "plan(opcode, rank, size, root, count, item, counts, counts2, in_place)"},
     {NULL, NULL, 0, NULL}};
 
@@ -464,10 +566,12 @@ static int add_names(PyObject *module, const char *attribute, const char *const 
 static int module_exec(PyObject *module) {
     transport_type = (PyTypeObject *)PyType_FromSpec(&transport_spec);
     op_type = (PyTypeObject *)PyType_FromSpec(&op_spec);
+    tls_type = (PyTypeObject *)PyType_FromSpec(&tls_spec);
     PyObject *group = PyType_FromSpec(&group_spec);
-    if (!transport_type || !op_type || !group) return -1;
+    if (!transport_type || !op_type || !tls_type || !group) return -1;
     if (PyModule_AddObjectRef(module, "Transport", (PyObject *)transport_type) ||
-        PyModule_AddObjectRef(module, "Operation", (PyObject *)op_type) || PyModule_AddObjectRef(module, "Group", group))
+        PyModule_AddObjectRef(module, "Operation", (PyObject *)op_type) ||
+        PyModule_AddObjectRef(module, "Tls", (PyObject *)tls_type) || PyModule_AddObjectRef(module, "Group", group))
         return -1;
     Py_DECREF(group);
     if (PyModule_AddIntConstant(module, "EAGER_BYTES", UD_EAGER_BYTES) ||

@@ -12,9 +12,11 @@
 #define UNIDIST_TCP_H
 
 #include "plan.h"
+#include "tls.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/uio.h>
 
 #define UD_TCP_MAGIC 0x31504354u
 #define UD_TEXT_BYTES 1024
@@ -121,6 +123,8 @@ typedef struct ud_packet { /* a frame that waits for the first lane */
 typedef struct {
     struct ud_peer *peer;
     int fd, index, is_open, wants_write;
+    ud_tls *tls;    /* NULL: nothing is encrypted */
+    int has_unread; /* bytes may have come that the descriptor does not tell of */
     /* being sent */
     int sending;
     ud_frame out;
@@ -171,14 +175,21 @@ struct ud_transport {
     ud_group *groups;
     int leading, thread_leads, waiting, num_pending;
     int64_t spin_ns, heartbeat_ns, last_post_ns, next_tick_ns;
-    int napping_long, any_dirty;
+    int napping_long, any_dirty, any_unread;
     uint64_t num_bytes_sent;
 };
 
 int64_t ud_now(void);
 
+/* lane_io.c: as sendmsg and recvmsg without blocking. With fewer bytes than was room for, ud_lane_recv says that there are
+ * no more, or that the next call says why. */
+ssize_t ud_lane_send(ud_lane *lane, struct iovec *parts, int num_parts);
+ssize_t ud_lane_recv(ud_lane *lane, struct iovec *parts, int num_parts);
+
 /* transport.c */
-ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds, int64_t spin_ns, int64_t heartbeat_ns);
+/* Takes the descriptors, and what encrypts them, even if it fails; tls is NULL if nothing is encrypted. */
+ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds, ud_tls *const *const *tls, int64_t spin_ns,
+                      int64_t heartbeat_ns);
 /* Ends the thread, waits up to linger_ns until peers have all that was sent, and closes. No group is open any more. */
 void ud_shut(ud_transport *transport, int64_t linger_ns);
 void ud_free_transport(ud_transport *transport); /* after ud_shut, and after all operations were released */

@@ -164,8 +164,7 @@ static void pump(ud_lane *lane) {
         done -= sizeof lane->out;
         if (done < lane->out.length)
             parts[num_parts++] = (struct iovec){(char *)lane->out_payload + done, lane->out.length - done};
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)num_parts};
-        ssize_t n = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t n = ud_lane_send(lane, parts, num_parts);
         if (n < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) {
@@ -312,13 +311,15 @@ static void read_lane(ud_lane *lane) {
         if (lane->index) room = lane->end < sizeof lane->in ? sizeof lane->in - lane->end : 0;
         if (room && (!lane->receiving || lane->in_target))
             parts[num_parts++] = (struct iovec){lane->buffer + lane->end, room};
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)num_parts};
-        ssize_t n = recvmsg(lane->fd, &message, MSG_DONTWAIT);
+        ssize_t n = ud_lane_recv(lane, parts, num_parts);
         if (n < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN) return;
             char why[128];
-            snprintf(why, sizeof why, "the connection to it broke (%s)", strerror(errno));
+            int is_forged = lane->tls && errno == EBADMSG;
+            if (is_forged) snprintf(why, sizeof why, "what came was not encrypted by it, or was changed");
+            else snprintf(why, sizeof why, "the connection to it broke (%s)", strerror(errno));
+            if (is_forged) ud_peer_lost(lane->peer, why);
             close_lane(lane, why);
             return;
         }
@@ -338,8 +339,20 @@ static void read_lane(ud_lane *lane) {
             close_lane(lane, "it sent what is no frame of this protocol");
             return;
         }
-        if ((size_t)n < asked) return; /* there is no more for now */
+        if ((size_t)n < asked) break; /* there is no more for now */
     }
+    if (lane->is_open && lane->tls && !ud_tls_is_drained(lane->tls)) lane->has_unread = lane->peer->transport->any_unread = 1;
+}
+
+static void read_unread(ud_transport *transport) {
+    transport->any_unread = 0;
+    for (int i = 0; i < transport->size; i++)
+        for (int j = 0; j < transport->peers[i].num_lanes; j++) {
+            ud_lane *lane = &transport->peers[i].lanes[j];
+            if (!lane->has_unread) continue;
+            lane->has_unread = 0;
+            read_lane(lane);
+        }
 }
 
 /* Leading */
@@ -380,8 +393,9 @@ static void tick(ud_transport *transport, int64_t now) {
 /* Looks at all lanes once. The mutex is held, but not while nothing comes. */
 static int lead(ud_transport *transport, int wait_ms) {
     struct epoll_event events[EVENTS];
+    int had_unread = transport->any_unread;
     pthread_mutex_unlock(&transport->mutex);
-    int n = epoll_wait(transport->epoll, events, EVENTS, wait_ms);
+    int n = epoll_wait(transport->epoll, events, EVENTS, had_unread ? 0 : wait_ms);
     pthread_mutex_lock(&transport->mutex);
     for (int i = 0; i < n; i++) {
         ud_lane *lane = events[i].data.ptr;
@@ -394,10 +408,11 @@ static int lead(ud_transport *transport, int wait_ms) {
         if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) read_lane(lane);
         if (events[i].events & EPOLLOUT) pump(lane);
     }
+    if (had_unread) read_unread(transport);
     ud_flush(transport);
     tick(transport, ud_now());
     ud_flush(transport);
-    return n;
+    return n + had_unread;
 }
 
 static void stop_leading(ud_transport *transport) {
@@ -468,9 +483,10 @@ static void *run(void *argument) {
 
 /* Opening and closing */
 
-static int open_lane(ud_transport *transport, ud_peer *peer, int index, int fd) {
+static int open_lane(ud_transport *transport, ud_peer *peer, int index, int fd, ud_tls *tls) {
     ud_lane *lane = &peer->lanes[index];
-    *lane = (ud_lane){.peer = peer, .fd = fd, .index = index, .is_open = 1};
+    *lane = (ud_lane){.peer = peer, .fd = fd, .index = index, .is_open = 1, .tls = tls, .has_unread = !!tls};
+    if (tls) transport->any_unread = 1; /* it may have read more than its handshake */
     lane->buffer = malloc(BUFFER_BYTES);
     lane->scratch = malloc(UD_SEGMENT_BYTES);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = lane};
@@ -478,7 +494,8 @@ static int open_lane(ud_transport *transport, ud_peer *peer, int index, int fd) 
     return !lane->buffer || !lane->scratch || epoll_ctl(transport->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds, int64_t spin_ns, int64_t heartbeat_ns) {
+ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds, ud_tls *const *const *tls, int64_t spin_ns,
+                      int64_t heartbeat_ns) {
     ud_transport *transport = calloc(1, sizeof *transport);
     if (!transport) return NULL;
     transport->rank = rank, transport->size = size, transport->spin_ns = spin_ns, transport->heartbeat_ns = heartbeat_ns;
@@ -499,7 +516,8 @@ ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds,
         ud_peer *peer = &transport->peers[i];
         peer->transport = transport, peer->rank = i;
         peer->packets_end = &peer->packets;
-        for (int j = 0; j < num_lanes[i]; j++) failed |= open_lane(transport, peer, j, fds[i][j]);
+        for (int j = 0; j < num_lanes[i]; j++)
+            failed |= open_lane(transport, peer, j, fds[i][j], tls ? tls[i][j] : NULL);
     }
     transport->next_tick_ns = ud_now() + TICK_NS;
     if (!failed && size > 1) failed = !(transport->has_thread = !pthread_create(&transport->thread, NULL, run, transport));
@@ -511,14 +529,22 @@ ud_transport *ud_open(int rank, int size, const int *num_lanes, int *const *fds,
     return transport;
 }
 
+/* Whether nothing has been acknowledged for a good part of the time after which the peer is lost. */
+static int is_silent(const ud_lane *lane, int64_t now) {
+    return lane->suspected_ns && now - lane->suspected_ns > lane->peer->transport->heartbeat_ns / 4;
+}
+
+/* A host that is gone takes nothing, and those that go on without it do not wait for it. */
 static int undelivered(ud_transport *transport) {
+    int64_t now = ud_now();
     for (int i = 0; i < transport->size; i++) {
         ud_peer *peer = &transport->peers[i];
-        if (peer->packets && peer->num_open && peer->lanes[0].is_open) return 1;
+        if (peer->packets && peer->num_open && peer->lanes[0].is_open && !is_silent(&peer->lanes[0], now)) return 1;
         for (int j = 0; j < peer->num_lanes; j++) {
             ud_lane *lane = &peer->lanes[j];
             int left = 0;
-            if (lane->is_open && (lane->sending || (!ioctl(lane->fd, SIOCOUTQ, &left) && left > 0))) return 1;
+            if (!lane->is_open || is_silent(lane, now)) continue;
+            if (lane->sending || (!ioctl(lane->fd, SIOCOUTQ, &left) && left > 0)) return 1;
         }
     }
     return 0;
@@ -551,7 +577,8 @@ void ud_shut(ud_transport *transport, int64_t linger_ns) {
             free(lane->buffer);
             free(lane->scratch);
             lane->buffer = lane->scratch = NULL;
-            lane->is_open = 0;
+            ud_tls_free(lane->tls, lane->is_open);
+            lane->tls = NULL, lane->is_open = 0;
             close(lane->fd);
         }
         while (peer->packets) {

@@ -23,7 +23,18 @@ from unidist_tensor_parallel._torch.tracing import feeds_of
 from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
 from unidist_tensor_parallel.layout.cuts import AXIS
-from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, check_pairs, general, report
+from unidist_tensor_parallel.layout.roles import (
+    Assignment,
+    Role,
+    assign,
+    automatic,
+    check_pairs,
+    check_roles,
+    general,
+    matches,
+    report,
+)
+from unidist_tensor_parallel.library_roles import TensorRolesSpec
 from unidist_torch.memory import memory_kind
 
 if TYPE_CHECKING:
@@ -42,7 +53,7 @@ class TorchTensor(TensorBinding):
         """
         kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
         axis = TensorAxis(context, kinds)
-        found = assignment(model, strategy.roles(), axis)
+        found = assignment(model, strategy.roles(), axis, context)
         cutting = {path: role for path, role in found.roles.items() if role not in (Role.REPLICATE, Role.SEQUENCE)}
         if not cutting:
             whys = (
@@ -112,14 +123,32 @@ def _is_in(path: str, owner: str) -> bool:
     return path == owner or path.startswith(f"{owner}.")
 
 
-def assignment(model: torch.nn.Module, patterns: Mapping[str, Role] | None, axis: TensorAxis) -> Assignment:
-    """Return the roles of a model's layers, by patterns or found automatically. Collective.
+def _take_library_roles(model: torch.nn.Module, found: Assignment, context: RuntimeAPI, size: int) -> bool:
+    """Let roles that the model's library knows replace those that were found, but for the vocabulary."""
+    taken = False
+    linears = [path for path, module in model.named_modules() if type(module) is torch.nn.Linear]
+    for spec in context.plugins.registry(TensorRolesSpec):
+        for pattern, name in check_roles(spec.load()(model, size) or {"": str(Role.REPLICATE)}, spec.name).items():
+            for path in linears:
+                if matches(pattern, path) and found.roles.get(path) is not Role.VOCABULARY:
+                    found.roles[path] = name
+                    found.reasons.pop(path, None)
+                    taken = True
+    return taken
+
+
+def assignment(
+    model: torch.nn.Module, patterns: Mapping[str, Role] | None, axis: TensorAxis, context: RuntimeAPI
+) -> Assignment:
+    """Return the roles of a model's layers: by patterns, by its library, or found automatically. Collective.
 
     Raises:
         ConfigurationError: a pattern matches nothing, or the roles do not go together.
     """
     if patterns is None:
         found = automatic(describe(model), axis.size)
+        if _take_library_roles(model, found, context, axis.size):
+            check_pairs(found.roles, feeds_of(model))
     else:
         layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
         found = Assignment(assign(patterns, layers), {})

@@ -10,7 +10,7 @@ import torch
 
 from unidist_torch.gradients.parameters import shaped
 from unidist_torch.memory import is_dense
-from unidist_zero._torch.parameters.offload import StateMemory, host_copy
+from unidist_zero._torch.parameters.offload import HostCopy, StateMemory
 from unidist_zero.sharding.partition import Piece, Segment, join_segments
 
 State = dict[str, Any]
@@ -55,6 +55,7 @@ class SegmentTensor:
         self.master = master
         self.is_copied = is_copied or master is not None
         self._memory = memory
+        self._fetched: HostCopy | None = None
         base = self._base = self._copy(master or flat.dtype) if self.is_copied else self.flat
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
@@ -63,15 +64,25 @@ class SegmentTensor:
         """The pieces of the segment."""
         return self.span.pieces
 
+    def fetch_gradient(self) -> None:
+        """Begin to copy the gradient to the host, if that is where the leaf is. Before `set_gradient`, for all of them.
+
+        The gradient must not be written to in between.
+        """
+        if self._memory is None:
+            return
+        gradient = self._gradient()
+        if self._memory.is_away(gradient):
+            self._fetched = HostCopy(gradient)
+
     def set_gradient(self, factor: float) -> None:
         """Give the leaf its gradient.
 
         Args:
             factor: what the gradient is still to be multiplied by, when it is converted to the master's type.
         """
-        gradient = self._gradient()
-        if self._memory is not None and self._memory.is_away(gradient):
-            gradient = host_copy(gradient)
+        fetched, self._fetched = self._fetched, None
+        gradient = self._gradient() if fetched is None else fetched.wait()
         if self.master is not None:
             gradient = gradient.to(self.master).mul_(factor)
         elif factor != 1.0:

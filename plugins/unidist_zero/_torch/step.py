@@ -166,6 +166,7 @@ class ShardedStep(InnerStep):
             self._model.publish_writes()
         begin = 0
         groups = self._groups()
+        fetched: list[tuple[SegmentTensor, float]] = []
         for shard in self._shards:
             # What the script has taken out of its optimizer's groups is left alone.
             present = [
@@ -178,8 +179,11 @@ class ShardedStep(InnerStep):
             for segment in shard.segments:
                 segment.follow_parameters()
                 if present[segment.pieces[0].parameter]:
-                    segment.set_gradient(shard.exchange.pending_factor)
+                    segment.fetch_gradient()
+                    fetched.append((segment, shard.exchange.pending_factor))
             begin += len(shard.parameters)
+        for segment, factor in fetched:
+            segment.set_gradient(factor)
         result = self._inner.step()
         with torch.no_grad():
             for segment in self._segments():

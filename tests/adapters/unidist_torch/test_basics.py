@@ -1,4 +1,4 @@
-"""`seed`: different numbers for different samples, equal ones for the same."""
+"""`seed`: different numbers for different samples, equal ones for the same. `device`: one for each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from _training import runtime
 from torch.utils.data import DistributedSampler, TensorDataset
 
 import unidist.torch as ud
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs.pool.pool import RankPool
 from unidist.settings.environment import set_variables
 
@@ -62,3 +62,21 @@ def test_a_sampler_over_all_ranks_of_a_divided_model_is_a_warning(pool: Pool) ->
             assert all("Use data_size() and data_rank()" in str(each.message) for each in found)
 
     pool(2, "shm").run(on_rank)
+
+
+@pytest.mark.parametrize("visible", [0, 1, 2])
+def test_each_rank_has_a_device_of_its_own(pool: Pool, visible: int) -> None:
+    def on_rank() -> str:
+        with pytest.MonkeyPatch.context() as patch, runtime():
+            patch.setattr(torch.version, "cuda", "12.8")
+            patch.setattr(torch.cuda, "device_count", lambda: visible)
+            try:
+                return str(ud.device())
+            except ConfigurationError as exc:
+                return str(exc)
+
+    found = pool(2, "shm").run(on_rank)
+    if visible == 1:
+        assert all("sees 1 CUDA device(s), and its host runs 2 ranks" in each for each in found)
+    else:
+        assert found == (["cuda:0", "cuda:1"] if visible else ["cpu", "cpu"])

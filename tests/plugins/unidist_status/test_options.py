@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unidist.errors import ConfigurationError
+from unidist.runtime import PluginManager
 from unidist_launch.elastic_job.report import event_line
 from unidist_status import options
 from unidist_status.options import StatusPage
@@ -24,8 +25,8 @@ def test_other_options_of_the_page_need_the_port() -> None:
 
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_every_job_is_watched_for_the_status_line_and_only_with_a_page_for_its_output(is_elastic: bool) -> None:
-    assert not options.observer(NONE, is_elastic).wants_output
-    assert options.observer({**NONE, "status_port": 0}, is_elastic).wants_output
+    assert not options.observer(NONE, is_elastic, PluginManager()).wants_output
+    assert options.observer({**NONE, "status_port": 0}, is_elastic, PluginManager()).wants_output
 
 
 def test_what_was_asked_for_and_how_long_a_recovery_took_is_told() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from unidist.errors import PeerLostError, StalledError
 from unidist_tcp import connecting
-from unidist_tcp.connecting import Address, connect_all, listen
-from unidist_tcp.handshake import GREETING_BYTES, MAGIC, SESSION_BYTES, Connector, Session
+from unidist_tcp.connecting import Address, Lane, connect_all, listen
+from unidist_tcp.handshake import GREETING_BYTES, SESSION_BYTES, Connector, Session
 
 LIMIT = timedelta(seconds=20)
-Descriptors = tuple[tuple[int, ...], ...]
+Lanes = tuple[tuple[Lane, ...], ...]
 
 
 class Job:
@@ -35,12 +35,12 @@ class Job:
         self.addresses: list[Address] = [(host, each.getsockname()[1]) for each in self.listeners]
         self._pool = ThreadPoolExecutor(size)
 
-    def start(self, rank: int, *, session: Session | None = None, timeout: timedelta = LIMIT) -> Future[Descriptors]:
+    def start(self, rank: int, *, session: Session | None = None, timeout: timedelta = LIMIT) -> Future[Lanes]:
         return self._pool.submit(
             connect_all, rank, self.addresses, session or self.session, self.listeners[rank], timeout=timeout
         )
 
-    def finish(self, first: Future[Descriptors]) -> list[Descriptors]:
+    def finish(self, first: Future[Lanes]) -> list[Lanes]:
         """Start the ranks above 0, and return what all of them have."""
         return [each.result(20) for each in [first, *(self.start(rank) for rank in range(1, len(self.listeners)))]]
 
@@ -55,20 +55,25 @@ def job() -> Job:
     return Job(3)
 
 
-def check_and_close(found: list[Descriptors]) -> None:
+def check_and_close(found: list[Lanes]) -> None:
     """Every two ranks have two connections, which carry bytes between these two."""
     for rank, mine in enumerate(found):
         for other, lanes in enumerate(mine):
             assert len(lanes) == (0 if rank == other else 2)
-            for lane, descriptor in enumerate(lanes):
+            for number, lane in enumerate(lanes):
+                assert lane.tls is None
                 if rank < other:
-                    os.write(descriptor, bytes([rank, other, lane]))
-                    os.set_blocking(found[other][rank][lane], True)
-                    assert os.read(found[other][rank][lane], 10) == bytes([rank, other, lane])
+                    os.write(lane.descriptor, bytes([rank, other, number]))
+                    os.set_blocking(found[other][rank][number].descriptor, True)
+                    assert os.read(found[other][rank][number].descriptor, 10) == bytes([rank, other, number])
+    close(found)
+
+
+def close(found: list[Lanes]) -> None:
     for mine in found:
         for lanes in mine:
-            for descriptor in lanes:
-                os.close(descriptor)
+            for lane in lanes:
+                os.close(lane.descriptor)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -116,7 +121,7 @@ def without_the_secret(address: Address) -> None:
 
 def half_a_handshake(address: Address) -> None:
     with socket.create_connection(address, 5) as sock:
-        sock.sendall(MAGIC + b"half")
+        sock.sendall(Session(b"guess", b"", 3, 2).magic + b"half")
 
 
 @pytest.mark.parametrize("stranger", [scan, reset, garbage, long_garbage, without_the_secret, half_a_handshake])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from unidist_tcp.handshake import (
 )
 
 SESSION = Session(b"secret", b"s" * SESSION_BYTES, 4, 2)
+ENCRYPTED = replace(SESSION, is_encrypted=True)
 FUZZ_CASES = 150
 SOAK_CASES = 10_000
 
@@ -110,6 +113,46 @@ def test_another_version_says_so(make: type[Acceptor]) -> None:
         make().receive(other)
 
 
+@pytest.mark.parametrize("make", [lambda: Acceptor(SESSION, 1), lambda: Connector(SESSION, 3, 1, 0)])
+def test_another_byte_order_says_so(make: type[Acceptor]) -> None:
+    with pytest.raises(HandshakeError, match="another byte order"):
+        make().receive(MAGIC[:-1] + (b"B" if MAGIC[-1:] == b"L" else b"L"))
+
+
+@pytest.mark.parametrize(("mine", "text"), [(True, "and the other end does not"), (False, "and this rank does not")])
+def test_an_end_that_does_not_encrypt_as_this_one_is_turned_away(mine: bool, text: str) -> None:
+    sessions = [replace(SESSION, is_encrypted=encrypts) for encrypts in (mine, not mine)]
+    connector = Connector(sessions[0], 3, 1, 0)
+    with pytest.raises(HandshakeError, match=text):
+        pass_on(Acceptor(sessions[1], 1), connector)
+    acceptor = Acceptor(sessions[0], 1)
+    with pytest.raises(HandshakeError, match=text):
+        acceptor.receive(sessions[1].magic)
+    assert not connector.key
+    assert not acceptor.key
+
+
+def test_who_changes_what_is_said_of_encryption_is_found_out() -> None:
+    """Nobody between the ranks can talk them out of it."""
+    acceptor, connector = Acceptor(ENCRYPTED, 1), Connector(SESSION, 3, 1, 0)
+    acceptor.output[len(MAGIC)] = 0
+    pass_on(acceptor, connector)
+    connector.output[len(MAGIC)] = 1
+    with pytest.raises(HandshakeError, match="does not know the job's secret"):
+        pass_on(connector, acceptor)
+
+
+def test_both_ends_have_the_same_key_and_each_connection_another() -> None:
+    keys = set()
+    for lane in (0, 1, 1):
+        acceptor, connector = Acceptor(ENCRYPTED, 1), Connector(ENCRYPTED, 3, 1, lane)
+        shake(acceptor, connector)
+        assert acceptor.key == connector.key
+        assert len(acceptor.key) == 32
+        keys.add(acceptor.key)
+    assert len(keys) == 3
+
+
 @pytest.mark.parametrize(
     "text", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"SSH-2.0-OpenSSH_9.2\r\n", bytes(9)]
 )
@@ -157,8 +200,10 @@ def _fuzz_changed_answer(position: int, change: int) -> None:
 
 anything = st.one_of(
     st.binary(max_size=2 * ANSWER_BYTES),
-    st.builds(lambda rest: MAGIC + rest, st.binary(max_size=2 * ANSWER_BYTES)),
-    st.builds(lambda rest: MAGIC + rest, st.binary(min_size=ANSWER_BYTES - len(MAGIC), max_size=ANSWER_BYTES)),
+    st.builds(lambda rest: SESSION.magic + rest, st.binary(max_size=2 * ANSWER_BYTES)),
+    st.builds(
+        lambda rest: SESSION.magic + rest, st.binary(min_size=ANSWER_BYTES - len(SESSION.magic), max_size=ANSWER_BYTES)
+    ),
 )
 changes = {"position": st.integers(0, ANSWER_BYTES - 1), "change": st.integers(1, 255)}
 

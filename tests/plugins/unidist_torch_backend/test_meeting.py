@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ from unidist_torch_backend.meeting import Meeting, meet, topology_of
 SECONDS = timedelta(seconds=30)
 
 
-def meet_all(folder: Path, changes: dict[int, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def meet_all(
+    folder: Path,
+    changes: dict[int, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...] = (3, 3, 3),
+) -> list[Any]:
     """Let three threads meet, each a rank; return the meeting or the error of each. `changes`: what ranks tell."""
     plain = meeting._own_member
     told = threading.local()
@@ -32,7 +38,8 @@ def meet_all(folder: Path, changes: dict[int, dict[str, Any]], monkeypatch: pyte
     def run(rank: int) -> None:
         told.changes = changes.get(rank, {})
         try:
-            found[rank] = meet(dist.FileStore(str(folder / "store"), 3), rank, 3, SECONDS, is_world=True)
+            store = dist.FileStore(str(folder / "store"), 3)
+            found[rank] = meet(store, rank, sizes[rank], SECONDS, is_world=True)
         except Exception as exc:
             found[rank] = exc
 
@@ -86,6 +93,25 @@ def test_a_stranger_is_one_line_on_every_rank(
         assert isinstance(error, ConfigurationError)
         assert words in str(error)
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 3), (4, 3, 3), (3, 3, 4)])
+def test_sizes_that_differ_are_one_line_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    for variable in ("UNIDIST_RANK", "TORCHELASTIC_RUN_ID", "RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    begin = time.monotonic()
+    for rank, error in enumerate(meet_all(tmp_path, {}, monkeypatch, sizes)):
+        assert isinstance(error, ConfigurationError)
+        assert f"rank {rank}: the group was asked for with world_size={sizes[rank]}" in str(error)
+        assert "\n" not in str(error)
+    assert time.monotonic() - begin < SECONDS.total_seconds(), "nobody waits for a rank that cannot come"
+
+
+def test_a_rank_beyond_the_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="rank=2 with world_size=2: ranks are 0 to 1"):
+        meet(dist.FileStore(str(tmp_path / "store"), 2), 2, 2, SECONDS, is_world=False)
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:

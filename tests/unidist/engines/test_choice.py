@@ -87,6 +87,20 @@ def test_an_elastic_job_takes_an_engine_that_connects_anew() -> None:
         choose("auto", "host", TWO, without, elastic=True)
 
 
+def test_with_tls_an_engine_between_hosts_has_to_encrypt() -> None:
+    engines: Registry[EngineSpec] = Registry("engine")
+    for spec in registry(open=(Good, 9), closed=(Good, 1)):
+        engines.add(replace(spec, encrypts=spec.name == "closed"))
+    apart = Topology(world_size=2, local_size=1, num_nodes=2)
+    assert choose("auto", "host", apart, engines).spec.name == "open"
+    assert choose("auto", "host", apart, engines, tls=True).spec.name == "closed"
+    assert choose("auto", "host", TWO, engines, tls=True).spec.name == "open", "nothing leaves the host"
+    with pytest.raises(ConfigurationError, match=r"'open' does not encrypt .* those that do: closed\. Leave --engine"):
+        choose("open", "host", apart, engines, tls=True)
+    with pytest.raises(ConfigurationError, match=r"open \(it does not encrypt, as --tls asks for\)"):
+        choose("auto", "host", apart, registry(open=(Good, 9)), tls=True)
+
+
 def test_without_any_engine_every_reason_is_told() -> None:
     with pytest.raises(ConfigurationError, match=r"alone \(connects one process\); broken \(its library is missing\)"):
         choose("auto", "host", TWO, registry(broken=(Broken, 9), alone=(OneRankOnly, 8)))

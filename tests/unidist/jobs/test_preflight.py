@@ -14,6 +14,7 @@ from unidist.jobs import preflight
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager, hookimpl
 from unidist.settings.environment import Settings
+from unidist.topology import Topology
 
 
 class Foreign:
@@ -73,6 +74,15 @@ def test_algorithms_and_strategies_are_looked_up(manager: PluginManager) -> None
         preflight.check(Settings(allreduce_algorithm="rong"), 4, manager)
     with pytest.raises(ConfigurationError, match="unknown strategy 'zoro'"):
         preflight.check(Settings(strategy="zoro"), 4, manager)
+
+
+def test_a_job_with_tls_needs_an_engine_that_encrypts_and_that_finds_its_library(manager: PluginManager) -> None:
+    apart = Topology(world_size=2, local_size=1, num_nodes=2)
+    with pytest.raises(ConfigurationError, match=r"--tls: engine 'foreign' does not encrypt .* those that do: none\."):
+        preflight.check(Settings(engine="foreign", tls=True), 2, manager, topology=apart, here=False)
+    with pytest.raises(ConfigurationError, match="--tls: no engine is installed that encrypts"):
+        preflight.check(Settings(tls=True), 2, manager, topology=apart, here=False)
+    preflight.check(Settings(tls=True), 2, manager)  # on one host nothing has to be encrypted
 
 
 def test_an_elastic_job_needs_an_engine_that_reconnects(manager: PluginManager) -> None:

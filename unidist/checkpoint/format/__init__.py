@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         kept_state,
         placements_of,
     )
-    from unidist.checkpoint.format.mapping import NameMapping, mapped_section
+    from unidist.checkpoint.format.mapping import MappedSection, NameMapping, mapped_section
     from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
     from unidist.checkpoint.format.parts import Box, Part, Run, runs
     from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
     from unidist.checkpoint.format.reader import Checkpoint, Convert, match, read_as
-    from unidist.checkpoint.format.shard import sync, write_shard
+    from unidist.checkpoint.format.shard import Entry, Shard, sync, write_shard
     from unidist.checkpoint.format.slots import KERAS, TORCH, OptimizerNaming
     from unidist.checkpoint.format.writing import (
         Identity,
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Box", "Checkpoint", "Convert", "HasKeptState", "Identity", "Index", "KERAS", "KeepsState", "MemoryState",
-    "NameMapping", "OptimizerNaming", "OptimizerRecord", "Part", "Piece", "Placement", "PlacesParameters", "Plain",
-    "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection", "TORCH", "TensorInfo", "WholeParameters",
-    "WrittenShard", "assign", "check_inventories", "directory", "index", "kept_state", "make_index", "mapped_section",
-    "match", "merge_values", "placements_of", "read_as", "runs", "slot_name", "split_slot", "sync", "write",
-    "write_shard",
+    "Box", "Checkpoint", "Convert", "Entry", "HasKeptState", "Identity", "Index", "KERAS", "KeepsState",
+    "MappedSection", "MemoryState", "NameMapping", "OptimizerNaming", "OptimizerRecord", "Part", "Piece",
+    "Placement", "PlacesParameters", "Plain", "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection",
+    "Shard", "TORCH", "TensorInfo", "WholeParameters", "WrittenShard", "assign", "check_inventories", "directory",
+    "index", "kept_state", "make_index", "mapped_section", "match", "merge_values", "placements_of", "read_as",
+    "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -60,12 +60,12 @@ __getattr__ = lazy_names(
             "HasKeptState KeepsState MemoryState PlacesParameters Plain STATE_ATTRIBUTE SavedSection WholeParameters "
             "kept_state placements_of"
         ),
-        "mapping": "NameMapping mapped_section",
+        "mapping": "MappedSection NameMapping mapped_section",
         "optimizer_record": "OptimizerRecord STEP",
         "parts": "Box Part Run runs",
         "pieces": "Piece Placement TensorInfo slot_name split_slot",
         "reader": "Checkpoint Convert match read_as",
-        "shard": "sync write_shard",
+        "shard": "Entry Shard sync write_shard",
         "slots": "KERAS OptimizerNaming TORCH",
         "writing": "Identity RankInventory WrittenShard assign check_inventories make_index merge_values write",
     },

@@ -8,18 +8,20 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.jobs.pool._pickling import dump_call
+    from unidist.jobs.pool.answers import Answers, Record, call_name
     from unidist.jobs.pool.pool import RankPool, run
-    from unidist.jobs.pool.worker import answer
+    from unidist.jobs.pool.worker import answer, answer_of, is_error
 
 __all__ = [
-    "RankPool", "answer", "dump_call", "run",
+    "Answers", "RankPool", "Record", "answer", "answer_of", "call_name", "dump_call", "is_error", "run",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "_pickling": "dump_call",
+        "answers": "Answers Record call_name",
         "pool": "RankPool run",
-        "worker": "answer",
+        "worker": "answer answer_of is_error",
     },
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +21,26 @@ from unidist.errors import UsageError
 _by_value_lock = threading.Lock()
 
 
-def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def dump_call(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, to_other_machines: bool = False
+) -> bytes:
     """Return the call as bytes; `pickle.loads` in a worker gives back the three.
 
     Modules that a worker could not import are sent along by value: the function's own and, of its
     top-level package, whatever else is loaded here.
 
+    Args:
+        function: to call.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        to_other_machines: the worker does not get this process's `sys.path`: all modules that lie elsewhere than where
+            packages are installed are sent by value.
+
     Raises:
         UsageError: something in the call cannot be pickled; says what pickle says.
     """
-    with _by_value_lock, _sent_by_value(_module_of(function)):
+    chosen = _not_installed() if to_other_machines else _not_importable(_module_of(function))
+    with _by_value_lock, _sent_by_value(chosen):
         try:
             data: bytes = cloudpickle.dumps((function, args, kwargs))
         except Exception as exc:  # whatever the __reduce__ of the user's objects raises
@@ -37,10 +49,9 @@ def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 @contextmanager
-def _sent_by_value(module: ModuleType | None) -> Iterator[None]:
-    chosen = [] if module is None else [item for item in _package_mates(module) if not _is_importable(item)]
+def _sent_by_value(modules: list[ModuleType]) -> Iterator[None]:
     before = cloudpickle.list_registry_pickle_by_value()
-    chosen = [item for item in chosen if item.__name__ not in before]
+    chosen = [item for item in modules if item.__name__ not in before]
     for item in chosen:
         cloudpickle.register_pickle_by_value(item)
     try:
@@ -48,6 +59,28 @@ def _sent_by_value(module: ModuleType | None) -> Iterator[None]:
     finally:
         for item in chosen:
             cloudpickle.unregister_pickle_by_value(item)
+
+
+def _not_importable(module: ModuleType | None) -> list[ModuleType]:
+    return [] if module is None else [item for item in _package_mates(module) if not _is_importable(item)]
+
+
+def _not_installed() -> list[ModuleType]:
+    roots = tuple(f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+    found = []
+    for name, item in list(sys.modules.items()):
+        file = getattr(item, "__file__", None)
+        if name == "__main__" or not isinstance(item, ModuleType) or item.__name__ != name or not file:
+            continue
+        if not os.path.realpath(file).startswith(roots) and not _is_editable(name):
+            found.append(item)
+    return found
+
+
+def _is_editable(name: str) -> bool:
+    top = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if getattr(finder, "__module__", "").startswith("__editable__")]
+    return any(finder.find_spec(top, None) is not None for finder in finders)
 
 
 def _module_of(function: Any) -> ModuleType | None:

@@ -9,9 +9,12 @@ parent closes it.
 from __future__ import annotations
 
 import pickle
+import pickletools
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import cloudpickle
 
@@ -35,13 +38,22 @@ def main() -> None:
 
 
 def answer(call: bytes) -> bytes:
-    """Run a call of `dump_call` and return the pickled reply.
+    """Run a call of `dump_call` and return the pickled reply; see `answer_of`."""
+
+    def run() -> Any:
+        function, args, kwargs = pickle.loads(call)
+        return function(*args, **kwargs)
+
+    return answer_of(run)
+
+
+def answer_of(function: Callable[[], Any]) -> bytes:
+    """Call a function and return the reply, for `Answers.take`.
 
     It is ("value", result), or ("error", title, traceback, pickled exception or None).
     """
     try:
-        function, args, kwargs = pickle.loads(call)
-        data: bytes = cloudpickle.dumps(("value", function(*args, **kwargs)))
+        data: bytes = cloudpickle.dumps(("value", function()))
         return data
     except SystemExit:
         raise  # the rank ends with that code, as a script does, and the parent reports it
@@ -49,14 +61,21 @@ def answer(call: bytes) -> bytes:
         return pickle.dumps(("error", _title(exc), _traceback(exc), _pickled(exc)))
 
 
+def is_error(reply: bytes) -> bool:
+    """Say whether a reply is that of a function that raised; what a function returned is not loaded."""
+    kind = next(argument for _, argument, _ in pickletools.genops(reply) if isinstance(argument, str))
+    return kind == "error"
+
+
 def _title(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _traceback(error: BaseException) -> str:
-    # Without the first frame, which is ours.
-    trace = error.__traceback__
-    shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    # Without the first frames, which are ours.
+    shown = error.__traceback__
+    while shown is not None and shown.tb_next is not None and shown.tb_frame.f_code.co_filename == __file__:
+        shown = shown.tb_next
     return "".join(traceback.format_exception(type(error), error, shown))
 
 

@@ -30,7 +30,7 @@ from unidist.horovod_api.lifecycle import (
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow.keras import callbacks, elastic
-from unidist_tensorflow.basics import cuda_built, nccl_built, rocm_built, seed
+from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.keras.functions import (
     allgather,
@@ -52,8 +52,8 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
     "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather", "allreduce", "broadcast",
     "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_size", "ddl_built", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init",
-    "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "data_size", "ddl_built", "device", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled",
+    "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
     "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from unidist.buffer import Buffer, DType
+from unidist.buffer import Buffer, DType, copy
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 from unidist.testing.cases._arrays import Array, array_of, buffer_of, decode, encode, exact_values, reduced, storage
@@ -141,15 +141,19 @@ def allgather(communicator: Communicator, dtypes: Sequence[DType], in_pairs: boo
     layouts: list[list[int]] = [[1] * size, [700] * size, [0] * size, [3 * i for i in range(size)]]
     layouts += [[1000 * (size - i) for i in range(size)], [LARGE // size + i for i in range(size)]]
     layouts += [[5003 if i == size - 1 else 0 for i in range(size)]]
-    modes, number = (Mode.ORDINARY, Mode.ENGINE, Mode.MIXED), 0
+    modes, number = tuple(Mode), 0
     for dtype in dtypes:
         for counts in layouts if dtype in (DType.UINT8, DType.FLOAT32, DType.COMPLEX128) else layouts[1:4]:
             values = [exact_values(rng, count, dtype, ReduceOp.SUM) for count in counts]
             number += 1
-            for mode in (modes[number % 3],) if in_pairs else modes:
+            for mode in (modes[number % len(modes)],) if in_pairs else modes:
                 what = f"allgather of {dtype}{counts} in {mode}"
                 source = place(communicator, values[rank], dtype, engine=mode.engine_on(rank))
                 target = room(communicator, sum(counts), dtype, engine=mode.engine_on(rank))
+                if mode.in_place_on(rank):
+                    own = target.slice(sum(counts[:rank]), counts[rank])
+                    copy(source, own)
+                    source = own
                 even = len(set(counts)) == 1
                 communicator.allgather(source, target, counts=None if even else counts).wait()
                 outcomes.check(what, target, np.concatenate(values))

@@ -6,6 +6,7 @@ al. 2021, https://arxiv.org/abs/2101.06840): reduced gradients are copied to the
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -169,11 +170,39 @@ def make_state_memory(offload: str | None) -> StateMemory | None:
     return HostMemory() if offload == "host" else FileMemory(offload)
 
 
-def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor in host memory, pinned if possible; torch keeps such memory for the next one."""
-    made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
-    made.copy_(tensor)
-    return made
+class HostCopy:
+    """A copy of a tensor to host memory, pinned if possible; torch keeps such memory for the next one.
+
+    From a CUDA device it is copied on a stream of its own, behind what is queued now: several copies follow each other
+    without the host, which computes on the first meanwhile.
+
+    Args:
+        tensor: must not be written to before `wait` has returned.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
+        self._copied: torch.cuda.Event | None = None
+        if not tensor.is_cuda:
+            self._made.copy_(tensor)
+            return
+        stream = _copy_stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            self._made.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)  # the allocator gives its memory to nobody before it is copied
+        self._copied = stream.record_event()
+
+    def wait(self) -> torch.Tensor:
+        """Return the copy when it is complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._made
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
 
 def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -> None:

@@ -43,3 +43,26 @@ def test_links_are_told_of_when_they_come_break_and_come_again() -> None:
         for end in (first, second, stranger):
             end.close()
         assert not selector.get_map()
+
+
+def test_an_agent_that_does_not_get_to_run_is_no_broken_link() -> None:
+    """Neither this one, which could not send its beats, nor the other one, whose host acknowledges them."""
+    told: list[tuple[int, int, bool]] = []
+    with selectors.DefaultSelector() as selector, selectors.DefaultSelector() as other:
+        first = PeerLinks(b"s" * 32, 0.2, selector, lambda peer, reached, _: told.append((0, peer, reached)))
+        second = PeerLinks(b"s" * 32, 0.2, other, lambda peer, reached, _: told.append((1, peer, reached)))
+        first.connect({1: ("127.0.0.1", second.listen("127.0.0.1"))})
+        deadline = time.monotonic() + 30
+        while not told:
+            assert time.monotonic() < deadline
+            for chosen, end in ((selector, first), (other, second)):
+                for key, _ in chosen.select(0.01):
+                    key.data()
+                end.turn()
+        time.sleep(0.5)  # this one
+        first.turn()
+        begin = time.monotonic()
+        run(selector, [first], lambda: time.monotonic() > begin + 1)  # the other one
+        assert told == [(0, 1, True)]
+        first.close()
+        second.close()

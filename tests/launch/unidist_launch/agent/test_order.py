@@ -11,8 +11,8 @@ import pytest
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
+from unidist.jobs.network import interface_address
 from unidist_launch.agent import order as agent_order
-from unidist_launch.agent.agent import interface_address
 from unidist_launch.agent.order import AgentOrder, exported_variables
 from unidist_launch.remote.hosts import agent_command, agent_error
 
@@ -124,7 +124,7 @@ def test_the_connection_of_a_login_is_not_taken_for_that_of_the_launcher(tmp_pat
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
     assert interface_address(("no0", "lo")) == "127.0.0.1"
-    with pytest.raises(ConfigurationError, match=r"--network-interface no0,no1: host .* has .*lo"):
+    with pytest.raises(ConfigurationError, match=r"network interface no0,no1 was asked for: host .* has .*lo"):
         interface_address(("no0", "no1"))
 
 

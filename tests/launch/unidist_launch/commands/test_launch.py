@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from nvidia_driver import build_nvml
 from unidist_command import Command
 
 pytestmark = pytest.mark.parallel
@@ -139,6 +140,10 @@ def test_a_config_file_gives_options_and_the_command_line_wins(command: Command,
             ("-H", "node9:1,node8:1", "--engine", "shm"),
             "engine 'shm' cannot be used for 2 processes: connects one host",
         ),
+        (
+            ("-H", "node9:1,node8:1", "--engine", "gloo", "--tls"),
+            "--tls: engine 'gloo' does not encrypt what it sends to other hosts; those that do: ",
+        ),
         (("--config", "none.yaml"), "cannot be read"),
     ],
 )
@@ -166,19 +171,17 @@ def test_an_engine_that_the_environment_asks_for_must_be_usable(command: Command
 def test_without_a_number_there_is_a_rank_for_each_device_or_core(command: Command, tmp_path: Path) -> None:
     script = command.script("print(os.environ['WORLD_SIZE']) if rank == 0 else None")
     cores = len(os.sched_getaffinity(0))
-    done = command.run("launch", script, env={"PATH": os.defpath})
+    done = command.run("launch", script, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.stdout == f"[0] {cores}\n"
     assert f"unidist: -np is not given: {cores}, the number of this machine's cores" in done.stderr
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'Big, 80 GB, 1.0'\necho 'Big, 80 GB, 1.0'\necho 'Big, 80 GB, 1.0'\n")
-    tool.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.defpath}"
-    done = command.run("launch", "-q", script, env={"PATH": path, "CUDA_VISIBLE_DEVICES": ""})
+    build_nvml(tmp_path, num_devices=3)
+    driver = {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = command.run("launch", "-q", script, env={**driver, "CUDA_VISIBLE_DEVICES": ""})
     assert (done.stdout, done.stderr) == (f"[0] {cores}\n", "")
-    done = command.run("launch", script, env={"PATH": path})
+    done = command.run("launch", script, env=driver)
     assert done.stdout == "[0] 3\n"
     assert "the number of this machine's devices" in done.stderr
-    done = command.run("launch", "-q", script, env={"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"})
+    done = command.run("launch", "-q", script, env={**driver, "CUDA_VISIBLE_DEVICES": "2,0"})
     assert done.stdout == "[0] 2\n"
     done = command.run("launch", "-q", "-H", "localhost:4", script)
     assert done.stdout == "[0] 4\n"

@@ -71,6 +71,9 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "commands": ["coo"],
         "command_options": [],
         "observers": [],
+        "trackers": [],
+        "file_names": [],
+        "tensor_roles": [],
         "hooks": ["unidist_shutdown"],
         "problems": [],
     }

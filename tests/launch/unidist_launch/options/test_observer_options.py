@@ -18,7 +18,7 @@ class Bell(JobObserver):
     def start(self, job):
         job.message(f"the bell watches {job.num_proc} ranks")
 
-def bell(options, is_elastic):
+def bell(options, is_elastic, plugins):
     return Bell() if options["ring"] else None
 
 @hookimpl

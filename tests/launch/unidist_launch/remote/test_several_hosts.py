@@ -198,7 +198,7 @@ def test_usual_failures_of_ssh_are_told_in_words(launch: Launch, hosts: SshHosts
             ("-np", "2", "-H", two, "--ssh-command", PLAIN_SSH, *port, "-i", str(tmp_path / "other_key")),
             "ssh could not log in without a password",
         ),
-        (("--network-interface", "no0"), "--network-interface no0: host h"),
+        (("--network-interface", "no0"), "network interface no0 was asked for: host h"),
     ):
         code, _, err = launch.run(*options, script="open('ran', 'w')")
         assert code == 2, err

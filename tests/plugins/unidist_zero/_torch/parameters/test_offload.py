@@ -17,7 +17,7 @@ from unidist.errors import ConfigurationError
 from unidist.settings.environment import set_variables
 from unidist.testing.fixtures import RankPoolFactory
 from unidist_zero import gathered
-from unidist_zero._torch.parameters.offload import FileMemory, HostMemory, StateInFiles, host_copy, make_state_memory
+from unidist_zero._torch.parameters.offload import FileMemory, HostCopy, HostMemory, StateInFiles, make_state_memory
 
 
 def test_tensors_in_files_leave_nothing_behind(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_host_memory_keeps_shape_and_memory_order() -> None:
     made = memory.zeros_like(image, torch.float64)
     assert (made.shape, made.stride(), made.dtype) == (image.shape, image.stride(), torch.float64)
     assert not made.any()
-    copied = host_copy(image)
+    copied = HostCopy(image).wait()
     assert torch.equal(copied, image)
     assert copied.data_ptr() != image.data_ptr()
     assert copied.stride() == image.stride()

@@ -1,4 +1,4 @@
-"""`seed` in TensorFlow and Keras: different numbers for different samples, equal ones for the same."""
+"""`seed` in TensorFlow and Keras: different numbers for different samples, equal ones for the same. `device`."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ def test_random_numbers_differ_on_the_data_axis_alone(
     for kind in range(4):
         first, second = (numbers[kind] for _, numbers in found)
         assert (first == second) == (groups[0] == groups[1])
+
+
+def test_each_rank_has_a_device_of_its_own(pool: Callable[..., RankPool]) -> None:
+    def on_rank() -> list[str]:
+        with pytest.MonkeyPatch.context() as patch, runtime():
+            devices = [ud.device()]
+            patch.setattr(tf.config, "get_visible_devices", lambda kind: [object(), object()])
+            devices.append(ud.device())
+            with tf.device(devices[0]):
+                assert tf.constant(1.0).device.endswith("CPU:0")
+            return devices
+
+    assert pool(2, "shm").run(on_rank) == [["/CPU:0", "/GPU:0"], ["/CPU:0", "/GPU:1"]]

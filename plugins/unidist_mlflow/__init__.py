@@ -1,0 +1,1 @@
+"""The tracker `mlflow`: `unidist launch --track mlflow:FOLDER` or `mlflow:http://server:5000`."""

@@ -1,0 +1,41 @@
+"""What ranks of an elastic job log: they are no processes of Ray's, so values go through files to the node's actor."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from unidist_launch.elastic_calls import call_folder
+from unidist_ray import ray_logger
+
+_VALUE = "logged-"
+
+
+class Files:
+    """Where a rank puts values."""
+
+    def put(self, value: Any) -> None:
+        """Write a value."""
+        folder, name = call_folder(), f"{_VALUE}{time.time_ns():020}-{os.getpid()}"
+        part = folder / f"part-{name}"
+        part.write_bytes(cloudpickle.dumps(value))
+        part.rename(folder / name)
+
+
+def with_files(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function on a rank whose values go into files."""
+    ray_logger.configure(Files())
+    return function(*args, **kwargs)
+
+
+def forward(queue: Any, folder: Path) -> None:
+    """Put what ranks have written into a queue of Ray's. Called on each node, again and again."""
+    for file in sorted(folder.glob(f"{_VALUE}*")):
+        queue.put(pickle.loads(file.read_bytes()))
+        file.unlink()

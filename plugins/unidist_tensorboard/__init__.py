@@ -1,0 +1,1 @@
+"""The tracker `tensorboard`: `unidist launch --track tensorboard:runs/1`, then `tensorboard --logdir runs`."""

@@ -1,0 +1,134 @@
+"""`KerasEstimator`: the numbers of one process on the same batches, under ZeRO, resumed, and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unidist.errors import ConfigurationError
+from unidist_spark import KerasEstimator, Store
+from unidist_spark.row_groups import RankRows
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; `make test-integrations` has it")
+import keras
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+StartSpark = Callable[[str], Any]
+NUM_ROWS = 24
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class Scale(keras.layers.Layer):
+    """A layer that no executor can import."""
+
+    def call(self, inputs: Any) -> Any:
+        return 2 * inputs
+
+
+def _net() -> Any:
+    keras.utils.set_random_seed(0)
+    inputs = [keras.Input((2,)), keras.Input((1,))]
+    hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Concatenate()(inputs))
+    return keras.Model(inputs, Scale()(keras.layers.Dense(1)(hidden)))
+
+
+def _rows(spark: Any) -> Any:
+    random = np.random.default_rng(0)
+    found = [
+        ([float(a), float(b)], float(c), float(a - b), bool(n % 4 == 0))
+        for n, (a, b, c) in enumerate(random.normal(size=(NUM_ROWS, 3)))
+    ]
+    return spark.createDataFrame(found, "x array<double>, z double, y double, keep boolean").coalesce(1)
+
+
+def _estimator(folder: Path, **options: Any) -> KerasEstimator:
+    given = {
+        "model": _net(),
+        "optimizer": keras.optimizers.Adam(0.02),
+        "loss": "mse",
+        "metrics": ["mae"],
+        "feature_cols": ["x", "z"],
+        "label_cols": ["y"],
+        "store": Store.create(str(folder)),
+        "custom_objects": {"Scale": Scale},
+        "num_proc": 2,
+        "batch_size": 4,
+        "epochs": 2,
+        "run_id": "one",
+        "shuffle": False,
+    }
+    return KerasEstimator(**{**given, **options})
+
+
+def test_it_trains_as_one_process_resumes_on_fewer_ranks_and_predicts(start_spark: StartSpark, tmp_path: Path) -> None:
+    spark = start_spark("local[2]")
+    rows = _rows(spark)
+    fitted = _estimator(tmp_path, validation="keep", strategy="zero=2").fit(rows)
+    net, optimizer = _net(), keras.optimizers.Adam(0.02)
+    losses = _train_alone(net, optimizer, tmp_path, 2, num_parts=2, num_files=2)
+    assert _difference(fitted.model, net) < 1e-12
+    assert np.allclose(fitted.history["loss"], losses, rtol=0, atol=1e-12)
+    assert {name: len(values) for name, values in fitted.history.items()} == {
+        "loss": 2, "mae": 2, "val_loss": 2, "val_mae": 2,
+    }  # fmt: skip
+    other = _net()
+    _train_alone(other, keras.optimizers.Adam(0.02), tmp_path, 2, num_parts=1, num_files=2)
+    assert _difference(fitted.model, other) > 1e-6  # what a rank alone would have found
+    for row in fitted.transform(rows).collect():
+        alone = net([np.array([row["x"]]), np.array([[row["z"]]])]).numpy().item()
+        assert abs(row["y__output"][0] - alone) < 1e-12
+
+    resumed = _estimator(tmp_path, validation="keep", num_proc=1, epochs=3).fit(rows)
+    losses += _train_alone(net, optimizer, tmp_path, 1, num_parts=1, num_files=1)
+    assert _difference(resumed.model, net) < 1e-12
+    assert np.allclose(resumed.history["loss"], losses, rtol=0, atol=1e-12)
+
+
+def test_sharded_weights_are_whole_in_what_is_returned(start_spark: StartSpark, tmp_path: Path) -> None:
+    fitted = _estimator(tmp_path, strategy="zero=3").fit(_rows(start_spark("local[2]")))
+    net = _net()
+    _train_alone(net, keras.optimizers.Adam(0.02), tmp_path, 2, num_parts=2, num_files=2)
+    assert _difference(fitted.model, net) < 1e-12
+
+
+def test_bad_input_is_an_error(start_spark: StartSpark, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"the model .* is not built"):
+        _estimator(tmp_path, model=keras.Sequential([keras.layers.Dense(1)]))
+    with pytest.raises(ConfigurationError, match=r"label_cols=\[\]"):
+        _estimator(tmp_path, label_cols=[])
+    with pytest.raises(ConfigurationError, match="epochs=0"):
+        _estimator(tmp_path, epochs=0)
+    with pytest.raises(ConfigurationError, match=r"no columns \['w'\]; it has \['x', 'z', 'y', 'keep'\]"):
+        _estimator(tmp_path, feature_cols=["x", "w"]).fit(_rows(start_spark("local[2]")))
+
+
+def _train_alone(net: Any, optimizer: Any, folder: Path, epochs: int, *, num_parts: int, num_files: int) -> list[float]:
+    """Train on the batches of `num_parts` of `num_files` ranks together; return the loss of each epoch."""
+    path = str(folder / "intermediate_train_data" / "one")
+    parts = [RankRows(path, rank=rank, num_ranks=num_files, columns=["x", "z", "y"]) for rank in range(num_parts)]
+    net.compile(optimizer, "mse", jit_compile=False)
+    losses = []
+    for _ in range(epochs):
+        sums = np.zeros(2)
+        for batches in zip(*(part.batches(4, shuffle_seed=None) for part in parts), strict=True):
+            x, z, y = (np.concatenate([batch[name] for batch in batches]) for name in ("x", "z", "y"))
+            net.reset_metrics()
+            sums += float(net.train_on_batch([x, z[:, None]], y)) * len(y), len(y)
+        losses.append(sums[0] / sums[1])
+    return losses
+
+
+def _difference(found: Any, wanted: Any) -> float:
+    pairs = zip(found.get_weights(), wanted.get_weights(), strict=True)
+    return max(float(np.abs(one - other).max()) for one, other in pairs)

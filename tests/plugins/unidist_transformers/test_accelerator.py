@@ -1,0 +1,55 @@
+"""A loop over `UnidistAccelerator` gives the numbers of one process over Accelerate."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from transformers_runs import accelerated, distance
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytestmark = pytest.mark.parallel
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "60"}
+
+
+@pytest.mark.parametrize("line", ["data", "zero=2", "zero=3:shared=false"])
+def test_a_loop_is_that_of_one_process(line: str, rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    expected = rank_pool(1, env=ENVIRONMENT).run(accelerated, (0, 4, None, str(tmp_path / "alone")))[0]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = rank_pool(2, env=ENVIRONMENT).run(accelerated, (port, 2, line, str(tmp_path / "ranks")))
+    for each in found:
+        assert isinstance(each, dict), each
+        assert distance(each["state"], expected["state"]) < 1e-12
+        assert each["labels"] == expected["labels"]  # of 11 samples, which do not divide
+        assert "save_state would save this rank's part: use ud.save" in each["refused"]
+    assert (tmp_path / "ranks" / "model.safetensors").exists()
+
+
+def test_one_model_and_its_optimizer_go_together(rank_pool: RankPoolFactory) -> None:
+    text = rank_pool(1, env=ENVIRONMENT).run(prepared_apart)[0]
+    assert "prepare() was given 0 models and 1 optimizers: pass one model" in text
+
+
+def prepared_apart() -> Any:
+    import torch
+    from transformers_runs import make_model
+
+    from unidist.errors import UsageError
+    from unidist_transformers import UnidistAccelerator
+
+    model = make_model()
+    try:
+        UnidistAccelerator(cpu=True).prepare(torch.optim.AdamW(model.parameters()))
+    except UsageError as exc:
+        return str(exc)
+    return "prepared"
