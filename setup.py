@@ -33,5 +33,6 @@ setup(
         extension("unidist.algorithms._kernels", KERNELS),
         extension("unidist.engines._shm", "unidist/engines/shm_native", KERNELS),
         extension("unidist_tcp._tcp", "plugins/unidist_tcp/native", KERNELS),
+        extension("unidist_jax._handler", "adapters/unidist_jax/native"),
     ],
 )

@@ -46,7 +46,7 @@ def pytest_collection_finish() -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    for fixture in ("tensorflow_pools", "torch_pools"):
+    for fixture in ("tensorflow_pools", "torch_pools", "jax_pools"):
         if fixture in getattr(item, "fixturenames", ()):
             return fixture
     file = item.nodeid.partition("::")[0]

@@ -7,23 +7,27 @@ writes into the memory of a tensor that TensorFlow made: tensors are immutable, 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from unidist.buffer import HOST, Buffer, DType
+from unidist.buffer import Buffer, DType
 from unidist.errors import UsageError
+from unidist_arrays.memory import (
+    ALIGNMENT,
+    NUMPY_DTYPES,
+    Array,
+    address_of,
+    array_of_buffer,
+    buffer_of_array,
+    empty_array,
+)
 
 __all__ = [
     "DTYPES", "NUMPY_DTYPES", "Array", "address_of", "array_of", "array_of_buffer", "buffer_of", "buffer_of_array",
     "dtype_of", "empty_array", "tensor_of_array",
 ]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 
 DTYPES: dict[tf.DType, DType] = {
     tf.bool: DType.BOOL,
@@ -42,10 +46,6 @@ DTYPES: dict[tf.DType, DType] = {
     tf.complex64: DType.COMPLEX64,
     tf.complex128: DType.COMPLEX128,
 }
-NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {ours: np.dtype(theirs.as_numpy_dtype) for theirs, ours in DTYPES.items()}
-
-_ALIGNMENT = 64
-"""Of tensors in bytes: TensorFlow takes memory over as it is only where it is aligned so, and copies it otherwise."""
 
 _BFLOAT16 = NUMPY_DTYPES[DType.BFLOAT16]
 
@@ -69,35 +69,16 @@ def array_of(tensor: Any) -> Array:
     return np.ascontiguousarray(tensor).reshape(tensor.shape)
 
 
-def empty_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return a new array that TensorFlow takes over without a copy. Its content is undefined."""
-    nbytes = prod(shape) * dtype.itemsize
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -address_of(memory) % _ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(tuple(shape))
-
-
 def tensor_of_array(array: Array) -> tf.Tensor:
     """Return an eager tensor over the array's memory, which must not be written to any more.
 
     There is no copy if the array is C-contiguous and aligned, as those of `empty_array` are.
     """
-    if not array.size or address_of(array) % _ALIGNMENT:
+    if not array.size or address_of(array) % ALIGNMENT:
         return tf.constant(array)
     if array.dtype == _BFLOAT16:  # unknown to numpy's DLPack
         return tf.bitcast(tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__()), tf.bfloat16)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def address_of(array: Array) -> int:
-    """Return the address of an array's memory."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def buffer_of_array(array: Array) -> Buffer:
-    """Return a C-contiguous array's memory as a buffer, whether or not numpy allows writing to it."""
-    return Buffer(address_of(array), array.size, DType(array.dtype.name), array)
 
 
 def buffer_of(tensor: Any) -> Buffer:
@@ -112,17 +93,3 @@ def buffer_of(tensor: Any) -> Buffer:
     if "CPU" not in tensor.device.upper():
         raise UsageError(f"a tensor on {tensor.device} has no host memory; copy it with tf.identity under tf.device")
     return buffer_of_array(array_of(tensor))
-
-
-def array_of_buffer(buffer: Buffer, shape: Sequence[int] | None = None) -> Array:
-    """Return a writable array over a buffer's memory; it keeps the buffer's owner alive. Flat without `shape`."""
-    if buffer.memory != HOST:
-        raise UsageError(f"memory of kind {buffer.memory!r} cannot be used by TensorFlow; choices: {HOST}")
-    dtype = NUMPY_DTYPES[buffer.dtype]
-    if not buffer.count:
-        flat = np.empty(0, dtype)
-    else:
-        memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
-        memory.unidist_owner = buffer  # type: ignore[attr-defined]  # the array keeps `memory`, `memory` the owner
-        flat = np.frombuffer(memory, dtype)  # type: ignore[call-overload]  # takes any buffer
-    return flat if shape is None else flat.reshape(tuple(shape))

@@ -73,6 +73,14 @@ def tensorflow_pools() -> Iterator[PartPools]:
 
 
 @pytest.fixture(scope="session")
+def jax_pools() -> Iterator[PartPools]:
+    """Up to 4 ranks for JAX, which computes in float64 where asked to."""
+    pools = PartPools(4, {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "UNIDIST_TIMEOUT_SEC": "60"})
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session")
 def torch_pools() -> Iterator[PartPools]:
     """Up to 4 ranks for PyTorch, likewise."""
     pools = PartPools(4, {"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "60"})

@@ -13,7 +13,7 @@ from pathlib import Path
 CORE = "unidist"
 AREAS = ("adapters", "plugins", "launch")
 """Folders of the project whose folders are packages; the core is a package itself."""
-FACADES = frozenset(f"{CORE}.{name}" for name in ("torch", "tensorflow", "keras", "ray", "spark"))
+FACADES = frozenset(f"{CORE}.{name}" for name in ("torch", "tensorflow", "keras", "jax", "ray", "spark"))
 """Modules of the core that re-export what an adapter or a plugin has, and do nothing else."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from unidist.algorithms import reduce_into
-from unidist.buffer import HOST, Buffer, DType
-from unidist.communicator import ReduceOp
+from unidist.buffer import Buffer, DType
 from unidist.cost_model.figures import ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
-from unidist.framework import Framework
 from unidist.waits import waits_natively
+from unidist_arrays.host_framework import HostFramework
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 waits_natively("tensorflow/python/eager/execute.py")  # where the script's thread is while a graph runs
 
 
-class TensorFlowFramework(Framework, SizesModels, CountsOperations):
+class TensorFlowFramework(HostFramework, SizesModels, CountsOperations):
     """TensorFlow and Keras for the core. tensorflow is imported when a tensor is first handled."""
 
     name = "tensorflow"
@@ -63,52 +60,6 @@ class TensorFlowFramework(Framework, SizesModels, CountsOperations):
         from unidist_tensorflow.memory import array_of_buffer, tensor_of_array
 
         return tensor_of_array(array_of_buffer(buffer, shape))
-
-    @override
-    def allocate(self, count: int, dtype: DType, memory: str) -> Buffer:
-        if memory != HOST:
-            raise UsageError(f"TensorFlow gives no memory of kind {memory!r} that could be written to; choices: {HOST}")
-        from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, empty_array
-
-        buffer = buffer_of_array(empty_array((count,), NUMPY_DTYPES[dtype]))
-        self.zero(buffer)
-        return buffer
-
-    @override
-    def zero(self, buffer: Buffer) -> None:
-        ctypes.memset(buffer.address, 0, buffer.nbytes)
-
-    @override
-    def multiply(self, buffer: Buffer, factor: float) -> None:
-        from unidist_tensorflow.memory import array_of_buffer
-
-        array = array_of_buffer(buffer)
-        array *= array.dtype.type(factor)
-
-    @override
-    def add(self, source: Buffer, target: Buffer) -> None:
-        reduce_into(target, source, ReduceOp.SUM)
-
-    @override
-    def convert(self, source: Buffer, target: Buffer) -> None:
-        import numpy as np
-
-        from unidist_tensorflow.memory import array_of_buffer
-
-        with np.errstate(over="ignore"):  # too large for the target: infinite, as it shall be
-            array_of_buffer(target)[:] = array_of_buffer(source)
-
-    @override
-    def norm(self, buffer: Buffer, order: float) -> float:
-        from unidist_tensorflow.framework.arithmetic import norm
-
-        return norm(buffer, order)
-
-    @override
-    def clamp(self, buffer: Buffer, limit: float) -> None:
-        from unidist_tensorflow.framework.arithmetic import clamp
-
-        clamp(buffer, limit)
 
     @override
     def dtype(self, tensor: tf.Tensor) -> DType:

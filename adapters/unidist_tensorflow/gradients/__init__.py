@@ -3,8 +3,8 @@
 May import `operations` and the modules at the root of this package.
 """
 
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
-from unidist_tensorflow.gradients.slices import Slices
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_arrays.slices import Slices
 from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, Gradient, HostFunction, host_node
 
 __all__ = [

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange, absent_gradient
-from unidist_tensorflow.gradients.slices import Slices
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange, absent_gradient
+from unidist_arrays.slices import Slices
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
 from unidist_tensorflow.operations import graph
 from unidist_tensorflow.operations.errors import as_op_errors

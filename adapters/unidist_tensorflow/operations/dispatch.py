@@ -10,10 +10,10 @@ from tensorflow.python.eager import record  # the public API cannot say whether 
 
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet
+from unidist_arrays.operations import Start
 from unidist_tensorflow.memory import array_of, dtype_of, tensor_of_array
 from unidist_tensorflow.operations import graph
 from unidist_tensorflow.operations.errors import as_op_errors
-from unidist_tensorflow.operations.exchange import Start
 
 Backward = Callable[[list[Any]], Sequence[Any]]
 """Makes the gradients of the inputs from those of the outputs."""

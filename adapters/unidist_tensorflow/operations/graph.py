@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from unidist_arrays.operations import Pending, PendingCall, Start
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
-from unidist_tensorflow.operations.exchange import Pending, PendingCall, Start
 from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
 
 

@@ -12,9 +12,7 @@ from unidist.errors import OperationError
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
-from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
-from unidist_tensorflow.operations.errors import as_op_errors
-from unidist_tensorflow.operations.exchange import (
+from unidist_arrays.operations import (
     start_allgather,
     start_alltoall,
     start_barrier,
@@ -23,6 +21,8 @@ from unidist_tensorflow.operations.exchange import (
     start_receive,
     start_send,
 )
+from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
+from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.reductions import Average, allreduce, grouped_allreduce
 
 # All-gather

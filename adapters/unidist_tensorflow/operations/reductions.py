@@ -15,10 +15,10 @@ from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
+from unidist_arrays.operations import start_allreduce, start_reducescatter
 from unidist_tensorflow.operations.compression import Compression, Compressor
 from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
 from unidist_tensorflow.operations.errors import as_op_errors
-from unidist_tensorflow.operations.exchange import start_allreduce, start_reducescatter
 
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
 

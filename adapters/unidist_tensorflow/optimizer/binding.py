@@ -20,8 +20,8 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import (
     AddedOperations,
     Gradient,

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState
 from unidist.gradients.buckets import ParameterInfo
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import ExchangeOutputs, Gradient, gradients_of, tensor_of, whole_gradients
 from unidist_tensorflow.memory import dtype_of
 

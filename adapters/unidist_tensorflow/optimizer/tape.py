@@ -19,8 +19,8 @@ from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
 from unidist.strategy.interface import ActsOnGradients, UpdateGate
 from unidist.training.binding import check_leaves_model, planned_update
+from unidist_arrays.fused_exchange import FusedExchange
 from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.gradients.fused_exchange import FusedExchange
 from unidist_tensorflow.gradients.tensors import (
     Gradient,
     exchange_eagerly,

@@ -21,7 +21,7 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist.gradients.interface import GradientExchange
 from unidist.runtime import context
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, host_node
 from unidist_tensorflow.memory import Array, array_of, tensor_of_array
 from unidist_tensorflow.optimizer.inner_step import Entry

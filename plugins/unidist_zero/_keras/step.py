@@ -23,7 +23,7 @@ from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs import SpillFolder
 from unidist.optim.interface import MakesInnerStep
 from unidist.optim.update import Update
-from unidist_tensorflow.gradients.fused_exchange import ExchangeResult, FusedExchange
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, HostFunction
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables

@@ -29,6 +29,7 @@ SETUP = "[options.entry_points]\nunidist =\n    some = unidist_some.plugin\n"
         ("plugins/unidist_some/plugin.py", "import numpy"),
         ("adapters/unidist_torch/x.py", "import unidist_some"),
         ("adapters/unidist_torch/x.py", "import unidist_launch"),
+        ("adapters/unidist_arrays/x.py", "import unidist_torch"),
     ],
 )
 def test_an_import_in_the_wrong_direction_is_found(write: Write, name: str, code: str) -> None:
@@ -48,6 +49,7 @@ def test_an_import_in_the_wrong_direction_is_found(write: Write, name: str, code
         ("plugins/unidist_some/plugin.py", "def f():\n    import torch\n"),
         ("plugins/unidist_some/_torch.py", "import torch, unidist_torch"),
         ("adapters/unidist_torch/x.py", "import torch, unidist_torch.memory"),
+        ("adapters/unidist_torch/x.py", "import unidist_arrays.memory"),
     ],
 )
 def test_an_import_in_the_right_direction_is_not_reported(write: Write, name: str, code: str) -> None:

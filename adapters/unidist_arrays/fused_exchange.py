@@ -23,8 +23,8 @@ from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist.training.agreement import Described, Description, check_equal, sparse_anywhere
-from unidist_tensorflow.gradients.slices import GatheredSlices, Slices
-from unidist_tensorflow.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
+from unidist_arrays.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
+from unidist_arrays.slices import GatheredSlices, Slices
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FusedExchange:
         self._announcements: list[Announcement] = []
         if context.current().settings.autotune:
             raise ConfigurationError(
-                "--autotune looks for the size of PyTorch's gradient buckets; TensorFlow's are exchanged all at once. "
+                "--autotune looks for the size of PyTorch's gradient buckets; others are exchanged all at once. "
                 "Leave it out."
             )
         self._announce_to()
@@ -117,6 +117,20 @@ class FusedExchange:
             ConfigurationError: the ranks' variables differ (the first time only).
             PeerLostError: a rank is gone.
         """
+        self.take(own)
+        if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
+            self._announcements[2].announce()
+        if not self.update.begin_step():
+            return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
+        if self._announcements:
+            self._announcements[0].announce()
+        return self._complete(None)
+
+    def take(self, own: Mapping[int, Array | Slices]) -> None:
+        """Take some of this rank's gradients of a pass before `run`, which is given the others.
+
+        Full buckets are exchanged from now on. Collective as `run` is: the ranks take the same ones early.
+        """
         self._follow()
         slices = self._prepare(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
@@ -125,13 +139,6 @@ class FusedExchange:
                 slices.add(place, own[place])
             else:
                 self._take(place, own[place])
-        if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
-            self._announcements[2].announce()
-        if not self.update.begin_step():
-            return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
-        if self._announcements:
-            self._announcements[0].announce()
-        return self._complete(None)
 
     def accumulate_steps(self, steps: int) -> None:
         """Let the next update take this many steps; collective in an elastic job whose world has changed."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import ParameterInfo
-from unidist_tensorflow.memory import NUMPY_DTYPES, Array, buffer_of_array, empty_array
+from unidist_arrays.memory import NUMPY_DTYPES, Array, buffer_of_array, empty_array
 
 INDEX = np.dtype(np.int64)
 

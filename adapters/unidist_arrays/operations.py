@@ -1,7 +1,10 @@
 """Operations on arrays: each function submits requests and returns an object to wait for them. None of them blocks.
 
-The same functions serve eager mode and graphs (`dispatch`). Requests are submitted in the foreground: the thread that
+The same functions serve eager code and compiled programs. Requests are submitted in the foreground: the thread that
 waits moves them, so no operation pays for a switch to a background thread.
+
+Results are written to new memory, or to that of the argument `outputs`: programs that were compiled for fixed shapes
+have it ready. There an all-gather or all-to-all whose result has other rows is an OperationError.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ from unidist.buffer import Buffer
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, reducescattering
 from unidist.horovod_api.scope import Scope, scope_of
-from unidist.negotiation import AllocateOutput, NamedHandle, OperationKind, Request, reducescatter_rows
+from unidist.negotiation import NamedHandle, OperationKind, Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
-from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
+from unidist_arrays.memory import Array, address_of, buffer_of_array, empty_array
 
 
 class Pending:
@@ -57,12 +60,19 @@ def names_of_group(name: str, count: int) -> list[str]:
 
 
 def start_allreduce(
-    arrays: Sequence[Array], name: str, *, op: Op, prescale: float, postscale: float, process_set: ProcessSet
+    arrays: Sequence[Array],
+    name: str,
+    *,
+    op: Op,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    outputs: Sequence[Array] | None = None,
 ) -> Pending:
     """Start the all-reduces of several arrays; the engine fuses small ones."""
     scope = scope_of(process_set)
     asked = allreduction(op, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
-    outputs = [empty_array(array.shape, array.dtype) for array in arrays]
+    results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
     arrays = [_scaled(array, asked.prescale) for array in arrays]
     requests = [
         Request(
@@ -71,20 +81,27 @@ def start_allreduce(
             scale=asked.scale,
             prescale=asked.prescale,
         )
-        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: outputs, arrays)
+    return Pending(_submit(scope, requests), lambda: results, arrays)
 
 
 def start_reducescatter(
-    arrays: Sequence[Array], name: str, *, op: int, prescale: float, postscale: float, process_set: ProcessSet
+    arrays: Sequence[Array],
+    name: str,
+    *,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    outputs: Sequence[Array] | None = None,
 ) -> Pending:
     """Start the reduce-scatters of several arrays."""
     scope = scope_of(process_set)
     asked = reducescattering(op, prescale=prescale, postscale=postscale, size=scope.size)
     if any(not array.ndim for array in arrays):
         raise OperationError(f"reducescatter {name!r} divides rows; a scalar has none")
-    outputs = [
+    results = list(outputs or ()) or [
         empty_array((reducescatter_rows(array.shape[0], scope.size)[scope.rank], *array.shape[1:]), array.dtype)
         for array in arrays
     ]
@@ -95,45 +112,57 @@ def start_reducescatter(
             scale=asked.scale,
             prescale=asked.prescale,
         )
-        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: outputs, arrays)
+    return Pending(_submit(scope, requests), lambda: results, arrays)
 
 
-def start_allgather(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+def start_allgather(
+    arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
+) -> Pending:
     """Start the all-gathers of several arrays; a scalar counts as one row."""
     scope = scope_of(process_set)
     arrays = [array if array.ndim else array.reshape(1) for array in arrays]
-    outputs: list[list[Array]] = [[] for _ in arrays]
+    results = [_Rows(array, given) for array, given in zip(arrays, outputs or [None] * len(arrays), strict=True)]
     requests = [
         Request(
             each,
             OperationKind.ALLGATHER,
             source=buffer_of_array(array),
             shape=array.shape,
-            allocate_output=_allocator(array, output),
+            allocate_output=result.allocate,
         )
-        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, outputs, strict=True)
+        for each, array, result in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: [output[0] for output in outputs], arrays)
+    return Pending(_submit(scope, requests), lambda: [result.array(name) for result in results], arrays)
 
 
-def start_broadcast(arrays: Sequence[Array], name: str, *, root_rank: int, process_set: ProcessSet) -> Pending:
+def start_broadcast(
+    arrays: Sequence[Array],
+    name: str,
+    *,
+    root_rank: int,
+    process_set: ProcessSet,
+    outputs: Sequence[Array] | None = None,
+) -> Pending:
     """Start the broadcasts of several arrays of rank `root_rank`, a world rank."""
     scope = scope_of(process_set)
     root = scope.root(root_rank)
-    outputs = [empty_array(array.shape, array.dtype) for array in arrays]
+    results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
     if scope.rank == root:
-        for output, array in zip(outputs, arrays, strict=True):
-            np.copyto(output, array)
+        for output, array in zip(results, arrays, strict=True):
+            if address_of(output) != address_of(array):
+                np.copyto(output, array)
     requests = [
         Request(each, OperationKind.BROADCAST, target=buffer_of_array(output), shape=output.shape, root=root)
-        for each, output in zip(names_of_group(name, len(arrays)), outputs, strict=True)
+        for each, output in zip(names_of_group(name, len(arrays)), results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: outputs)
+    return Pending(_submit(scope, requests), lambda: results)
 
 
-def start_alltoall(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+def start_alltoall(
+    arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
+) -> Pending:
     """Start an all-to-all of `arrays[0]`; `arrays[1]`, where given, has the rows for each rank.
 
     Its results are the rows received, and how many came from each rank, `(size,)` int32.
@@ -152,21 +181,21 @@ def start_alltoall(arrays: Sequence[Array], name: str, *, process_set: ProcessSe
         )
     else:
         splits = (array.shape[0] // scope.size,) * scope.size
-    output: list[Array] = []
+    result = _Rows(array, outputs[0] if outputs else None)
     request = Request(
         name,
         OperationKind.ALLTOALL,
         source=buffer_of_array(array),
         shape=array.shape,
         splits=splits,
-        allocate_output=_allocator(array, output),
+        allocate_output=result.allocate,
     )
     [handle] = _submit(scope, [request])
 
     def collect() -> list[Array]:
-        received = empty_array((scope.size,), np.dtype(np.int32))
+        received = outputs[1] if outputs else empty_array((scope.size,), np.dtype(np.int32))
         received[:] = handle.rows
-        return [output[0], received]
+        return [result.array(name), received]
 
     return Pending([handle], collect, arrays)
 
@@ -209,12 +238,14 @@ def start_send(arrays: Sequence[Array], name: str, *, to: int) -> PendingCall:
     return PendingCall(call)
 
 
-def start_receive(arrays: Sequence[Array], name: str, *, source: int) -> PendingCall:
+def start_receive(
+    arrays: Sequence[Array], name: str, *, source: int, outputs: Sequence[Array] | None = None
+) -> PendingCall:
     """Prepare to receive a message of the size and dtype of `arrays[0]` from a rank."""
     del name  # messages are matched by their order
 
     def call() -> list[Array]:
-        output = empty_array(arrays[0].shape, arrays[0].dtype)
+        output = outputs[0] if outputs else empty_array(arrays[0].shape, arrays[0].dtype)
         context.current().world.recv(buffer_of_array(output), source=source).wait()
         return [output]
 
@@ -242,12 +273,35 @@ def _scaled(array: Array, factor: float) -> Array:
     return scaled
 
 
-def _allocator(array: Array, output: list[Array]) -> AllocateOutput:
-    def allocate(rows: tuple[int, ...]) -> Buffer:
-        output.append(empty_array((sum(rows), *array.shape[1:]), array.dtype))
-        return buffer_of_array(output[0])
+class _Rows:
+    """The result of an operation whose rows are known when the ranks have agreed.
 
-    return allocate
+    Args:
+        source: this rank's rows.
+        given: memory for the result, or None.
+    """
+
+    def __init__(self, source: Array, given: Array | None) -> None:
+        self._source, self._given = source, given
+        self._made: Array | None = None
+
+    def allocate(self, rows: tuple[int, ...]) -> Buffer:
+        """Return memory for so many rows of each rank."""
+        shape = (sum(rows), *self._source.shape[1:])
+        fits = self._given is not None and self._given.shape == shape
+        self._made = self._given if fits else empty_array(shape, self._source.dtype)
+        assert self._made is not None
+        return buffer_of_array(self._made)
+
+    def array(self, name: str) -> Array:
+        """Return the result, or raise OperationError if it is not what memory was given for."""
+        assert self._made is not None
+        if self._given is not None and self._made is not self._given:
+            raise OperationError(
+                f"{name!r}: the ranks' rows make a result of shape {self._made.shape}, but this program was compiled "
+                f"for {self._given.shape}: within a compiled function all ranks must give equal numbers of rows"
+            )
+        return self._made
 
 
 Start = Callable[[Sequence[Any], str], Pending | PendingCall]

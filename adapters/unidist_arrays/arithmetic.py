@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from unidist.buffer import Buffer
-from unidist_tensorflow.memory import Array, array_of_buffer
+from unidist_arrays.memory import Array, array_of_buffer
 
 _CHUNK = 2**16
 """Elements that are widened at a time: they stay in the cache."""

@@ -1,0 +1,51 @@
+"""Named operations on arrays and trees of arrays, with Horovod's names: at once, and within whatever JAX traces.
+
+Matching: the ranks' operations meet by `name`, in whatever order they are submitted. Operations without a name are
+numbered per kind and process set, those that are called at once apart from those that are traced. So they must be
+called, or traced, in the same order on every rank. Shapes, dtypes and reductions must be equal on every rank, else
+MismatchError is raised on every rank, and the runtime stays usable.
+
+Within `jit`, `scan`, `while_loop`, `cond`, `vmap`, `remat` and `grad`, an operation runs where the program runs, also
+if nobody uses its results, and equal calls stay two. All ranks must take the same branches. Errors there are JAX's
+`JaxRuntimeError` with the text of unidist's; `translated()` gives the error itself.
+
+May import `compiled` and the modules at the root of this package.
+"""
+
+from unidist.horovod_api.reduce_ops import Op
+from unidist_jax.operations.compression import Compression
+from unidist_jax.operations.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from unidist_jax.operations.movement import (
+    allgather,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    join,
+    recv,
+    send,
+)
+from unidist_jax.operations.reductions import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allreduce,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+
+__all__ = [
+    "Adasum", "Average", "Compression", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_object",
+    "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state",
+    "broadcast_parameters", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "recv",
+    "reducescatter", "send",
+]  # fmt: skip

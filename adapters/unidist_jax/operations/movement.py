@@ -1,0 +1,186 @@
+"""Moving arrays by name: all-gather, broadcast, all-to-all; barrier, join, and send and recv. See `operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unidist.errors import OperationError, UsageError
+from unidist.horovod_api.reduce_ops import Op
+from unidist.horovod_api.scope import scope_of
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.runtime import context
+from unidist_arrays.operations import start_allgather, start_alltoall
+from unidist_jax.compiled import flush, is_tracing
+from unidist_jax.memory import array_of, is_traced, jax_array
+from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of, only
+from unidist_jax.operations.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Receive,
+    Send,
+)
+
+
+def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the arrays of all ranks concatenated along dim 0, in rank order. Differentiable in reverse mode.
+
+    Called at once, the ranks may give different numbers of rows. Within a compiled function all give as many, since the
+    result's shape is part of the program; OperationError otherwise.
+
+    Args:
+        tree: arrays `(rows, ...)`, or a tree of them; all dims but the first are equal on every rank. A scalar counts
+            as one row.
+        name: by which the ranks match the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tree like the argument. As in Horovod, the gradient is averaged over the ranks.
+    """
+    leaves, structure = leaves_of(tree)
+    if not leaves:
+        return tree
+    name = name_of("allgather", name, leaves, process_set)
+    if not is_traced(*leaves):  # rows may differ
+        results = start_allgather([array_of(leaf) for leaf in leaves], name, process_set=process_set).wait()
+        return jax.tree.unflatten(structure, [jax_array(result) for result in results])
+
+    def backward(gradients: list[Any]) -> Leaves:
+        reduced = call(AllReduce(f"{name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
+        rank = scope_of(process_set).rank
+        floating = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return [_rows_of(each, rank, leaf) for each, leaf in zip(reduced, floating, strict=True)]
+
+    return jax.tree.unflatten(structure, call(AllGather(name, process_set), leaves, backward))
+
+
+def grouped_allgather(tensors: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the all-gathers of several arrays, exchanged together: `allgather` of a list, under Horovod's name."""
+    return allgather(tensors, name, process_set)
+
+
+def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return rank `root_rank`'s arrays on every rank. Differentiable in reverse mode.
+
+    Args:
+        tree: arrays or a tree of them, of the same structure, shapes and dtypes on every rank.
+        root_rank: a world rank, also where a process set is given.
+        name: by which the ranks match the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tree like the argument. As in Horovod, the gradient is averaged over the ranks on the root, zero elsewhere.
+    """
+    leaves, structure = leaves_of(tree)
+    if not leaves:
+        return tree
+    name = name_of("broadcast", name, leaves, process_set)
+
+    def backward(gradients: list[Any]) -> Leaves:
+        averaged = call(AllReduce(f"{name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
+        is_root = context.current().topology.rank == root_rank
+        return averaged if is_root else [jnp.zeros_like(each) for each in averaged]
+
+    return jax.tree.unflatten(structure, call(Broadcast(name, process_set, root_rank), leaves, backward))
+
+
+def alltoall(
+    array: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send `splits[i]` rows to rank i and return the rows received, in rank order. Differentiable in reverse mode.
+
+    Args:
+        array: `(rows, ...)`; all dims but the first equal on every rank.
+        splits: rows for each rank, whole numbers that add up to dim 0. Default: equal shares, the only choice within a
+            compiled function.
+        name: by which the ranks match the operation.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows received; with `splits` also how many came from each rank, `(size,)` int32, as Horovod does.
+    """
+    leaves, _ = leaves_of(array)
+    only(leaves, title="alltoall")
+    name = name_of("alltoall", name, leaves, process_set)
+    if is_traced(*leaves):
+        if splits is not None:
+            raise UsageError(
+                "alltoall(splits=...) of a traced array: the shape of the result would depend on the other ranks. "
+                "Leave splits out, for equal shares, or call it outside of the compiled function"
+            )
+
+        def backward(gradients: list[Any]) -> Leaves:
+            return call(AllToAll(f"{name}.grad", process_set), gradients)
+
+        return call(AllToAll(name, process_set), leaves, backward)[0]
+    given = [array_of(leaves[0])]
+    if splits is not None:
+        given.append(_whole_numbers(splits))
+    rows, received = (jax_array(each) for each in start_alltoall(given, name, process_set=process_set).wait())
+    return rows if splits is None else (rows, received)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it; within a compiled function, run in its order."""
+    if is_tracing():
+        name = f"barrier.traced.{process_set.process_set_id}"  # one at a time: barriers keep the program's order
+    else:
+        flush()
+        name = scope_of(process_set).name("barrier", None)
+    call(Barrier(name, process_set), [])
+
+
+def join(device: int = -1) -> int:
+    """Report that this rank has run out of data, and return when every rank has; returns the last one to say so.
+
+    Until then it takes part with zeros in what the others do: sums and averages by name, and the updates of
+    optimizers (averages still divide by the number of all ranks, as in Horovod). Other operations that
+    they start end there with MismatchError. Not for use within compiled functions.
+
+    Args:
+        device: accepted for Horovod's sake; zeros are made where they are needed.
+    """
+    del device
+    flush()
+    return context.current().join()
+
+
+def send(array: Any, dst: int) -> None:
+    """Send an array to rank `dst`, which calls `recv`; within a compiled function, run in its order."""
+    leaves, _ = leaves_of(array)
+    only(leaves, title="send")
+    if not is_tracing():
+        flush()  # messages have an order: those of programs that were called come first
+    call(Send(dst), leaves)
+
+
+def recv(array: Any, src: int) -> Any:
+    """Return the next message of rank `src`, of the shape and dtype of `array`, whose values do not matter."""
+    leaves, _ = leaves_of(array)
+    only(leaves, title="recv")
+    if not is_tracing():
+        flush()
+    return call(Receive(src), leaves)[0]
+
+
+def _rows_of(gathered: Any, rank: int, leaf: Any) -> Any:
+    """Return this rank's rows of a gathered array, in the shape of what it gave."""
+    rows = leaf.shape[0] if leaf.ndim else 1
+    return gathered[rank * rows : (rank + 1) * rows].reshape(leaf.shape)
+
+
+def _whole_numbers(splits: Sequence[int] | Any) -> np.ndarray[Any, Any]:
+    given = np.asarray(splits)
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise OperationError(f"alltoall: splits={splits!r}; give a whole number of rows for each rank, in a list")
+    return given

@@ -1,0 +1,164 @@
+"""A bound optimizer of optax: its state on the host, and the pair of functions that scripts use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from unidist.errors import PluginError, UsageError
+from unidist.gradients.buckets import ParameterInfo
+from unidist.optim.update import Update
+from unidist.runtime import context
+from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_jax.framework import JaxFramework, by_path
+from unidist_jax.memory import as_jax, dtype_of
+from unidist_jax.optimizer.exchange import GradientLeaves, release_abandoned
+from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
+
+
+class BoundOptimizer(optax.GradientTransformationExtraArgs):
+    """An optimizer whose `update` exchanges the gradients first, at once or within a compiled function.
+
+    A pair of functions as every optimizer of optax, so it goes wherever one goes. `update` is collective.
+
+    Attributes:
+        binding: its state on the host.
+    """
+
+    binding: Binding
+
+    def flush(self, state: Any, params: Any) -> tuple[Any, Any, bool]:
+        """Apply a window of `accumulate=N` that was cut short. Collective; outside of compiled functions.
+
+        Args:
+            state: the optimizer state.
+            params: the parameters.
+
+        Returns:
+            The parameters, the state, and whether there was anything to apply on any rank.
+        """
+        return self.binding.flush(state, params)
+
+
+class Binding:
+    """The state of one bound optimizer.
+
+    Args:
+        plain: the optimizer as it was.
+        update: the framework-free side, without parameters so far.
+    """
+
+    def __init__(self, plain: optax.GradientTransformationExtraArgs, update: Update) -> None:
+        self.distributed_update = update
+        self._plain = plain
+        self._leaves: GradientLeaves | None = None
+        self._structure: Any = None
+        self._types: list[tuple[tuple[int, ...], str]] = []
+        self.inner = self._make_inner()
+
+    def _make_inner(self) -> InnerStep:
+        update = self.distributed_update
+        if update.sharding is None:
+            always = update.accumulation.passes == 1 and update.scaler is None
+            return WholeStep(self._plain, always=always)
+        made = update.sharding.inner_step(JaxFramework(), update.context)(self._plain, type(self._plain), update)
+        if not isinstance(made, InnerStep):
+            raise PluginError(f"{type(made).__qualname__} does not derive from unidist_jax.optimizer.InnerStep")
+        return made
+
+    def init(self, params: Any) -> Any:
+        """See `optax.GradientTransformation.init`."""
+        return self.inner.init(params)
+
+    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """See `optax.GradientTransformation.update`; the updates are this rank's gradients of a pass."""
+        return self.step(updates, state, params, early=(), extra=extra)
+
+    def step(
+        self, gradients: Any, state: Any, params: Any, *, early: Sequence[int], extra: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Do what `update` does, where some gradients were handed over in the backward pass."""
+        leaves = self.leaves(gradients)
+        flat, structure = jax.tree.flatten(gradients)
+        arrays = [as_jax(leaf) for leaf in flat]
+        return self.inner.update(leaves, arrays, early, state, params, structure, extra)
+
+    def leaves(self, tree: Any) -> GradientLeaves:
+        """Return the exchange for the leaves of a tree like the parameters. Collective the first time.
+
+        Raises:
+            UsageError: the tree differs from that of an earlier call, or has leaves that have no gradient.
+        """
+        named = by_path(tree)
+        structure = jax.tree.structure(tree)
+        types = [(tuple(np.shape(leaf)), str(jnp.result_type(leaf))) for leaf in named.values()]
+        if self._leaves is None:
+            self._leaves = self._make_leaves(named)
+            self._structure, self._types = structure, types
+        elif (structure, types) != (self._structure, self._types):
+            raise UsageError(
+                "this distributed optimizer was used with other parameters before: their number, names, shapes or "
+                f"types differ ({len(self._types)} leaves before, {len(types)} now). Distribute an optimizer for each"
+            )
+        return self._leaves
+
+    def _make_leaves(self, named: Mapping[str, Any]) -> GradientLeaves:
+        for name, leaf in named.items():
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                raise UsageError(
+                    f"the gradient of {name!r} is of {jnp.result_type(leaf)}: take gradients of floating-point "
+                    "parameters only (for equinox: eqx.filter(model, eqx.is_inexact_array))"
+                )
+        infos = [ParameterInfo(name, tuple(leaf.shape), dtype_of(leaf)) for name, leaf in named.items()]
+        exchange = FusedExchange(
+            self.distributed_update,
+            infos,
+            keeps_results=False,
+            gathers=False,
+            step_on_joined=self._step_on_joined if self.inner.sharded else None,
+        )
+        exchange.prepare()
+        return GradientLeaves(exchange)
+
+    def _step_on_joined(self, result: ExchangeResult) -> None:
+        self.inner.take_part()
+
+    def flush(self, state: Any, params: Any) -> tuple[Any, Any, bool]:
+        """See `BoundOptimizer.flush`."""
+        if self._leaves is None or self.distributed_update.accumulation.passes == 1:
+            return params, state, False
+        if not isinstance(self.inner, WholeStep):
+            raise UsageError("flush() with a strategy that shards updates is not supported by JAX; use full windows")
+        result = self._leaves.fused.flush()
+        if result is None or not result.complete:
+            return params, state, False
+        arrays = [np.array(gradient) for gradient in result.gradients]
+        reduced = jax.tree.unflatten(self._structure, [jax.device_put(array) for array in arrays])
+        updates, state = self.inner.apply(True, reduced, state, params, {})
+        self.distributed_update.applied()
+        return optax.apply_updates(params, updates), state, True
+
+
+def bind(
+    optimizer: optax.GradientTransformation, update: Update, *, names: Mapping[str, Any] | None = None
+) -> BoundOptimizer:
+    """Return the optimizer with an `update` that exchanges gradients; see `unidist.optim.BindsOptimizers`."""
+    del names  # trees have names
+    if isinstance(optimizer, BoundOptimizer):
+        raise UsageError("this optimizer is distributed already; distribute the optimizer of optax itself, once")
+    if not isinstance(optimizer, tuple) or not hasattr(optimizer, "update") or not hasattr(optimizer, "init"):
+        raise UsageError(
+            f"{type(optimizer).__name__} is no optimizer of optax: give a GradientTransformation, such as "
+            "optax.adamw(1e-3)"
+        )
+    context.current()
+    release_abandoned()
+    binding = Binding(optax.with_extra_args_support(optimizer), update)
+    bound = BoundOptimizer(binding.init, binding.update)
+    bound.binding = binding
+    return bound

@@ -1,0 +1,1 @@
+"""`distribute`, `DistributedOptimizer`, `TrainStep` and `shard` for JAX. May import every other folder."""

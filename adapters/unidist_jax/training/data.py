@@ -1,0 +1,144 @@
+"""`shard` for arrays, sequences of samples, and iterables: each sample of an epoch on one rank."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unidist.errors import UsageError
+from unidist.runtime import context
+from unidist.training.sharding import Tail, check_tail, share
+
+
+class ShardedArrays:
+    """Batches of this rank's share of arrays; each iteration is an epoch. Made by `shard`.
+
+    Args:
+        arrays: a tree of arrays with one row per sample.
+        batch_size: samples of a batch of this rank.
+        shuffle: in another order in each epoch.
+        seed: of the order.
+        tail: of samples that do not divide.
+    """
+
+    def __init__(self, arrays: Any, *, batch_size: int, shuffle: bool, seed: int, tail: Tail) -> None:
+        self.epoch = 0
+        self._arrays = arrays
+        self._batch_size = batch_size
+        self._shuffle, self._seed, self._tail = shuffle, seed, tail
+        self._count = _count(arrays)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch: after a restart, say."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.asarray(self._share(), np.int64)
+        self.epoch += 1
+        for start in range(0, len(order), self._batch_size):
+            yield jax.tree.map(operator.itemgetter(order[start : start + self._batch_size]), self._arrays)
+
+    def __len__(self) -> int:
+        return -(-len(self._share()) // self._batch_size)
+
+    def _share(self) -> list[int]:
+        rank, size = context.current().data_place()
+        return share(
+            self._count,
+            rank=rank,
+            size=size,
+            seed=self._seed,
+            epoch=self.epoch,
+            shuffle=self._shuffle,
+            tail=self._tail,
+        )
+
+
+def shard(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    tail: Tail = "pad",
+) -> Any:
+    """Return this rank's share of data. Ranks that hold parts of one model get the same samples.
+
+        for x, y in ud.shard((features, labels), batch_size=32): ...   # arrays, one row per sample
+        source = ud.shard(source)                                      # a sequence of samples: for grain's loaders
+        for sample in ud.shard(stream): ...                            # any iterable, in its own order
+
+    Args:
+        data: a tuple, list or dict of arrays with equally many rows, with `batch_size`; an object with `__len__` and
+            `__getitem__`; or an iterable, the same on every rank.
+        batch_size: samples of a batch of this rank; for arrays.
+        shuffle: arrays, and sequences: in another order in each epoch (a sequence: in one order), the same on every
+            rank; default: arrays yes, others no.
+        seed: of that order, equal on every rank.
+        tail: what happens to samples that do not divide: "pad" repeats the first ones until all shares are equal;
+            "drop" leaves the last ones out; "join" distributes them, so that the first ranks have one sample more: the
+            others then call `ud.join()`. An iterable ends with the last sample that all ranks have, unless "join" is given.
+
+    Raises:
+        UsageError: arrays without a batch size or with different numbers of rows, or an unknown tail.
+    """
+    check_tail(tail)
+    if batch_size is not None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size}: give at least 1")
+        chosen = True if shuffle is None else shuffle
+        return ShardedArrays(data, batch_size=batch_size, shuffle=chosen, seed=seed, tail=tail)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        if _is_tree_of_arrays(data):
+            raise UsageError("shard() of arrays makes batches: give batch_size=, the samples of a batch of this rank")
+        return ShardedSource(data, shuffle=bool(shuffle), seed=seed, tail=tail)
+    if shuffle:
+        raise UsageError("an iterable cannot be shuffled by shard(); shuffle it yourself, the same way on every rank")
+    return _every(data, tail)
+
+
+class ShardedSource(Sequence[Any]):
+    """This rank's share of a sequence of samples, a random-access source for grain. Made by `shard`."""
+
+    def __init__(self, source: Any, *, shuffle: bool, seed: int, tail: Tail) -> None:
+        rank, size = context.current().data_place()
+        self._source = source
+        self._rows = share(len(source), rank=rank, size=size, seed=seed, epoch=0, shuffle=shuffle, tail=tail)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._source[row] for row in self._rows[index]]
+        return self._source[self._rows[index]]
+
+
+def _every(data: Iterable[Any], tail: Tail) -> Iterator[Any]:
+    rank, size = context.current().data_place()
+    if tail == "join":
+        yield from itertools.islice(data, rank, None, size)
+        return
+    samples = iter(data)
+    while len(row := list(itertools.islice(samples, size))) == size:
+        yield row[rank]
+
+
+def _is_tree_of_arrays(data: Any) -> bool:
+    leaves = jax.tree.leaves(data)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+
+
+def _count(arrays: Any) -> int:
+    leaves = jax.tree.leaves(arrays)
+    counts = sorted({len(leaf) if np.ndim(leaf) else 0 for leaf in leaves})
+    if len(counts) != 1 or counts == [0]:
+        raise UsageError(
+            f"shard() divides the rows of arrays, which have {counts} rows; give all as many, at least one"
+        )
+    return int(counts[0])

@@ -1,0 +1,65 @@
+"""The JAX facade: `import unidist.jax as ud`."""
+
+from unidist.errors import HorovodInternalError
+from unidist.horovod_api.lifecycle import (
+    add_process_set,
+    cross_rank,
+    cross_size,
+    data_rank,
+    data_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    report,
+    size,
+    start_timeline,
+    stop_timeline,
+    world,
+)
+from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_jax.basics import buffer, device, empty, seed, shutdown
+from unidist_jax.compiled import flush, translated
+from unidist_jax.operations import (
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    Op,
+    Product,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    recv,
+    reducescatter,
+    send,
+)
+from unidist_jax.training.data import shard
+from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute
+from unidist_jax.training.train_step import TrainStep
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op",
+    "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
+    "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute", "empty", "flush",
+    "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init",
+    "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "rank", "recv", "reducescatter",
+    "remove_process_set", "report", "seed", "send", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "translated", "world",
+]  # fmt: skip
