@@ -24,12 +24,14 @@ SAMPLE_SOURCES = $(addsuffix /pyproject.toml,$(SAMPLES)) $(foreach sample,$(SAMP
 TYPED_EXTRAS = $(foreach sample,$(SAMPLES),$(sample)/$(notdir $(sample))) tools
 
 # The demo of each framework: the script, the extra of setup.cfg that it needs, and variables that keep it quiet.
-FRAMEWORKS = torch keras
+FRAMEWORKS = torch keras jax
 DEMO_SCRIPT_torch = examples/torch/digits.py
 DEMO_EXTRA_torch = torch
 DEMO_SCRIPT_keras = examples/keras/digits_fit.py
 DEMO_EXTRA_keras = tensorflow
 DEMO_ENV_keras = TF_CPP_MIN_LOG_LEVEL=1 TF_ENABLE_ONEDNN_OPTS=0
+DEMO_SCRIPT_jax = examples/jax/digits.py
+DEMO_EXTRA_jax = jax
 
 # An environment without PyTorch, where unidist is installed from its wheel, and the tests that run there. (-P: they
 # import what is installed, not the folders here.)
@@ -67,7 +69,7 @@ $(error FRAMEWORK="$(FRAMEWORK)" has no demo; choose one of: $(FRAMEWORKS))
 endif
 endif
 
-demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (FRAMEWORK=torch or keras)
+demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (FRAMEWORK=torch, keras or jax)
 	$(DEMO_ENV_$(FRAMEWORK)) $(VENV)/bin/unidist launch -np 2 $(DEMO_SCRIPT_$(FRAMEWORK)) $(DEMO_FLAGS)
 
 # With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
@@ -139,7 +141,7 @@ $(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo-torch
-	$(INSTALL) --editable '.[torch,tensorflow,horovod,mpi,examples,test,dev]'
+	$(INSTALL) --editable '.[torch,tensorflow,jax,horovod,mpi,examples,test,dev]'
 	$(INSTALL) --no-deps tf_keras  # which asks for the package tensorflow; tensorflow-cpu is the same, but smaller
 	@touch $@
 

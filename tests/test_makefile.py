@@ -38,16 +38,23 @@ def test_the_demo_of_keras_installs_no_torch() -> None:
     assert done.stdout.endswith("none-yet/bin/unidist launch -np 2 examples/keras/digits_fit.py \n")
 
 
-@pytest.mark.parametrize("framework", ["jax", "", "torch keras"])
+def test_the_demo_of_jax_installs_no_other_framework() -> None:
+    done = make("demo", "FRAMEWORK=jax")
+    assert done.returncode == 0, done.stderr
+    assert "--editable '.[jax,examples]'" in done.stdout
+    assert done.stdout.endswith("none-yet/bin/unidist launch -np 2 examples/jax/digits.py \n")
+
+
+@pytest.mark.parametrize("framework", ["mxnet", "", "torch keras"])
 def test_another_framework_is_an_error_that_names_the_choices(framework: str) -> None:
     done = make("demo", f"FRAMEWORK={framework}")
     assert done.returncode == 2
-    assert f'FRAMEWORK="{framework}" has no demo; choose one of: torch keras' in done.stderr
+    assert f'FRAMEWORK="{framework}" has no demo; choose one of: torch keras jax' in done.stderr
     assert done.stdout == ""
 
 
 def test_a_framework_is_of_no_interest_to_other_targets() -> None:
-    assert make("format", "FRAMEWORK=jax").returncode == 0
+    assert make("format", "FRAMEWORK=mxnet").returncode == 0
 
 
 def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> None:

@@ -46,10 +46,13 @@ def test_entry_points_name_modules_that_exist(config: configparser.ConfigParser)
 
 def test_every_requirement_that_the_tests_install_is_pinned(config: configparser.ConfigParser) -> None:
     extras = config["options.extras_require"]
+    installed = ("torch", "tensorflow", "jax", "mpi", "examples", "test", "dev", "coverage", "docs")
     wanted = "\n".join(
         [
             config["options"]["install_requires"],
-            *map(extras.__getitem__, ("torch", "tensorflow", "mpi", "examples", "test", "dev", "coverage", "docs")),
+            *map(
+                extras.__getitem__, ("torch", "tensorflow", "jax", "mpi", "examples", "test", "dev", "coverage", "docs")
+            ),
         ]
     )
     names = {re.match(r"[\w-]+", line)[0] for line in wanted.strip().splitlines() if line}  # type: ignore[index]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = "reference/core.md"
 AREAS = {f"reference/{area}.md": area for area in ("adapters", "plugins", "launch")}
 """Pages by their path in docs, and the folder whose packages they show."""
-FACADES = ("unidist.torch", "unidist.tensorflow", "unidist.keras")
+FACADES = ("unidist.torch", "unidist.tensorflow", "unidist.keras", "unidist.jax")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

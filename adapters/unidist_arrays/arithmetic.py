@@ -9,6 +9,8 @@ import numpy as np
 from unidist.buffer import Buffer
 from unidist_arrays.memory import Array, array_of_buffer
 
+__all__ = ["clamp", "norm"]
+
 _CHUNK = 2**16
 """Elements that are widened at a time: they stay in the cache."""
 

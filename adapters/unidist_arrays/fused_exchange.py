@@ -26,6 +26,8 @@ from unidist.training.agreement import Described, Description, check_equal, spar
 from unidist_arrays.memory import NUMPY_DTYPES, Array, address_of, array_of_buffer, buffer_of_array, empty_array
 from unidist_arrays.slices import GatheredSlices, Slices
 
+__all__ = ["ExchangeResult", "FusedExchange", "absent_gradient"]
+
 
 @dataclass(frozen=True)
 class ExchangeResult:

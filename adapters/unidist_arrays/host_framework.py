@@ -12,6 +12,8 @@ from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 from unidist.framework import Framework
 
+__all__ = ["HostFramework"]
+
 
 class HostFramework(Framework):
     """Host memory with numpy; a framework adds its tensors and models. numpy is imported when memory is handled."""

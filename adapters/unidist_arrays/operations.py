@@ -24,6 +24,22 @@ from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
 from unidist_arrays.memory import Array, address_of, buffer_of_array, empty_array
 
+__all__ = [
+    "Pending",
+    "PendingCall",
+    "Start",
+    "names_of_group",
+    "start_allgather",
+    "start_allreduce",
+    "start_alltoall",
+    "start_barrier",
+    "start_broadcast",
+    "start_join",
+    "start_receive",
+    "start_reducescatter",
+    "start_send",
+]
+
 
 class Pending:
     """Operations under way.
@@ -123,7 +139,8 @@ def start_allgather(
     """Start the all-gathers of several arrays; a scalar counts as one row."""
     scope = scope_of(process_set)
     arrays = [array if array.ndim else array.reshape(1) for array in arrays]
-    results = [_Rows(array, given) for array, given in zip(arrays, outputs or [None] * len(arrays), strict=True)]
+    given: Sequence[Array | None] = outputs or [None] * len(arrays)
+    results = [_Rows(array, target) for array, target in zip(arrays, given, strict=True)]
     requests = [
         Request(
             each,

@@ -12,6 +12,8 @@ from unidist.communicator import Communicator
 from unidist.gradients.buckets import ParameterInfo
 from unidist_arrays.memory import NUMPY_DTYPES, Array, buffer_of_array, empty_array
 
+__all__ = ["GatheredSlices", "Slices"]
+
 INDEX = np.dtype(np.int64)
 
 

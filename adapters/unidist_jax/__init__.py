@@ -5,4 +5,4 @@ The modules at its root know arrays and buffers, and import no folder. Folders i
 import the modules and folders listed here, and of a folder the names it lists.
 """
 
-__all__ = ["compiled", "framework", "memory", "operations"]
+__all__ = ["compiled", "framework", "memory", "operations", "optimizer"]

@@ -10,15 +10,13 @@ import jax
 import numpy as np
 
 from unidist.buffer import DType
-from unidist.horovod_api import lifecycle
 from unidist.runtime import context
 from unidist.settings import device_index
 from unidist.training.seeding import seed_python
 from unidist_arrays.memory import Array, array_of_buffer
-from unidist_jax.compiled import flush
 from unidist_jax.memory import buffer_of
 
-__all__ = ["buffer", "device", "empty", "seed", "shutdown"]
+__all__ = ["buffer", "device", "empty", "seed"]
 
 buffer = buffer_of
 
@@ -31,12 +29,6 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = DType(np.dtype(dtype).name)
     return array_of_buffer(context.current().world.allocate(math.prod(dims) * kind.itemsize).cast(kind), dims)
-
-
-def shutdown() -> None:
-    """End unidist in this process, when the programs that were called have ended. `init()` may be called again."""
-    flush()
-    lifecycle.shutdown()
 
 
 def seed(number: int) -> jax.Array:

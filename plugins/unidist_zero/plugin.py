@@ -24,3 +24,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("zero", "torch", "unidist_zero._torch.step:TorchZero"))
     registry.add(BindingSpec("zero", "tensorflow", "unidist_zero._keras.step:KerasZero"))
+    registry.add(BindingSpec("zero", "jax", "unidist_zero._jax.step:JaxZero"))

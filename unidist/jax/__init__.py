@@ -21,7 +21,7 @@ from unidist.horovod_api.lifecycle import (
     world,
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist_jax.basics import buffer, device, empty, seed, shutdown
+from unidist_jax.basics import buffer, device, empty, seed
 from unidist_jax.compiled import flush, translated
 from unidist_jax.operations import (
     Adasum,
@@ -48,6 +48,7 @@ from unidist_jax.operations import (
     recv,
     reducescatter,
     send,
+    shutdown,
 )
 from unidist_jax.training.data import shard
 from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute

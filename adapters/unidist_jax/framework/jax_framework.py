@@ -66,11 +66,12 @@ class JaxFramework(HostFramework):
     def model_state(self, model: Any) -> Mapping[str, Any]:
         """Return all arrays, by their paths in the tree; random keys are left out, since they have no elements."""
         import jax
+        import jax.numpy as jnp
 
         return {
             path: leaf
             for path, leaf in by_path(model).items()
-            if self.is_tensor(leaf) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            if self.is_tensor(leaf) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         }
 
 

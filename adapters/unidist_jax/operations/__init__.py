@@ -19,6 +19,7 @@ from unidist_jax.operations.functions import (
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
+    shutdown,
 )
 from unidist_jax.operations.movement import (
     allgather,
@@ -47,5 +48,5 @@ __all__ = [
     "Adasum", "Average", "Compression", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_object",
     "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state",
     "broadcast_parameters", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "recv",
-    "reducescatter", "send",
+    "reducescatter", "send", "shutdown",
 ]  # fmt: skip

@@ -1,18 +1,28 @@
-"""Objects, parameters and optimizer state from one rank to all, by Horovod's names."""
+"""Objects, parameters and optimizer state from one rank to all, by Horovod's names; and the end of it all."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import allgather_object as allgather_pickled
 from unidist.negotiation import broadcast_object as broadcast_pickled
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
+from unidist.runtime import shutdown as shut_down
+from unidist_jax.compiled import flush
 from unidist_jax.memory import as_jax
 from unidist_jax.operations.movement import broadcast
+
+
+def shutdown() -> None:
+    """End unidist in this process, when the programs that were called have ended. `init()` may be called again."""
+    if context.is_initialized():
+        flush()
+    shut_down()
 
 
 def broadcast_object(
@@ -44,7 +54,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     )
     for place, array in zip(data, travelled, strict=True):
         leaf = leaves[place]
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         leaves[place] = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if is_key else array
     return jax.tree.unflatten(structure, leaves)
 
@@ -55,6 +65,6 @@ def broadcast_optimizer_state(state: Any, root_rank: int = 0) -> Any:
 
 
 def _data_of(leaf: jax.Array) -> jax.Array:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf

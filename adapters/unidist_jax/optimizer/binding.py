@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.framework import JaxFramework, by_path
 from unidist_jax.memory import as_jax, dtype_of
-from unidist_jax.optimizer.exchange import GradientLeaves, release_abandoned
+from unidist_jax.optimizer.cell import release_abandoned
+from unidist_jax.optimizer.exchange import GradientLeaves
 from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
 
 
@@ -73,7 +76,7 @@ class Binding:
 
     def init(self, params: Any) -> Any:
         """See `optax.GradientTransformation.init`."""
-        return self.inner.init(params)
+        return self.inner.init(params, lambda: self.leaves(params))
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         """See `optax.GradientTransformation.update`; the updates are this rank's gradients of a pass."""
@@ -98,7 +101,7 @@ class Binding:
         structure = jax.tree.structure(tree)
         types = [(tuple(np.shape(leaf)), str(jnp.result_type(leaf))) for leaf in named.values()]
         if self._leaves is None:
-            self._leaves = self._make_leaves(named)
+            self._leaves = self._make_leaves(tree, named)
             self._structure, self._types = structure, types
         elif (structure, types) != (self._structure, self._types):
             raise UsageError(
@@ -107,41 +110,47 @@ class Binding:
             )
         return self._leaves
 
-    def _make_leaves(self, named: Mapping[str, Any]) -> GradientLeaves:
+    def _make_leaves(self, tree: Any, named: Mapping[str, Any]) -> GradientLeaves:
         for name, leaf in named.items():
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise UsageError(
                     f"the gradient of {name!r} is of {jnp.result_type(leaf)}: take gradients of floating-point "
                     "parameters only (for equinox: eqx.filter(model, eqx.is_inexact_array))"
                 )
+        self.inner.prepare(tree)
         infos = [ParameterInfo(name, tuple(leaf.shape), dtype_of(leaf)) for name, leaf in named.items()]
         exchange = FusedExchange(
             self.distributed_update,
             infos,
             keeps_results=False,
             gathers=False,
-            step_on_joined=self._step_on_joined if self.inner.sharded else None,
+            step_on_joined=_step_on_joined(self.inner) if self.inner.sharded else None,
         )
         exchange.prepare()
         return GradientLeaves(exchange)
-
-    def _step_on_joined(self, result: ExchangeResult) -> None:
-        self.inner.take_part()
 
     def flush(self, state: Any, params: Any) -> tuple[Any, Any, bool]:
         """See `BoundOptimizer.flush`."""
         if self._leaves is None or self.distributed_update.accumulation.passes == 1:
             return params, state, False
-        if not isinstance(self.inner, WholeStep):
-            raise UsageError("flush() with a strategy that shards updates is not supported by JAX; use full windows")
-        result = self._leaves.fused.flush()
-        if result is None or not result.complete:
+        flush_programs()  # which may not have handed over their gradients yet
+        flushed = self.inner.flush(self._leaves, state, params, self._structure)
+        if flushed is None:
             return params, state, False
-        arrays = [np.array(gradient) for gradient in result.gradients]
-        reduced = jax.tree.unflatten(self._structure, [jax.device_put(array) for array in arrays])
-        updates, state = self.inner.apply(True, reduced, state, params, {})
-        self.distributed_update.applied()
+        updates, state = flushed
         return optax.apply_updates(params, updates), state, True
+
+
+def _step_on_joined(inner: InnerStep) -> Callable[[ExchangeResult], None]:
+    """Return what an exchange calls on a rank that has joined; it does not refer to the optimizer, see `Cell`."""
+    take_part = weakref.WeakMethod(inner.take_part)
+
+    def step(result: ExchangeResult) -> None:
+        bound = take_part()
+        if bound is not None:
+            bound()
+
+    return step
 
 
 def bind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,37 +9,14 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.algorithms import copy_memory
-from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.memory import Array, address_of
-from unidist_jax.compiled import HostOperation, ShapeDtype, bind, flush, is_tracing
+from unidist_jax.compiled import HostOperation, ShapeDtype, bind
+from unidist_jax.optimizer.cell import Cell
 
 FLAG = ShapeDtype((), np.dtype(bool))
 """Whether a pass completed an update."""
-
-
-class _Cell:
-    """Holds an exchange for the operations of compiled programs, which are kept for ever, until it is released.
-
-    Programs run after they were called, so an optimizer may be gone before the last one has run.
-    """
-
-    def __init__(self, exchange: FusedExchange) -> None:
-        self.exchange: FusedExchange | None = exchange
-
-
-_abandoned: list[_Cell] = []
-"""Of optimizers that are no more. The collector may find that out on any thread, even on that of a program."""
-
-
-def release_abandoned() -> None:
-    """Release the exchanges of optimizers that are no more, when the programs that were called have ended."""
-    if not _abandoned or is_tracing():
-        return
-    flush()
-    while _abandoned:
-        _abandoned.pop().exchange = None
 
 
 class GradientLeaves:
@@ -52,8 +28,7 @@ class GradientLeaves:
 
     def __init__(self, exchange: FusedExchange) -> None:
         self._exchange = exchange
-        self._cell = _Cell(exchange)
-        weakref.finalize(self, _abandoned.append, self._cell).atexit = False
+        self._cell = Cell(exchange, self)
 
     @property
     def variables(self) -> Sequence[ParameterInfo]:
@@ -62,7 +37,7 @@ class GradientLeaves:
 
     @property
     def fused(self) -> FusedExchange:
-        """The exchange itself, for operations of a strategy's own."""
+        """The exchange itself, for the operations of a strategy, which refer to it by a `Cell`."""
         return self._exchange
 
     def take_early(self, places: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
@@ -87,18 +62,12 @@ class GradientLeaves:
 class _ExchangeOperation(HostOperation):
     can_be_batched: ClassVar[bool] = False
 
-    def __init__(self, cell: _Cell) -> None:
+    def __init__(self, cell: Cell[FusedExchange]) -> None:
         self._cell = cell
 
     @property
     def _exchange(self) -> FusedExchange:
-        """The exchange; UsageError if it was released."""
-        if self._cell.exchange is None:
-            raise UsageError(
-                "a compiled function runs the update of an optimizer that is no more: keep the optimizer as long as "
-                "what was compiled with it"
-            )
-        return self._cell.exchange
+        return self._cell.value
 
     @property
     @override
@@ -107,7 +76,7 @@ class _ExchangeOperation(HostOperation):
 
 
 class _TakeEarly(_ExchangeOperation):
-    def __init__(self, cell: _Cell, places: Sequence[int]) -> None:
+    def __init__(self, cell: Cell[FusedExchange], places: Sequence[int]) -> None:
         super().__init__(cell)
         self._places = tuple(places)
 
@@ -123,7 +92,7 @@ class _TakeEarly(_ExchangeOperation):
 
 
 class _Reduce(_ExchangeOperation):
-    def __init__(self, cell: _Cell, early: Sequence[int]) -> None:
+    def __init__(self, cell: Cell[FusedExchange], early: Sequence[int]) -> None:
         super().__init__(cell)
         self._early = frozenset(early)
 

@@ -1,4 +1,4 @@
-"""From reduced gradients to updates: what a strategy that shards updates replaces."""
+"""The step of a bound optimizer: from this rank's gradients to updates. A strategy that shards updates replaces it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import optax
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class InnerStep(ABC):
-    """The step of one bound optimizer. Its methods are traced: they work on tracers, and may bind host operations.
+    """The step of one bound optimizer.
+
+    `init` and `update` may be traced: then they work on tracers, and bind host operations.
 
     Attributes:
         sharded: this rank updates only its shard of the parameters, so it keeps the state of that shard only.
@@ -27,9 +30,21 @@ class InnerStep(ABC):
 
     sharded: bool = False
 
+    def prepare(self, tree: Any) -> None:  # noqa: B027 - most have nothing to choose
+        """Choose options of the exchange. Called once, before it is made, on every rank; perhaps within a trace.
+
+        Args:
+            tree: like the parameters. Only the structure, and the shapes and types of its leaves, may be used.
+        """
+
     @abstractmethod
-    def init(self, params: Any) -> Any:
-        """Return the optimizer state that this rank keeps for these parameters, a tree of arrays."""
+    def init(self, params: Any, leaves: Callable[[], GradientLeaves]) -> Any:
+        """Return the optimizer state that this rank keeps for these parameters, a tree of arrays.
+
+        Args:
+            params: the parameters.
+            leaves: returns the exchange of their gradients, which is made at the first call. Collective then.
+        """
 
     @abstractmethod
     def update(
@@ -57,6 +72,14 @@ class InnerStep(ABC):
             extra: further arguments of the script, for the inner optimizer.
         """
 
+    @abstractmethod
+    def flush(self, leaves: GradientLeaves, state: Any, params: Any, structure: Any) -> tuple[Any, Any] | None:
+        """Apply a window that was cut short, outside of compiled functions. Collective.
+
+        Returns:
+            The updates and the new state, as `update` does; None if no rank has anything to apply.
+        """
+
     def take_part(self) -> None:
         """Do the step on a rank that has joined, which has no gradients. Only called if `sharded`."""
         raise NotImplementedError(f"{type(self).__name__} is sharded, and cannot join")
@@ -75,7 +98,7 @@ class WholeStep(InnerStep):
         self._always = always
 
     @override
-    def init(self, params: Any) -> Any:
+    def init(self, params: Any, leaves: Callable[[], GradientLeaves]) -> Any:
         return self._plain.init(params)
 
     @override
@@ -89,11 +112,8 @@ class WholeStep(InnerStep):
         structure: Any,
         extra: dict[str, Any],
     ) -> tuple[Any, Any]:
-        complete, reduced = leaves.reduced(gradients, early)
-        return self.apply(complete, jax.tree.unflatten(structure, reduced), state, params, extra)
-
-    def apply(self, complete: Any, reduced: Any, state: Any, params: Any, extra: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the updates and the new state for reduced gradients, where a pass completes an update."""
+        complete, arrays = leaves.reduced(gradients, early)
+        reduced = jax.tree.unflatten(structure, arrays)
         if self._always:
             return self._plain.update(reduced, state, params, **extra)
 
@@ -104,3 +124,13 @@ class WholeStep(InnerStep):
             return self._plain.update(reduced, state, params, **extra)
 
         return jax.lax.cond(complete, step, stay)
+
+    @override
+    def flush(self, leaves: GradientLeaves, state: Any, params: Any, structure: Any) -> tuple[Any, Any] | None:
+        result = leaves.fused.flush()
+        if result is None or not result.complete:
+            return None
+        arrays = [jax.device_put(np.array(gradient)) for gradient in result.gradients]
+        updates, state = self._plain.update(jax.tree.unflatten(structure, arrays), state, params)
+        leaves.fused.update.applied()
+        return updates, state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from unidist.buffer import DType
 from unidist.horovod_api.lifecycle import init
 from unidist.testing import Quadratic, Training
 from unidist_arrays.memory import NUMPY_DTYPES, Array
-from unidist_jax.basics import shutdown
+from unidist_jax.operations import shutdown
 from unidist_jax.training.distributed_optimizer import distribute
 from unidist_jax.training.train_step import TrainStep
 
@@ -70,7 +71,7 @@ def train(training: Training, *, distributed: bool, rank: int, size: int) -> dic
 
 
 def _train_by_step(training: Training, params: Any, optimizer: Any, batches: list[tuple[Array, Array]]) -> Any:
-    step = TrainStep(lambda *given: _loss(*given, training.loss_factor), params, optimizer)
+    step = TrainStep(functools.partial(_loss, factor=training.loss_factor), params, optimizer)
     for batch in batches:
         step(*batch)
     if training.flush:
@@ -141,7 +142,7 @@ def _optimizer(name: str) -> optax.GradientTransformation:
 @contextmanager
 def computing_in_float64() -> Iterator[None]:
     """Let JAX compute in 64 bits."""
-    before = jax.config.jax_enable_x64
+    before = jax.config.read("jax_enable_x64")
     jax.config.update("jax_enable_x64", True)
     try:
         yield

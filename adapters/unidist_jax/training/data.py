@@ -82,7 +82,8 @@ def shard(
         seed: of that order, equal on every rank.
         tail: what happens to samples that do not divide: "pad" repeats the first ones until all shares are equal;
             "drop" leaves the last ones out; "join" distributes them, so that the first ranks have one sample more: the
-            others then call `ud.join()`. An iterable ends with the last sample that all ranks have, unless "join" is given.
+            others then call `ud.join()`. An iterable ends with the last sample that all ranks have, but
+            with "join".
 
     Raises:
         UsageError: arrays without a batch size or with different numbers of rows, or an unknown tail.

@@ -9,7 +9,7 @@ import torch
 from unidist.buffer import Buffer
 from unidist_torch.memory import tensor_of
 
-_CHUNK = 2**16
+_CHUNK = 2**18
 """Elements that are widened at a time, where they are: they stay in the cache."""
 _ROW = 2**10
 """Elements whose powers are added up in float32 (error: about 1e-7); the rows are added up in float64. A sum over

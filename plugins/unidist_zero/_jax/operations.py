@@ -1,0 +1,186 @@
+"""The exchange of pieces as operations that compiled programs call: reduced gradients out, updates gathered.
+
+Ranks have pieces of different sizes, so their programs differ; the second operation uses results of the first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from typing_extensions import override
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.gradients.precision import is_narrow
+from unidist_arrays.fused_exchange import FusedExchange
+from unidist_arrays.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
+from unidist_jax.compiled import HostOperation, ShapeDtype
+from unidist_jax.optimizer import Cell, copy_array
+from unidist_zero._jax.pieces import LeafPiece, pieces_of_rank
+from unidist_zero.sharding.all_gather import ShardGather
+from unidist_zero.sharding.bucket_buffers import BucketBuffers
+from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
+
+_FLAG = ShapeDtype((), np.dtype(bool))
+
+
+class PieceExchange:
+    """Exchanges the pieces of one optimizer, on the host.
+
+    Args:
+        fused: the exchange of its gradients, prepared.
+
+    Attributes:
+        fused: that.
+        pieces: of this rank, by place.
+    """
+
+    def __init__(self, fused: FusedExchange) -> None:
+        self.fused = fused
+        (exchange,) = fused.update.exchanges
+        assert isinstance(exchange, ReduceScatterExchange)
+        self._exchange = exchange
+        self._partition = exchange.partition
+        self._groups = exchange.shard_groups
+        self._rank = self._groups[HOST].communicator.rank
+        self.pieces: list[LeafPiece] = pieces_of_rank(
+            self._partition, self._rank, [info.shape for info in fused.variables]
+        )
+        self._buffers = BucketBuffers(self._groups[HOST].communicator.allocate)
+
+    def new_pieces(self) -> list[Array]:
+        """Return arrays for this rank's pieces of the gradients."""
+        infos = self.fused.variables
+        return [
+            empty_array(piece.held_shape, NUMPY_DTYPES[info.dtype])
+            for piece, info in zip(self.pieces, infos, strict=True)
+        ]
+
+    def take_reduced(self, targets: Sequence[Array]) -> None:
+        """Write this rank's pieces of the reduced gradients; they are not kept any longer."""
+        exchange = self._exchange
+        factor = exchange.pending_factor
+        for target, piece in zip(targets, self.pieces, strict=True):
+            if not piece.count:
+                target.fill(0)
+        for piece in self._partition.pieces(self._rank):
+            begin = self._partition.buckets[piece.bucket].begin(self._rank)
+            memory = exchange.shard(piece.bucket).slice(piece.offset - begin, piece.count)
+            target = targets[piece.parameter]
+            found = array_of_buffer(memory, target.shape)
+            if factor == 1.0:
+                copy_array(target, found)
+            elif is_narrow(memory.dtype):  # small values would vanish
+                target[...] = (found.astype(np.float32) * np.float32(factor)).astype(target.dtype)
+            else:
+                np.multiply(found, found.dtype.type(factor), out=target)
+        exchange.release_shards()
+
+    def gather(self, own: Sequence[Array], leaves: Sequence[Array]) -> None:
+        """Bring the pieces of all ranks into whole leaves. Collective over the shard group.
+
+        A bucket travels while the one before is copied out.
+
+        Args:
+            own: pieces of this rank, by place; of any types.
+            leaves: of the same types. One may have the memory of the piece of the same place.
+        """
+        before: tuple[int, ShardGather, Buffer, Buffer] | None = None
+        for number, bucket in enumerate(self._partition.buckets):
+            kinds = {own[slot.parameter].dtype for slot in bucket.slots}
+            dtype = DType(np.dtype(functools.reduce(jnp.promote_types, kinds)).name) if kinds else bucket.dtype
+            pooled, memory = self._buffers.acquire(bucket.count * dtype.itemsize)
+            memory = memory.cast(dtype)
+            for piece in self._partition.pieces(self._rank):
+                if piece.bucket == number:
+                    _copy(array_of_buffer(memory.slice(piece.offset, piece.count)), own[piece.parameter].reshape(-1))
+            gather = ShardGather(self._partition, {number: memory}, self._groups, self.fused.update.context.recorder)
+            gather.post(number)
+            if before is not None:
+                self._take_gathered(*before, leaves)
+            before = number, gather, memory, pooled
+        if before is not None:
+            self._take_gathered(*before, leaves)
+
+    def _take_gathered(
+        self, number: int, gather: ShardGather, memory: Buffer, pooled: Buffer, leaves: Sequence[Array]
+    ) -> None:
+        gather.wait()
+        for slot in self._partition.buckets[number].slots:
+            leaf = leaves[slot.parameter]
+            _copy(leaf, array_of_buffer(memory.slice(slot.offset, slot.count), leaf.shape))
+        self._buffers.release(pooled)
+
+
+def _copy(target: Array, source: Array) -> None:
+    if target.dtype == source.dtype:
+        copy_array(target, source)
+    else:
+        target[...] = source.astype(target.dtype)
+
+
+class _PieceOperation(HostOperation):
+    can_be_batched: ClassVar[bool] = False
+
+    def __init__(self, cell: Cell[PieceExchange]) -> None:
+        self._cell = cell
+
+    @property
+    def _pieces(self) -> list[LeafPiece]:
+        return self._cell.value.pieces
+
+
+class ReducePieces(_PieceOperation):
+    """Completes a pass: gradients of all leaves in; whether it completes an update, and this rank's pieces, out.
+
+    Args:
+        cell: the exchange.
+        early: places of gradients that were handed over in the backward pass.
+    """
+
+    def __init__(self, cell: Cell[PieceExchange], early: Sequence[int]) -> None:
+        super().__init__(cell)
+        self._early = frozenset(early)
+
+    @property
+    @override
+    def title(self) -> str:
+        return "the exchange of gradients by a distributed optimizer with zero"
+
+    @override
+    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
+        pieces = zip(self._pieces, operands, strict=True)
+        return [_FLAG, *(ShapeDtype(piece.held_shape, operand.dtype) for piece, operand in pieces)]
+
+    @override
+    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
+        exchange = self._cell.value
+        flag, *targets = results
+        own = {place: array for place, array in enumerate(operands) if place not in self._early}
+        outcome = exchange.fused.run(own)
+        flag[...] = outcome.complete
+        if outcome.complete:
+            exchange.take_reduced(targets)
+
+
+class GatherUpdates(_PieceOperation):
+    """Gathers the pieces of the updates into whole leaves: this ends an update."""
+
+    @property
+    @override
+    def title(self) -> str:
+        return "the gathering of updates by a distributed optimizer with zero"
+
+    @override
+    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
+        pieces = zip(self._pieces, operands, strict=True)
+        return [ShapeDtype(piece.shape, operand.dtype) for piece, operand in pieces]
+
+    @override
+    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
+        exchange = self._cell.value
+        exchange.gather(operands, results)
+        exchange.fused.update.applied()

@@ -1,0 +1,151 @@
+"""ZeRO for optimizers of optax: the optimizer's `init` and `update` see this rank's pieces of the leaves only.
+
+A compiled update calls the host twice: it hands the gradients over and gets its pieces of the reduced ones, and it hands
+its pieces of the updates over and gets the updates of all leaves. What is between them is XLA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from typing_extensions import override
+
+from unidist.errors import ConfigurationError, UsageError
+from unidist_jax.compiled import bind
+from unidist_jax.memory import is_traced, jax_array
+from unidist_jax.optimizer import Cell, GradientLeaves, InnerStep
+from unidist_zero._jax.operations import GatherUpdates, PieceExchange, ReducePieces
+from unidist_zero._jax.pieces import cut
+from unidist_zero._jax.probe import needs_whole_leaves
+from unidist_zero.binding import ZeroBinding
+
+if TYPE_CHECKING:
+    import optax
+
+    from unidist.framework import Tensor
+    from unidist.optim.interface import MakesInnerStep
+    from unidist.optim.update import Update
+    from unidist_zero.strategy import Zero
+
+
+class JaxZero(ZeroBinding):
+    """See `ZeroBinding`."""
+
+    unsupported: ClassVar[tuple[str, ...]] = ("offload", "units", "prefetch", "shared")
+
+    @override
+    def inner_step(self, strategy: Zero) -> MakesInnerStep:
+        if strategy.stage == 3:
+            raise ConfigurationError(
+                "zero=3 does not work with jax, where the script's parameters are whole arrays; use zero=2"
+            )
+
+        def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+            if update.context.is_elastic:
+                raise ConfigurationError(
+                    f"zero={strategy.stage} does not work with jax in an elastic job, where compiled programs would "
+                    "have the pieces of another number of ranks; leave zero out, or start the job without --elastic"
+                )
+            return ShardedStep(optimizer, update, strategy)
+
+        return make
+
+    @override
+    def attach(self, strategy: Zero, model: Any, update: Update) -> None:
+        """Not called: that is for stage 3."""
+
+
+class ShardedStep(InnerStep):
+    """See the module's text.
+
+    Args:
+        plain: the optimizer as it was.
+        update: the framework-free side.
+        strategy: says whether leaves may be cut.
+    """
+
+    sharded = True
+
+    def __init__(self, plain: optax.GradientTransformationExtraArgs, update: Update, strategy: Zero) -> None:
+        self._plain = plain
+        self._update = update
+        self._whole = strategy.whole
+        self._always = update.accumulation.passes == 1 and update.scaler is None
+        self._exchange: PieceExchange | None = None
+        self._reductions: dict[tuple[int, ...], ReducePieces] = {}
+
+    @override
+    def prepare(self, tree: Any) -> None:
+        """See `InnerStep.prepare`: says whether leaves may be cut."""
+        whole = self._whole == "true" or (self._whole == "auto" and needs_whole_leaves(self._plain, tree))
+        self._update.options = replace(self._update.options, whole_tensors=whole)
+
+    def _exchange_of(self, leaves: GradientLeaves) -> PieceExchange:
+        if self._exchange is None:
+            self._exchange = PieceExchange(leaves.fused)
+            self._cell = Cell(self._exchange, self)
+            self._gather = GatherUpdates(self._cell)
+        return self._exchange
+
+    @override
+    def init(self, params: Any, leaves: Callable[[], GradientLeaves]) -> Any:
+        return self._plain.init(cut(params, self._exchange_of(leaves()).pieces))
+
+    @override
+    def update(
+        self,
+        leaves: GradientLeaves,
+        gradients: Sequence[Tensor],
+        early: Sequence[int],
+        state: Any,
+        params: Any,
+        structure: Any,
+        extra: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        self._exchange_of(leaves)
+        places = tuple(early)
+        if places not in self._reductions:  # kept, so that what was compiled for the same call is found again
+            self._reductions[places] = ReducePieces(self._cell, places)
+        complete, *pieces = bind(self._reductions[places], gradients)
+
+        def step() -> tuple[Any, Any]:
+            return self._apply(pieces, state, params, structure, extra)
+
+        def stay() -> tuple[Any, Any]:
+            return jax.tree.unflatten(structure, [jnp.zeros_like(gradient) for gradient in gradients]), state
+
+        if self._always:
+            return step()
+        if not is_traced(complete):
+            return step() if complete else stay()
+        return jax.lax.cond(complete, step, stay)
+
+    def _apply(
+        self, pieces: Sequence[Any], state: Any, params: Any, structure: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Return the updates of all leaves, and the new state, for this rank's pieces of the reduced gradients."""
+        assert self._exchange is not None
+        own = None if params is None else cut(params, self._exchange.pieces)
+        updates, state = self._plain.update(jax.tree.unflatten(structure, pieces), state, own, **extra)
+        return jax.tree.unflatten(structure, bind(self._gather, jax.tree.leaves(updates))), state
+
+    @override
+    def flush(self, leaves: GradientLeaves, state: Any, params: Any, structure: Any) -> tuple[Any, Any] | None:
+        exchange = self._exchange_of(leaves)
+        result = leaves.fused.flush()
+        if result is None or not result.complete:
+            return None
+        pieces = exchange.new_pieces()
+        exchange.take_reduced(pieces)
+        return self._apply([jax_array(piece) for piece in pieces], state, params, structure, {})
+
+    @override
+    def take_part(self) -> None:
+        raise UsageError(
+            "a rank that has joined cannot update its shard with zero and JAX, because its optimizer state is the "
+            "script's; give every rank equally many batches (tail='drop'), or leave zero out"
+        )
