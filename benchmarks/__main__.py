@@ -225,6 +225,29 @@ def _gpt_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row
     return rows
 
 
+def _jax_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    if importlib.util.find_spec("jax") is None:
+        click.echo("jax: left out, JAX is not installed")
+        return []
+    click.echo("measuring in JAX ...")
+    found = groups["in JAX, np=2"] = under_unidist("benchmarks.jax_step", 2, repetitions, str(free_ports(1)[0]))
+    ours, alone = found["GPT step, unidist"], found["GPT step, no communication"]
+    detail = f"{duration(ours)}, no communication {duration(alone)}"
+    return [
+        _faster("JAX, all-reduce in jit, np=2: 25 MB", found["25 MB, unidist"], found["25 MB, psum"], 10.0, "psum"),
+        Row(
+            "JAX, all-reduce in jit, np=2: 16 B",
+            1e6 * found["16 B, unidist"],
+            "us",
+            "at most",
+            100.0,
+            "psum " + duration(found["16 B, psum"]),
+        ),
+        Row("JAX, GPT step, np=2, of no communication", ours / alone, "x", "at most", 1.08, detail),
+        _faster("JAX, GPT step, np=2, of pmean over gloo", ours, found["GPT step, pmean"], 1.0, "pmean"),
+    ]
+
+
 def _launch_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring the launchers ...")
     launch = groups["launching np=2"] = launch_time.measure(max(3, repetitions // 3))
@@ -286,6 +309,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "tcp": (_tcp_rows, False),
     "hosts": (_hosts_rows, False),
     "gpt": (_gpt_rows, False),
+    "jax": (_jax_rows, False),
     "zero": (_zero_rows, False),
     "zero-keras": (_keras_zero_rows, False),
     "pipeline": (_pipeline_rows, False),

@@ -28,6 +28,7 @@ __all__ = [
     "Pending",
     "PendingCall",
     "Start",
+    "allreduce_requests",
     "names_of_group",
     "start_allgather",
     "start_allreduce",
@@ -56,6 +57,11 @@ class Pending:
         self._handles = handles
         self._collect = collect
         self._inputs = inputs
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """How many rows came from each rank, by operation, once all have ended: of all-gathers and all-to-alls."""
+        return [handle.rows for handle in self._handles]
 
     def wait(self) -> list[Array]:
         """Return the results; every operation has ended then. Raises the first error."""
@@ -87,19 +93,46 @@ def start_allreduce(
 ) -> Pending:
     """Start the all-reduces of several arrays; the engine fuses small ones."""
     scope = scope_of(process_set)
-    asked = allreduction(op, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
-    arrays = [_scaled(array, asked.prescale) for array in arrays]
-    requests = [
+    arrays = [_scaled(array, prescale) for array in arrays]
+    requests = allreduce_requests(
+        arrays, results, name, op=op, prescale=prescale, postscale=postscale, process_set=process_set
+    )
+    return Pending(_submit(scope, requests), lambda: results, arrays)
+
+
+def allreduce_requests(
+    scaled: Sequence[Array],
+    results: Sequence[Array],
+    name: str,
+    *,
+    op: Op,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[Request]:
+    """Return the requests of all-reduces, which may be submitted again and again while the arrays are there.
+
+    Args:
+        scaled: what is reduced, multiplied by `prescale` already.
+        results: memory for the results, which may be the same.
+        name: of the group.
+        op: the reduction.
+        prescale: the factor that was applied; the ranks compare it.
+        postscale: for the results.
+        process_set: the ranks that take part.
+    """
+    size = scope_of(process_set).size
+    asked = allreduction(op, prescale=prescale, postscale=postscale, size=size, process_set=process_set)
+    return [
         Request(
             *(each, asked.kind, buffer_of_array(array), buffer_of_array(output), array.shape),
             op=asked.op,
             scale=asked.scale,
             prescale=asked.prescale,
         )
-        for each, array, output in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
+        for each, array, output in zip(names_of_group(name, len(scaled)), scaled, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: results, arrays)
 
 
 def start_reducescatter(
@@ -301,11 +334,14 @@ class _Rows:
     def __init__(self, source: Array, given: Array | None) -> None:
         self._source, self._given = source, given
         self._made: Array | None = None
+        self._counts: tuple[int, ...] = ()
 
     def allocate(self, rows: tuple[int, ...]) -> Buffer:
         """Return memory for so many rows of each rank."""
         shape = (sum(rows), *self._source.shape[1:])
-        fits = self._given is not None and self._given.shape == shape
+        # Rows that differ are refused on every rank, also on one where their sum is what its program was compiled for.
+        fits = self._given is not None and self._given.shape == shape and len(set(rows)) == 1
+        self._counts = rows
         self._made = self._given if fits else empty_array(shape, self._source.dtype)
         assert self._made is not None
         return buffer_of_array(self._made)
@@ -315,8 +351,8 @@ class _Rows:
         assert self._made is not None
         if self._given is not None and self._made is not self._given:
             raise OperationError(
-                f"{name!r}: the ranks' rows make a result of shape {self._made.shape}, but this program was compiled "
-                f"for {self._given.shape}: within a compiled function all ranks must give equal numbers of rows"
+                f"{name!r}: the ranks give {', '.join(map(str, self._counts))} rows: within a compiled function all "
+                "ranks must give equal numbers of rows. Call it outside of the compiled function"
             )
         return self._made
 
