@@ -43,7 +43,13 @@ def as_jax(value: Any) -> Any:
     if not isinstance(value, jax.Array):
         if isinstance(value, np.ndarray | np.generic):
             check_width(value.dtype)
-        value = jnp.asarray(value)
+        try:
+            value = jnp.asarray(value)
+        except (OverflowError, TypeError, ValueError):
+            raise UsageError(
+                f"{value!r} of type {type(value).__name__} cannot be exchanged: give numbers and arrays, or trees of "
+                "them"
+            ) from None
     dtype_of(value)
     return value
 

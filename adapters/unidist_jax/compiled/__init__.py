@@ -1,15 +1,14 @@
 """Calls from compiled programs into this process: a primitive of JAX whose kernel is Python code on host memory.
 
 `HostOperation` is what is called, `bind` adds a call of it to whatever JAX is tracing. The kernel waits for its peers
-inside the program. XLA's CPU runtime runs such calls one after the other, in an order that it chooses when it compiles:
-the same on every rank for the same program. The ranks match them by name all the same, so programs that differ
-are an error and never a wrong number.
+inside the program, one call after the other, in the order in which they were traced. The ranks match them by name all
+the same, so programs that differ are an error and never a wrong number.
 
 Imports the modules at the root of this package.
 """
 
-from unidist_jax.compiled.failures import take_failure, translated
+from unidist_jax.compiled.failures import translated
 from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
 from unidist_jax.compiled.primitive import bind, flush, is_tracing
 
-__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "is_tracing", "take_failure", "translated"]
+__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "is_tracing", "translated"]

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import traceback
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
 
-_failure: BaseException | None = None
+_failures: deque[tuple[str, BaseException]] = deque(maxlen=8)
+"""The last ones, with the texts that their programs end with. A program may have failed long before anybody asks."""
 
 
-def remember_failure(error: BaseException) -> None:
-    """Keep the error that a host operation is about to end its program with; the first one, until it is taken."""
-    global _failure
-    _failure = _failure or error
-
-
-def take_failure() -> BaseException | None:
-    """Return the first error of a host operation since the last call, once."""
-    global _failure
-    failure, _failure = _failure, None
-    return failure
+def remember_failure(error: BaseException) -> str:
+    """Keep the error that a host operation ends its program with, and return the text to end it with."""
+    text = f"{type(error).__name__}: {error}"
+    if error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__)  # they refer to memory of the program
+    _failures.append((text, error))
+    return text
 
 
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise unidist's own error where a compiled program within the block fails in one of its operations.
 
-    JAX raises `jax.errors.JaxRuntimeError`, whose text has the error in it, when the program is called or when its
-    results are waited for, so wait within the block.
+    JAX raises an error whose text has ours in it, when the program is called or when its results are waited for, so
+    wait within the block. It is `jax.errors.JaxRuntimeError`, or ValueError from programs that it has called before.
     """
-    take_failure()
     try:
         yield
-    except jax.errors.JaxRuntimeError as exc:
-        failure = take_failure()
+    except (jax.errors.JaxRuntimeError, ValueError) as exc:
+        failure = _failure_of(str(exc))
         if failure is None:
             raise
         raise failure from exc
+
+
+def _failure_of(text: str) -> BaseException | None:
+    """Return the last error whose text is in that of JAX."""
+    return next((failure for own, failure in reversed(_failures) if own in text), None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from unidist_arrays.memory import Array
+from unidist_arrays.memory import Array, empty_array
 
 
 class ShapeDtype(NamedTuple):
@@ -26,18 +26,19 @@ class ShapeDtype(NamedTuple):
 class HostOperation(ABC):
     """An operation that compiled programs call, made while a program is traced.
 
-    One object may be in several programs, and run again and again; never twice at a time. It is kept as long as the
-    process lives, so anything large that it refers to must be released in another way.
+    The operations of a program run one at a time, in the order in which they were traced, also if nobody uses their
+    results. One object may be in several programs, and run again and again; never twice at a time if one thread calls
+    the programs. It is kept as long as the process lives, so anything large that it refers to must be released in
+    another way.
 
     Attributes:
-        ordered: it runs in the order of the program, among all ordered ones, also if nobody uses its results: messages,
-            which have no names. Each call of a program with one costs JAX some 0.1 ms. Others run in any order, the
-            same on every rank, as soon as their operands are there; they too run if nobody uses their results.
+        matched_by_order: the ranks match it by its order: a message, which has no name. Called at once, it comes after
+            those of the programs that were called before.
         batched_at: where `jax.vmap` may put its dimension; None: anywhere, each element is treated alike.
         can_be_batched: it makes sense on an array with one dimension more.
     """
 
-    ordered: ClassVar[bool] = False
+    matched_by_order: ClassVar[bool] = False
     batched_at: ClassVar[int | None] = None
     can_be_batched: ClassVar[bool] = True
 
@@ -62,3 +63,20 @@ class HostOperation(ABC):
             operands: must not be written to. The memory is the program's, and is reused when this returns.
             results: memory to fill; one may be that of an operand of the same place.
         """
+
+    def run_at_once(self, operands: Sequence[Array]) -> list[Array]:
+        """Run outside of programs; returns the results, in memory that is not written to any more.
+
+        Overridden where the shapes of results depend on other ranks.
+        """
+        types = self.results([ShapeDtype(each.shape, each.dtype) for each in operands])
+        results = [empty_array(each.shape, each.dtype) for each in types]
+        self.run(operands, results)
+        return results
+
+    def prepared(self, operands: Sequence[Array], results: Sequence[Array]) -> Callable[[], None]:
+        """Return a function that does what `run` does with this memory. It is called each time the program uses it.
+
+        For operations that have something to prepare; see `run` for the arguments.
+        """
+        return lambda: self.run(operands, results)

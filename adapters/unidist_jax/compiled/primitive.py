@@ -1,61 +1,34 @@
 """The primitive of JAX: its types, its batching, and its lowering to a call of the handler in C.
 
-Two effects. The ordered one is JAX's own mechanism: tokens lead from one call to the next, through loops and branches
-and from one program to the next. It costs each call of such a program JAX's slow path, so only what needs it has it.
-The other one keeps JAX from dropping an operation whose results nobody uses, and is taken off when a whole program is
-lowered (`_keep`): then XLA's `has_side_effect` does the same, and JAX calls the program on its fast path.
+The calls of a program run one at a time, in the order in which they were traced; see `order`.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core as jax_core
-from jax._src import effects as jax_effects  # there is no public way to declare an effect
-from jax._src.interpreters import partial_eval
 from jax.extend import core
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
-from unidist.buffer import Buffer, DType
+from unidist.buffer import Buffer
 from unidist.errors import UsageError
-from unidist_arrays.memory import NUMPY_DTYPES, Array, array_of_buffer
+from unidist_arrays.memory import Array, array_of_buffer
 from unidist_jax import _handler
 from unidist_jax.compiled.failures import remember_failure
 from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
+from unidist_jax.compiled.order import COMMUNICATES, check_one_device
 from unidist_jax.memory import array_of, dtype_of, jax_array
 
 _TARGET = "unidist_host_call"
-
-
-class _Communicates(jax_effects.Effect):
-    """An operation that runs though nobody may use its results."""
-
-    def __str__(self) -> str:
-        return "unidist"
-
-
-class _CommunicatesInOrder(jax_effects.Effect):
-    """An operation that runs in the order of the program."""
-
-    def __str__(self) -> str:
-        return "unidist in order"
-
-
-_COMMUNICATES, _IN_ORDER = _Communicates(), _CommunicatesInOrder()
-for _effect in (_Communicates, _CommunicatesInOrder):
-    for _allowed in (
-        jax_effects.lowerable_effects,
-        jax_effects.control_flow_allowed_effects,
-        jax_effects.custom_derivatives_allowed_effects,
-        jax_effects.remat_allowed_effects,
-    ):
-        _allowed.add_type(_effect)
-jax_effects.ordered_effects.add_type(_CommunicatesInOrder)
+_MOST_PREPARED = 16
+"""XLA gives a program the same memory again and again, but not for ever."""
 
 
 def bind(operation: HostOperation, operands: Sequence[Any]) -> list[Any]:
@@ -70,9 +43,13 @@ def is_tracing() -> bool:
 
 
 def flush() -> None:
-    """Return when the programs that this thread has called so far have ended."""
-    jax.effects_barrier()
-    (jax.device_put(np.zeros(())) + 0).block_until_ready()
+    """Return when the programs that this thread has called so far have ended.
+
+    XLA runs the programs that a thread calls one after the other: so when one that is called now has ended. Those that
+    failed have ended, too; their errors come up where their results are used.
+    """
+    cpu = jax.local_devices(backend="cpu")[0]
+    (jax.device_put(np.zeros(()), cpu) + 0).block_until_ready()
 
 
 _call_p = core.Primitive("unidist")
@@ -81,17 +58,15 @@ _call_p.multiple_results = True
 
 @_call_p.def_impl
 def _run_at_once(*operands: Any, operation: HostOperation) -> list[jax.Array]:
-    arrays = [array_of(operand) for operand in operands]
-    results = [_empty(each) for each in operation.results([ShapeDtype(a.shape, a.dtype) for a in arrays])]
-    operation.run(arrays, results)
-    return [jax_array(result) for result in results]
+    if operation.matched_by_order:
+        flush()  # those of programs that were called come first
+    return [jax_array(result) for result in operation.run_at_once([array_of(operand) for operand in operands])]
 
 
 @_call_p.def_effectful_abstract_eval
 def _types(*operands: Any, operation: HostOperation) -> Any:
     found = operation.results([ShapeDtype(tuple(each.shape), np.dtype(each.dtype)) for each in operands])
-    avals = [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
-    return avals, {_IN_ORDER if operation.ordered else _COMMUNICATES}
+    return [jax.core.ShapedArray(each.shape, each.dtype) for each in found], {COMMUNICATES}
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, operation: HostOperation) -> Any:
@@ -99,38 +74,33 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, operation: Ho
         raise UsageError(f"{operation.title} cannot be used within jax.vmap: call it outside of the mapped function")
     place = operation.batched_at
     if place is None:
-        return bind(operation, operands), list(dims)
+        results = bind(operation, operands)
+        return results, list(dims)[: len(results)]
     size = next(operand.shape[dim] for operand, dim in zip(operands, dims, strict=True) if dim is not None)
-    moved = [
-        batching.bdim_at_front(operand, dim, size) if place == 0 else _moved(operand, dim, size, place)
-        for operand, dim in zip(operands, dims, strict=True)
-    ]
+    moved = [_batched_at(place, operand, dim, size) for operand, dim in zip(operands, dims, strict=True)]
     results = bind(operation, moved)
     return results, [place] * len(results)
 
 
-def _moved(operand: Any, dim: int | None, size: int, place: int) -> Any:
-    if dim is None:
-        return jax.numpy.broadcast_to(jax.numpy.expand_dims(operand, place), _with(operand.shape, place, size))
-    return jax.numpy.moveaxis(operand, dim, place)
-
-
-def _with(shape: Sequence[int], place: int, size: int) -> tuple[int, ...]:
-    return (*shape[:place], size, *shape[place:])
+def _batched_at(place: int, operand: Any, dim: int | None, size: int) -> Any:
+    """Return an operand whose dim `place` is that of the batch; a scalar becomes one row."""
+    operand = batching.bdim_at_front(operand, dim, size)
+    while operand.ndim <= place:
+        operand = jnp.expand_dims(operand, 1)
+    return jnp.moveaxis(operand, 0, place)
 
 
 batching.primitive_batchers[_call_p] = _batch
 
 
-def _keep(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """Keep an operation whoever uses its results, and take the effect off that has kept it so far."""
-    del used
-    if _COMMUNICATES in eqn.effects:
-        eqn = eqn.replace(effects=frozenset(eqn.effects) - {_COMMUNICATES})
-    return [True] * len(eqn.invars), eqn
+def _refuse_gradients(operands: Sequence[Any], tangents: Sequence[Any], *, operation: HostOperation) -> Any:
+    raise UsageError(
+        f"{operation.title} has no gradient: give it jax.lax.stop_gradient(...) of what is differentiated, or wrap it "
+        "into a function with jax.custom_vjp"
+    )
 
 
-partial_eval.dce_rules[_call_p] = _keep
+ad.primitive_jvps[_call_p] = _refuse_gradients
 
 
 class _Call:
@@ -147,21 +117,28 @@ class _Call:
         types = [(each, dtype_of(each), int(np.prod(each.shape))) for each in (*operands, *results)]
         self._types = [(count, dtype, each.shape) for each, dtype, count in types]
         self._num_operands = len(operands)
-        self._first = 1 if operation.ordered else 0  # addresses before it are those of tokens
+        self._prepared: dict[tuple[int, ...], Callable[[], None]] = {}
 
-    def run(self, addresses: Sequence[int]) -> str | None:
+    def run(self, addresses: tuple[int, ...]) -> str | None:
         """Run the operation on the memory at these addresses; returns the text of an error."""
         try:
-            arrays = self._arrays(addresses)
-            self._operation.run(arrays[: self._num_operands], arrays[self._num_operands :])
+            run = self._prepared.get(addresses)
+            (run or self._prepare(addresses))()
         except BaseException as exc:
-            remember_failure(exc)
-            return f"{type(exc).__name__}: {exc}"
+            return remember_failure(exc)
         return None
 
+    def _prepare(self, addresses: tuple[int, ...]) -> Callable[[], None]:
+        arrays = self._arrays(addresses)
+        if len(self._prepared) == _MOST_PREPARED:
+            self._prepared.clear()
+        prepared = self._operation.prepared(arrays[: self._num_operands], arrays[self._num_operands :])
+        self._prepared[addresses] = prepared
+        return prepared
+
     def _arrays(self, addresses: Sequence[int]) -> list[Array]:
-        if self._first:
-            addresses = [*addresses[1 : 1 + self._num_operands], *addresses[2 + self._num_operands :]]
+        """Return the operands and the results; before each there is the address of a token."""
+        addresses = [*addresses[1 : 1 + self._num_operands], *addresses[2 + self._num_operands :]]
         return [
             array_of_buffer(Buffer(address, count, dtype), shape)
             for address, (count, dtype, shape) in zip(addresses, self._types, strict=True)
@@ -185,6 +162,7 @@ jax.ffi.register_ffi_target(_TARGET, _handler.handler(), platform="cpu")
 
 
 def _lower(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
+    check_one_device(ctx, operation.title)
     given = [ShapeDtype(tuple(each.shape), np.dtype(each.dtype)) for each in ctx.avals_in]
     made = [ShapeDtype(tuple(each.shape), np.dtype(each.dtype)) for each in ctx.avals_out]
     call = _Call(operation, given, made)
@@ -192,27 +170,27 @@ def _lower(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
     if not _calls:  # before Python, or the runtime, ends: after what `init` has registered, so it runs before that
         atexit.register(flush)
     _calls[number] = call
-    aliases = _aliases(given, made)
-    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
-    if not operation.ordered:
-        return lower(ctx, *operands, number=np.int64(number))
-    token = jax.core.abstract_token
+    token = jax_core.abstract_token
     tokened = ctx.replace(avals_in=(token, *ctx.avals_in), avals_out=(token, *ctx.avals_out))
-    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
-    after, *results = lower(tokened, ctx.tokens_in.get(_IN_ORDER), *operands, number=np.int64(number))
-    ctx.set_tokens_out(mlir.TokenSet({_IN_ORDER: after}))
+    lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=_aliases(given, made))
+    after, *results = lower(tokened, ctx.tokens_in.get(COMMUNICATES), *operands, number=np.int64(number))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({COMMUNICATES: after})))
     return results
 
 
 def _aliases(operands: Sequence[ShapeDtype], results: Sequence[ShapeDtype]) -> dict[int, int]:
-    """Return which result may have the memory of which operand: those of the same place and type."""
-    return {place: place for place, (a, b) in enumerate(zip(operands, results, strict=False)) if a == b}
+    """Return which result has the memory of which operand: those of the same place and type, behind the token."""
+    places = enumerate(zip(operands, results, strict=False), start=1)
+    return {place: place for place, (operand, result) in places if operand == result}
 
 
+def _refuse(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise UsageError(
+        f"{operation.title} is in a program for {platforms}; unidist's operations run in programs for the CPU only. "
+        "Call it outside of the compiled function, or set JAX_PLATFORMS=cpu"
+    )
+
+
+mlir.register_lowering(_call_p, _refuse)
 mlir.register_lowering(_call_p, _lower, platform="cpu")
-
-
-def _empty(each: ShapeDtype) -> Array:
-    from unidist_arrays.memory import empty_array
-
-    return empty_array(each.shape, NUMPY_DTYPES[DType(np.dtype(each.dtype).name)])

@@ -5,9 +5,10 @@ numbered per kind and process set, those that are called at once apart from thos
 called, or traced, in the same order on every rank. Shapes, dtypes and reductions must be equal on every rank, else
 MismatchError is raised on every rank, and the runtime stays usable.
 
-Within `jit`, `scan`, `while_loop`, `cond`, `vmap`, `remat` and `grad`, an operation runs where the program runs, also
-if nobody uses its results, and equal calls stay two. All ranks must take the same branches. Errors there are JAX's
-`JaxRuntimeError` with the text of unidist's; `translated()` gives the error itself.
+Within `jit`, `scan`, `while_loop`, `cond`, `vmap`, `remat` and `grad`, operations run where the program runs: one at a
+time, in the order in which they were traced, also if nobody uses their results. Equal calls stay two. So all ranks
+trace them in the same order, and take the same branches. Errors there are JAX's (`JaxRuntimeError`, or ValueError) with
+the text of unidist's; `translated()` gives the error itself.
 
 May import `compiled` and the modules at the root of this package.
 """

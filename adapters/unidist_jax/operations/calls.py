@@ -15,7 +15,7 @@ from unidist.errors import OperationError
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
-from unidist_jax.compiled import HostOperation, bind
+from unidist_jax.compiled import HostOperation, bind, is_tracing
 from unidist_jax.memory import as_jax, is_traced
 
 Leaves = Sequence[Any]
@@ -40,7 +40,7 @@ def name_of(kind: str, name: str | None, leaves: Leaves, process_set: ProcessSet
         OperationError: the name is no text.
     """
     scope = scope_of(process_set)
-    if name is None and is_traced(*leaves):
+    if name is None and (is_tracing() or is_traced(*leaves)):
         counter = context.current().owned(_TracedNames).counters[f"{kind}.{process_set.process_set_id}"]
         return f"{kind}.traced.{next(counter)}"
     return scope.name(kind, name)
@@ -77,7 +77,7 @@ def call(operation: HostOperation, leaves: Leaves, backward: Callable[[list[Any]
         made = iter(backward([jnp.asarray(gradients[place]) for place in floating])) if floating else iter(())
         return tuple(next(made) if _has_gradient(leaf) else np.zeros(leaf.shape, jax.dtypes.float0) for leaf in leaves)
 
-    run.defvjp(lambda *operands: (bind(operation, operands), None), run_backward)
+    run.defvjp(lambda *operands: (run(*operands), None), run_backward)  # through `run`: gradients of gradients
     return list(run(*leaves))
 
 

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unidist.errors import OperationError, UsageError
+from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
-from unidist_arrays.operations import start_allgather, start_alltoall
 from unidist_jax.compiled import flush, is_tracing
-from unidist_jax.memory import array_of, is_traced, jax_array
+from unidist_jax.memory import jax_array
 from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of, only
 from unidist_jax.operations.collectives import (
     AllGather,
@@ -47,18 +46,17 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     leaves, structure = leaves_of(tree)
     if not leaves:
         return tree
-    name = name_of("allgather", name, leaves, process_set)
-    if not is_traced(*leaves):  # rows may differ
-        results = start_allgather([array_of(leaf) for leaf in leaves], name, process_set=process_set).wait()
-        return jax.tree.unflatten(structure, [jax_array(result) for result in results])
+    operation = AllGather(name_of("allgather", name, leaves, process_set), process_set)
 
     def backward(gradients: list[Any]) -> Leaves:
-        reduced = call(AllReduce(f"{name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
-        rank = scope_of(process_set).rank
-        floating = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-        return [_rows_of(each, rank, leaf) for each, leaf in zip(reduced, floating, strict=True)]
+        reduced = call(AllReduce(f"{operation.name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
+        floating = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return [
+            each[operation.own_rows(place, leaves[place])].reshape(leaves[place].shape)
+            for each, place in zip(reduced, floating, strict=True)
+        ]
 
-    return jax.tree.unflatten(structure, call(AllGather(name, process_set), leaves, backward))
+    return jax.tree.unflatten(structure, call(operation, leaves, backward))
 
 
 def grouped_allgather(tensors: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -111,31 +109,23 @@ def alltoall(
     """
     leaves, _ = leaves_of(array)
     only(leaves, title="alltoall")
-    name = name_of("alltoall", name, leaves, process_set)
-    if is_traced(*leaves):
-        if splits is not None:
-            raise UsageError(
-                "alltoall(splits=...) of a traced array: the shape of the result would depend on the other ranks. "
-                "Leave splits out, for equal shares, or call it outside of the compiled function"
-            )
+    given = None if splits is None else _whole_numbers(splits)
+    operation = AllToAll(name_of("alltoall", name, leaves, process_set), process_set, given)
 
-        def backward(gradients: list[Any]) -> Leaves:
-            return call(AllToAll(f"{name}.grad", process_set), gradients)
+    def backward(gradients: list[Any]) -> Leaves:
+        [returned] = call(operation.reversed(), gradients)
+        kept = leaves[0].shape[0] - returned.shape[0]  # rows that stayed here
+        return [jnp.pad(returned, [(0, kept)] + [(0, 0)] * (returned.ndim - 1)) if kept else returned]
 
-        return call(AllToAll(name, process_set), leaves, backward)[0]
-    given = [array_of(leaves[0])]
-    if splits is not None:
-        given.append(_whole_numbers(splits))
-    rows, received = (jax_array(each) for each in start_alltoall(given, name, process_set=process_set).wait())
-    return rows if splits is None else (rows, received)
+    [rows] = call(operation, leaves, backward)
+    return rows if splits is None else (rows, jax_array(operation.received[0]))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it; within a compiled function, run in its order."""
     if is_tracing():
-        name = f"barrier.traced.{process_set.process_set_id}"  # one at a time: barriers keep the program's order
+        name = f"barrier.traced.{process_set.process_set_id}"  # the same for all: the calls of a program have an order
     else:
-        flush()
         name = scope_of(process_set).name("barrier", None)
     call(Barrier(name, process_set), [])
 
@@ -156,27 +146,18 @@ def join(device: int = -1) -> int:
 
 
 def send(array: Any, dst: int) -> None:
-    """Send an array to rank `dst`, which calls `recv`; within a compiled function, run in its order."""
+    """Send an array to rank `dst`, which calls `recv`; within a compiled function, run in its order. No gradient."""
     leaves, _ = leaves_of(array)
-    only(leaves, title="send")
-    if not is_tracing():
-        flush()  # messages have an order: those of programs that were called come first
-    call(Send(dst), leaves)
+    call(Send(dst), [jax.lax.stop_gradient(only(leaves, title="send"))])
 
 
 def recv(array: Any, src: int) -> Any:
-    """Return the next message of rank `src`, of the shape and dtype of `array`, whose values do not matter."""
+    """Return the next message of rank `src`, of the shape and dtype of `array`, whose values do not matter.
+
+    Within a compiled function it runs in the order of that function. It has no gradient.
+    """
     leaves, _ = leaves_of(array)
-    only(leaves, title="recv")
-    if not is_tracing():
-        flush()
-    return call(Receive(src), leaves)[0]
-
-
-def _rows_of(gathered: Any, rank: int, leaf: Any) -> Any:
-    """Return this rank's rows of a gathered array, in the shape of what it gave."""
-    rows = leaf.shape[0] if leaf.ndim else 1
-    return gathered[rank * rows : (rank + 1) * rows].reshape(leaf.shape)
+    return call(Receive(src), [jax.lax.stop_gradient(only(leaves, title="recv"))])[0]
 
 
 def _whole_numbers(splits: Sequence[int] | Any) -> np.ndarray[Any, Any]:

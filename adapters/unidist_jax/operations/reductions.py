@@ -9,6 +9,7 @@ import jax
 from unidist.horovod_api.reduce_ops import Op, check_adasum, checked_op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_jax.operations import collectives
 from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of
 from unidist_jax.operations.collectives import AllGather, AllReduce, ReduceScatter
 from unidist_jax.operations.compression import Compression, Compressor
@@ -40,7 +41,7 @@ def allreduce(
         A tree like the argument. As in Horovod, the gradient is reduced in the same way.
 
     Raises:
-        MismatchError: the ranks' calls differ. Within a compiled program, an error with this text.
+        MismatchError: the ranks' calls differ. Within a compiled program, an error with this text; see `translated`.
         PeerLostError: a rank is gone; likewise.
     """
     reduction = checked_op(op)
@@ -125,4 +126,5 @@ def _allreduce(
     def backward(gradients: list[Any]) -> Leaves:
         return _allreduce(gradients, f"{name}.grad", op, prescale, postscale, process_set)
 
-    return call(AllReduce(name, process_set, op, prescale, postscale), leaves, backward)
+    kind = collectives.Adasum if op is Op.Adasum else AllReduce
+    return call(kind(name, process_set, op, prescale, postscale), leaves, backward)

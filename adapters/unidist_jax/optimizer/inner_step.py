@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
+from unidist_jax.memory import is_traced
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -123,6 +125,8 @@ class WholeStep(InnerStep):
         def step() -> tuple[Any, Any]:
             return self._plain.update(reduced, state, params, **extra)
 
+        if not is_traced(complete):  # at once: `cond` would be compiled in each pass
+            return step() if complete else stay()
         return jax.lax.cond(complete, step, stay)
 
     @override

@@ -66,7 +66,7 @@ class TrainStep:
         self._binding: Binding = self.optimizer.binding
         self._groups = _groups(self.params)
         self._run = jax.jit(self._traced, donate_argnums=(0, 1))
-        self._loss = jax.jit(lambda params, batch: allreduce(loss_fn(params, *batch), name="loss of an evaluation"))
+        self._loss = jax.jit(self._evaluated)
 
     def __call__(self, *batch: Any) -> jax.Array:
         """Train on this rank's batch; returns the mean loss over all ranks, a scalar.
@@ -78,6 +78,11 @@ class TrainStep:
             PeerLostError: a rank is gone.
             UsageError: the loss is no scalar of floating point.
         """
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self.params)[:1]):
+            raise UsageError(
+                "the parameters are gone: an earlier step, to which they were donated, has failed. Set .params and "
+                ".opt_state to those of a checkpoint, or make a new TrainStep"
+            )
         with translated():
             self.params, self.opt_state, loss = self._run(self.params, self.opt_state, batch)
             return loss.block_until_ready()
@@ -97,11 +102,7 @@ class TrainStep:
 
         def loss_of(params: Any) -> Any:
             loss = self._loss_fn(self._handing_over(params), *batch)
-            if jnp.ndim(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-                raise UsageError(
-                    f"loss_fn returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; TrainStep needs the mean loss "
-                    "over the samples, a scalar of floating point"
-                )
+            _check_loss(loss)
             return loss
 
         loss, gradients = jax.value_and_grad(loss_of)(params)
@@ -109,6 +110,11 @@ class TrainStep:
         updates, state = self._binding.step(gradients, state, params, early=early, extra={})
         mean = allreduce(loss, name="loss of a training step")
         return optax.apply_updates(params, updates), state, mean
+
+    def _evaluated(self, params: Any, batch: Sequence[Any]) -> Any:
+        loss = self._loss_fn(params, *batch)
+        _check_loss(loss)
+        return allreduce(loss, name="loss of an evaluation")
 
     def _handing_over(self, params: Any) -> Any:
         """Return the parameters, with gradients that are handed over as soon as the backward pass has computed them."""
@@ -127,6 +133,20 @@ class TrainStep:
             for place, leaf in zip(places, same(*(flat[place] for place in places)), strict=True):
                 flat[place] = leaf
         return jax.tree.unflatten(structure, flat)
+
+
+def _check_loss(loss: Any) -> None:
+    leaves = jax.tree.leaves(loss)
+    if not jax.tree_util.all_leaves([loss]):
+        raise UsageError(
+            f"loss_fn returned a {type(loss).__name__} of {len(leaves)} values; TrainStep needs the mean loss over the "
+            "samples alone, a scalar of floating point"
+        )
+    if jnp.ndim(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise UsageError(
+            f"loss_fn returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; TrainStep needs the mean loss over the "
+            "samples, a scalar of floating point"
+        )
 
 
 def _groups(params: Any) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """ZeRO for optimizers of optax, stages 1 and 2: each rank updates its pieces of the parameters.
 
-`pieces` says which elements of a leaf are this rank's, `probe` tries which leaves an optimizer lets us cut, `operations`
-has the calls by which a compiled program exchanges pieces, and `step` is the inner step.
+`pieces` says which elements of a leaf belong to this rank, `probe` tries an optimizer to see whether leaves may be cut,
+`operations` has the calls by which a compiled program exchanges pieces, and `step` is the inner step.
 
 Imports `sharding`, the JAX adapter and the core. Private.
 """

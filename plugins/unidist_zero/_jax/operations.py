@@ -1,11 +1,9 @@
-"""The exchange of pieces as operations that compiled programs call: reduced gradients out, updates gathered.
-
-Ranks have pieces of different sizes, so their programs differ; the second operation uses results of the first.
-"""
+"""The exchange of pieces as operations that compiled programs call: one reduces gradients, one gathers updates."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -22,6 +20,7 @@ from unidist_jax.optimizer import Cell, copy_array
 from unidist_zero._jax.pieces import LeafPiece, pieces_of_rank
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.bucket_buffers import BucketBuffers
+from unidist_zero.sharding.partition import Piece
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 
 _FLAG = ShapeDtype((), np.dtype(bool))
@@ -45,28 +44,34 @@ class PieceExchange:
         self._exchange = exchange
         self._partition = exchange.partition
         self._groups = exchange.shard_groups
-        self._rank = self._groups[HOST].communicator.rank
-        self.pieces: list[LeafPiece] = pieces_of_rank(
-            self._partition, self._rank, [info.shape for info in fused.variables]
-        )
-        self._buffers = BucketBuffers(self._groups[HOST].communicator.allocate)
+        communicator = self._groups[HOST].communicator
+        self._rank = communicator.rank
+        self._owned: list[list[Piece]] = [[] for _ in self._partition.buckets]  # of this rank, by bucket
+        for piece in self._partition.pieces(self._rank):
+            self._owned[piece.bucket].append(piece)
+        self.pieces = pieces_of_rank(self._partition, self._rank, [info.shape for info in fused.variables])
+        self._buffers = BucketBuffers(communicator.allocate)
 
     def new_pieces(self) -> list[Array]:
         """Return arrays for this rank's pieces of the gradients."""
         infos = self.fused.variables
         return [
-            empty_array(piece.held_shape, NUMPY_DTYPES[info.dtype])
+            empty_array(piece.own_shape, NUMPY_DTYPES[info.dtype])
             for piece, info in zip(self.pieces, infos, strict=True)
         ]
 
-    def take_reduced(self, targets: Sequence[Array]) -> None:
-        """Write this rank's pieces of the reduced gradients; they are not kept any longer."""
+    def copy_reduced(self, targets: Sequence[Array]) -> None:
+        """Copy this rank's pieces of the reduced gradients out of the exchange, which may release them then.
+
+        Args:
+            targets: by place, of the pieces' own shapes.
+        """
         exchange = self._exchange
         factor = exchange.pending_factor
-        for target, piece in zip(targets, self.pieces, strict=True):
-            if not piece.count:
+        for target, own in zip(targets, self.pieces, strict=True):
+            if not own.count:
                 target.fill(0)
-        for piece in self._partition.pieces(self._rank):
+        for piece in itertools.chain.from_iterable(self._owned):
             begin = self._partition.buckets[piece.bucket].begin(self._rank)
             memory = exchange.shard(piece.bucket).slice(piece.offset - begin, piece.count)
             target = targets[piece.parameter]
@@ -80,9 +85,9 @@ class PieceExchange:
         exchange.release_shards()
 
     def gather(self, own: Sequence[Array], leaves: Sequence[Array]) -> None:
-        """Bring the pieces of all ranks into whole leaves. Collective over the shard group.
+        """Gather the pieces of all ranks into whole leaves. Collective over the shard group.
 
-        A bucket travels while the one before is copied out.
+        A bucket is gathered while the one before it is copied out.
 
         Args:
             own: pieces of this rank, by place; of any types.
@@ -94,18 +99,17 @@ class PieceExchange:
             dtype = DType(np.dtype(functools.reduce(jnp.promote_types, kinds)).name) if kinds else bucket.dtype
             pooled, memory = self._buffers.acquire(bucket.count * dtype.itemsize)
             memory = memory.cast(dtype)
-            for piece in self._partition.pieces(self._rank):
-                if piece.bucket == number:
-                    _copy(array_of_buffer(memory.slice(piece.offset, piece.count)), own[piece.parameter].reshape(-1))
+            for piece in self._owned[number]:
+                _copy(array_of_buffer(memory.slice(piece.offset, piece.count)), own[piece.parameter].reshape(-1))
             gather = ShardGather(self._partition, {number: memory}, self._groups, self.fused.update.context.recorder)
             gather.post(number)
             if before is not None:
-                self._take_gathered(*before, leaves)
+                self._copy_gathered(*before, leaves)
             before = number, gather, memory, pooled
         if before is not None:
-            self._take_gathered(*before, leaves)
+            self._copy_gathered(*before, leaves)
 
-    def _take_gathered(
+    def _copy_gathered(
         self, number: int, gather: ShardGather, memory: Buffer, pooled: Buffer, leaves: Sequence[Array]
     ) -> None:
         gather.wait()
@@ -153,7 +157,7 @@ class ReducePieces(_PieceOperation):
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
         pieces = zip(self._pieces, operands, strict=True)
-        return [_FLAG, *(ShapeDtype(piece.held_shape, operand.dtype) for piece, operand in pieces)]
+        return [_FLAG, *(ShapeDtype(piece.own_shape, operand.dtype) for piece, operand in pieces)]
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
@@ -163,7 +167,7 @@ class ReducePieces(_PieceOperation):
         outcome = exchange.fused.run(own)
         flag[...] = outcome.complete
         if outcome.complete:
-            exchange.take_reduced(targets)
+            exchange.copy_reduced(targets)
 
 
 class GatherUpdates(_PieceOperation):

@@ -1,6 +1,6 @@
 """This rank's pieces of the leaves of a tree, as the arrays that an optimizer of optax is given.
 
-They are in a tree of the same structure, so masks and labels by path go on to work. A piece has as many dimensions as
+They are in a tree of the same structure, so masks and labels by path keep working. A piece has as many dimensions as
 its leaf, for masks that ask for them ("no weight decay for biases").
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from unidist_zero.sharding.partition import Partition
 
@@ -37,7 +38,7 @@ class LeafPiece:
         return self.count == prod(self.shape)
 
     @property
-    def held_shape(self) -> tuple[int, ...]:
+    def own_shape(self) -> tuple[int, ...]:
         """The shape of the array: the leaf's, or `(count, 1, ...)` with as many dimensions.
 
         Where this rank has no elements it is one zero: optimizers divide by sizes.
@@ -47,13 +48,12 @@ class LeafPiece:
         return (max(1, self.count), *(1,) * (len(self.shape) - 1)) if self.shape else ()
 
     def of(self, leaf: Any) -> Any:
-        """Return the piece of an array or tracer of the leaf's shape."""
+        """Return the piece of an array or tracer of the leaf's shape, or of one of numpy."""
         if self.is_whole:
             return leaf
         if not self.count:
-            return jnp.zeros(self.held_shape, leaf.dtype)
-        flat = jnp.reshape(leaf, -1)
-        return jnp.reshape(jax.lax.slice(flat, (self.start,), (self.start + self.count,)), self.held_shape)
+            return (np if isinstance(leaf, np.ndarray) else jnp).zeros(self.own_shape, leaf.dtype)
+        return leaf.reshape(-1)[self.start : self.start + self.count].reshape(self.own_shape)
 
 
 def pieces_of_rank(partition: Partition, rank: int, shapes: Sequence[tuple[int, ...]]) -> list[LeafPiece]:

@@ -1,7 +1,8 @@
 """ZeRO for optimizers of optax: the optimizer's `init` and `update` see this rank's pieces of the leaves only.
 
-A compiled update calls the host twice: it hands the gradients over and gets its pieces of the reduced ones, and it hands
-its pieces of the updates over and gets the updates of all leaves. What is between them is XLA's.
+A compiled update calls the host twice. The first call takes the gradients and returns this rank's pieces of the reduced
+ones; the second takes this rank's pieces of the updates and returns the updates of all leaves. The optimizer runs in
+between, in XLA.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class JaxZero(ZeroBinding):
             if update.context.is_elastic:
                 raise ConfigurationError(
                     f"zero={strategy.stage} does not work with jax in an elastic job, where compiled programs would "
-                    "have the pieces of another number of ranks; leave zero out, or start the job without --elastic"
+                    "have the pieces of another number of ranks; leave zero out, or launch without --min-np and --max-np"
                 )
             return ShardedStep(optimizer, update, strategy)
 
@@ -116,13 +117,14 @@ class ShardedStep(InnerStep):
             return self._apply(pieces, state, params, structure, extra)
 
         def stay() -> tuple[Any, Any]:
-            return jax.tree.unflatten(structure, [jnp.zeros_like(gradient) for gradient in gradients]), state
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(step)[0]), state
 
         if self._always:
             return step()
         if not is_traced(complete):
             return step() if complete else stay()
-        return jax.lax.cond(complete, step, stay)
+        updates, state = jax.lax.cond(complete, step, stay)
+        return updates, state
 
     def _apply(
         self, pieces: Sequence[Any], state: Any, params: Any, structure: Any, extra: dict[str, Any]
@@ -140,7 +142,7 @@ class ShardedStep(InnerStep):
         if result is None or not result.complete:
             return None
         pieces = exchange.new_pieces()
-        exchange.take_reduced(pieces)
+        exchange.copy_reduced(pieces)
         return self._apply([jax_array(piece) for piece in pieces], state, params, structure, {})
 
     @override
