@@ -49,7 +49,7 @@ class JaxZero(ZeroBinding):
             if update.context.is_elastic:
                 raise ConfigurationError(
                     f"zero={strategy.stage} does not work with jax in an elastic job, where compiled programs would "
-                    "have the pieces of another number of ranks; leave zero out, or launch without --min-np and --max-np"
+                    "have the pieces of another number of ranks; leave zero out, or launch without --min-np"
                 )
             return ShardedStep(optimizer, update, strategy)
 
