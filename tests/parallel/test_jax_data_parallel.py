@@ -19,12 +19,18 @@ def rank_pools(jax_pools: PartPools) -> PartPools:
 
 class JaxConformance(StrategyConformance):
     framework = "jax"
-    modes = ("jit", "eager", "step")
+    modes = ("jit", "step")
     sizes = (2,)
 
 
 class TestJaxDataParallel(JaxConformance):
-    sizes = (1, 2, 3)
+    modes = ("jit", "eager", "step")
+
+
+@pytest.mark.soak
+class TestJaxDataParallelOnOtherNumbersOfRanks(JaxConformance):
+    modes = ("step",)
+    sizes = (1, 3)
 
 
 class TestJaxDataParallelOverTcp(JaxConformance):

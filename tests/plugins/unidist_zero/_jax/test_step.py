@@ -44,6 +44,7 @@ class TestZeroOne(JaxConformance):
     sizes = (2, 3)
 
 
+@pytest.mark.soak
 class TestZeroOneAtOnce(JaxConformance):
     strategy = "zero=1"
     modes = ("eager",)
@@ -152,11 +153,11 @@ def train(strategy: str, optimizer: str, alone: str, passes: int, steps: int) ->
     ("size", "strategy", "optimizer", "alone", "share"),
     [
         (2, "zero=1,clip_norm=0.05", "adam", "adam, clipped", 0.6),
-        (3, "zero=2,clip_norm=0.05", "adam", "adam, clipped", 0.45),
+        pytest.param(3, "zero=2,clip_norm=0.05", "adam", "adam, clipped", 0.45, marks=pytest.mark.soak),
         (2, "zero=1:whole=true:bucket_mb=0.001", "adam", "adam", 0.8),
         (2, "zero=1", "by label", "by label", 0.6),
-        (2, "zero=2", "adafactor", "adafactor", 0.95),
-        (4, "zero=2:shard=2", "adam", "adam", 0.6),
+        pytest.param(2, "zero=2", "adafactor", "adafactor", 0.95, marks=pytest.mark.soak),
+        pytest.param(4, "zero=2:shard=2", "adam", "adam", 0.6, marks=pytest.mark.soak),
     ],
 )
 def test_ranks_with_pieces_of_the_state_get_the_numbers_of_one_process(
