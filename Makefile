@@ -1,6 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer, make and a C compiler; everything else goes into .venv, for the
-# tests without PyTorch into .venv-tensorflow, and for those of other libraries into .venv-integrations. Each step leaves
-# a stamp there, so a second run starts at once, and a change of what a step reads repeats it.
+# tests without PyTorch into .venv-tensorflow, for those of JAX into .venv-jax, and for those of other libraries into
+# .venv-integrations. Each step leaves a stamp there, so a second run starts at once, and a change of what a step reads
+# repeats it.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -44,6 +45,12 @@ TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
     $(addprefix operations/test_api.py::test_, \
       every_operation_on_every_dtype process_sets reductions_shapes_and_scaling))
 TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
+# An environment with JAX, and the tests that need it. TensorFlow imports JAX wherever it is installed, which costs each
+# process a second and a hundred megabytes; so this one has no TensorFlow.
+JAX_VENV = $(VENV)-jax
+JAX_PY = $(JAX_VENV)/bin/python
+JAX_TESTS = tests/adapters/unidist_jax tests/plugins/unidist_zero/_jax tests/parallel/test_jax_data_parallel.py \
+  tests/examples/jax
 # An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
 # extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
 INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes
@@ -58,7 +65,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-without-torch test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
+.PHONY: help demo test test-without-torch test-jax test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -79,6 +86,9 @@ test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed
 
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
 	$(TF_TEST) $(TEST_FLAGS)
+
+test-jax: $(JAX_VENV)/.installed ## run the tests of JAX, in an environment with it
+	$(JAX_PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(JAX_TESTS) $(TEST_FLAGS)
 
 test-integrations: $(INTEGRATIONS_VENV)/.installed ## run the tests with Lightning, Ray, Spark, transformers, timm and trackers, in an environment with these
 	$(INTEGRATIONS_PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder \
@@ -123,11 +133,11 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(TF_VENV) $(INTEGRATIONS_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF_VENV) $(JAX_VENV) $(INTEGRATIONS_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) $(BUILT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(TF_VENV)/.made $(INTEGRATIONS_VENV)/.made:
+$(VENV)/.made $(TF_VENV)/.made $(JAX_VENV)/.made $(INTEGRATIONS_VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { $(PYTHON) --version; echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(@D)
@@ -141,7 +151,7 @@ $(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo-torch
-	$(INSTALL) --editable '.[torch,tensorflow,jax,horovod,mpi,examples,test,dev]'
+	$(INSTALL) --editable '.[torch,tensorflow,horovod,mpi,examples,test,dev]'
 	$(INSTALL) --no-deps tf_keras  # which asks for the package tensorflow; tensorflow-cpu is the same, but smaller
 	@touch $@
 
@@ -171,6 +181,12 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 	@echo "installing into $(TF_VENV), without PyTorch"
 	@rm -rf build/lib build/lib.*
 	$(TF_PY) $(PIP_INSTALL) '.[tensorflow,examples,test]'
+	@touch $@
+
+$(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) $(NATIVE)
+	@echo "installing into $(JAX_VENV), with JAX"
+	@rm -f $(BUILT)  # as above
+	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,torch,examples,test]'
 	@touch $@
 
 $(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) $(NATIVE)

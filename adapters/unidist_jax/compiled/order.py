@@ -85,7 +85,7 @@ def _wrap_whole_programs() -> None:
             pruned = _in_one_equation(pruned)
         return (pruned, *others)
 
-    pxla._dce_jaxpr = prune_and_wrap  # type: ignore[assignment]
+    pxla._dce_jaxpr = prune_and_wrap
 
 
 def _keep_calls_in_loops() -> None:

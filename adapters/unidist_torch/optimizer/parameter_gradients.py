@@ -96,9 +96,6 @@ class ParameterGradients:
                     new.append((position, parameter))
             elif position in sparse:
                 self._sparse.agree(known)
-        # Buckets are exchanged in this order. Groups, such as those with and without weight decay, mix up the layers.
-        model_order = {identity: number for number, identity in enumerate(self._names)}
-        new.sort(key=lambda each: model_order.get(id(each[1]), len(model_order)))
         infos = [
             ParameterInfo(
                 described[position].name,
