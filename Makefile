@@ -49,8 +49,7 @@ TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
 # process a second and a hundred megabytes; so this one has no TensorFlow.
 JAX_VENV = $(VENV)-jax
 JAX_PY = $(JAX_VENV)/bin/python
-JAX_TESTS = tests/adapters/unidist_jax tests/plugins/unidist_zero/_jax tests/parallel/test_jax_data_parallel.py \
-  tests/examples/jax
+JAX_TESTS = tests/adapters/unidist_jax $(wildcard tests/plugins/*/_jax tests/parallel/test_jax_*.py) tests/examples/jax
 # An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
 # extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
 INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes
@@ -186,7 +185,7 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 $(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(JAX_VENV), with JAX"
 	@rm -f $(BUILT)  # as above
-	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,torch,examples,test]'
+	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,jax-models,torch,examples,test]'
 	@touch $@
 
 $(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) $(NATIVE)

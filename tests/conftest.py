@@ -19,9 +19,12 @@ settings.load_profile("repeatable")
 # A test starts processes by the dozen: none of them is to compile what the one before it has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell that starts the tests in the background has SIGINT ignored, for everything that they start, too.
+# A shell that starts the tests in the background has SIGINT ignored, and nohup SIGHUP, for everything that they start,
+# too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command"]
 

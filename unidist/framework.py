@@ -124,6 +124,8 @@ class FrameworkSpec:
         conformance: module with the adapter's part of `unidist.testing.StrategyConformance`; "" if it has none.
         exports: conversions of checkpoints: `(suffix, "module:function")`, see `unidist.checkpoint.convert`.
         imports: conversions to checkpoints: `(file in the folder, "module:function")`, see there.
+        keras: module that has the names of `unidist.keras` for Keras on the backend `name`; "" if Keras has no such
+            backend, or the adapter does not support it. A name that it lacks does not exist on this backend.
     """
 
     kind: ClassVar[str] = "framework"
@@ -136,6 +138,7 @@ class FrameworkSpec:
     conformance: str = ""
     exports: tuple[tuple[str, str], ...] = ()
     imports: tuple[tuple[str, str], ...] = ()
+    keras: str = ""
 
     def load(self) -> Framework:
         """Import the class and return a new adapter."""

@@ -15,7 +15,8 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "jax",
             "unidist_jax.framework:JaxFramework",
             "jax",
-            "JAX, with optimizers of optax",
+            "JAX, with optimizers of optax or Keras 3",
             conformance="unidist_jax.training.conformance",
+            keras="unidist_jax.keras.facade",
         )
     )

@@ -21,5 +21,6 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
                 (".weights.h5", "unidist_tensorflow.checkpoint.convert:to_keras_weights"),
                 (".keras", "unidist_tensorflow.checkpoint.convert:to_keras_model"),
             ),
+            keras="unidist_tensorflow.keras.facade",
         )
     )

@@ -4,6 +4,8 @@
     unidist launch -np 2 --strategy accumulate=2 examples/keras/digits_fit.py
     python examples/keras/digits_fit.py              # the same script alone
 
+Keras may run on TensorFlow or on JAX, as KERAS_BACKEND says.
+
 The lines that make it distributed are marked with (1) to (4); the rest is an ordinary Keras script.
 """
 
@@ -12,7 +14,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 from save_plot import save_plot
 from sklearn.datasets import load_digits
 
@@ -59,14 +60,17 @@ def main() -> None:
     ud.init()  # (2)
     ud.seed(args.seed)  # each rank its own dropout; the weights come from rank 0
     train, test = load()
-    samples = ud.shard(tf.data.Dataset.from_tensor_slices(train), seed=args.seed)  # (3) each rank its share
+    samples = ud.shard(train, batch_size=args.batch_size, seed=args.seed)  # (3) each rank its share
 
     model, optimizer = ud.distribute(build(), keras.optimizers.AdamW(args.lr))  # (4)
     model.compile(
-        optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], jit_compile=False
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=keras.backend.backend() == "jax",  # on TensorFlow what XLA compiles cannot exchange gradients
     )
     history = model.fit(
-        samples.batch(args.batch_size),
+        samples,
         validation_data=test,  # every rank has the same weights, so every rank finds the same
         epochs=args.epochs,
         shuffle=False,

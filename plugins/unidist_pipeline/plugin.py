@@ -115,3 +115,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("pipeline", "torch", "unidist_pipeline._torch.binding:TorchPipeline"))
     registry.add(BindingSpec("pipeline", "tensorflow", "unidist_pipeline._keras.binding:KerasPipeline"))
+    registry.add(BindingSpec("pipeline", "jax", "unidist_pipeline._jax.binding:JaxPipeline"))

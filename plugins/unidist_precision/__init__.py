@@ -1,7 +1,7 @@
 """The strategy `precision`: 16-bit arithmetic where it is accurate enough, 32 bits elsewhere.
 
-`strategy` decides, without a framework; `_torch` and `_keras` prepare a model, behind the interface of `binding`.
-Other strategies learn the decision from `unidist.gradients.precision`; the loss scaler is in
+`strategy` decides, without a framework; `_torch`, `_keras` and `_jax` prepare a model, behind the interface of
+`binding`. Other strategies learn the decision from `unidist.gradients.precision`; the loss scaler is in
 `unidist.optim.loss_scaling`.
 """
 

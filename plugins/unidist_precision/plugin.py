@@ -24,3 +24,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("precision", "torch", "unidist_precision._torch:TorchPrecision"))
     registry.add(BindingSpec("precision", "tensorflow", "unidist_precision._keras:TensorFlowPrecision"))
+    registry.add(BindingSpec("precision", "jax", "unidist_precision._jax:JaxPrecision"))

@@ -37,3 +37,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("tensor", "torch", "unidist_tensor_parallel._torch.binding:TorchTensor"))
     registry.add(BindingSpec("tensor", "tensorflow", "unidist_tensor_parallel._keras.binding:KerasTensor"))
+    registry.add(BindingSpec("tensor", "jax", "unidist_tensor_parallel._jax.binding:JaxTensor"))

@@ -75,7 +75,9 @@ def tensorflow_pools() -> Iterator[PartPools]:
 @pytest.fixture(scope="session")
 def jax_pools() -> Iterator[PartPools]:
     """Up to 4 ranks for JAX, which computes in float64 where asked to."""
-    pools = PartPools(4, {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "UNIDIST_TIMEOUT_SEC": "60"})
+    pools = PartPools(
+        4, {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "UNIDIST_TIMEOUT_SEC": "60"}
+    )
     yield pools
     pools.close()
 

@@ -38,6 +38,12 @@ class TestJaxDataParallelOverTcp(JaxConformance):
     modes = ("step",)
 
 
+class TestJaxDataParallelOverGloo(JaxConformance):
+    engine = "gloo"
+    modes = ("step",)
+    optimizers = ("sgd",)
+
+
 class TestJaxAccumulatingTheMean(JaxConformance):
     strategy = "accumulate=4"
     passes = 4

@@ -7,7 +7,7 @@ from tools.layout.project import CORE, Import, Module, Project
 FRAMEWORKS = frozenset(("torch", "tensorflow", "keras", "jax", "horovod", "mpi4py"))
 HEAVY = FRAMEWORKS | {"numpy"}
 LAUNCHER = "unidist_launch"
-SHARED_BY_ADAPTERS = "unidist_arrays"
+SHARED_BY_ADAPTERS = ("unidist_arrays", "unidist_keras")
 EXTEND_THE_LAUNCHER = frozenset(
     f"unidist_{name}"
     for name in ("bench", "kubernetes", "mpi_launch", "pipeline", "planner", "ray", "slurm", "spark", "status", "track")
@@ -46,8 +46,8 @@ def _objection(module: Module, item: Import, *, is_entry_module: bool) -> str:
             return "the launcher starts in milliseconds; leave this to the ranks"
         if is_ours_beside_the_core and package != module.package:
             return "the launcher knows the core alone; let plugins register what it shall find"
-    if module.area == "adapters" and is_ours_beside_the_core and package not in (module.package, SHARED_BY_ADAPTERS):
-        return f"adapters know the core and {SHARED_BY_ADAPTERS} alone"
+    if module.area == "adapters" and is_ours_beside_the_core and package not in (module.package, *SHARED_BY_ADAPTERS):
+        return f"adapters know the core, and {' and '.join(SHARED_BY_ADAPTERS)} alone"
     if package == LAUNCHER and module.area != "launch" and module.package not in EXTEND_THE_LAUNCHER:
         return "only plugins that extend the launcher import it"
     return ""

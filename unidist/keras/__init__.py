@@ -1,4 +1,9 @@
-"""The Keras facade: `import unidist.keras as ud` (or `as hvd`, in a Horovod script). Keras 3 on TensorFlow."""
+"""The Keras facade: `import unidist.keras as ud` (or `as hvd`, in a Horovod script).
+
+Keras 3 on TensorFlow or on JAX, as KERAS_BACKEND says; the reference is that of TensorFlow.
+"""
+
+from typing import TYPE_CHECKING
 
 from unidist.horovod_api.lifecycle import (
     add_process_set,
@@ -20,30 +25,33 @@ from unidist.horovod_api.lifecycle import (
     rank,
     remove_process_set,
     report,
-    shutdown,
     size,
     start_timeline,
     stop_timeline,
 )
 from unidist.keras import callbacks, elastic
+from unidist.keras._backend import names_of_backend
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
-from unidist_tensorflow.checkpoint.api import load, save
-from unidist_tensorflow.keras.functions import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    load_model,
-    reducescatter,
-)
-from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.operations import Adasum, Average, Sum
-from unidist_tensorflow.operations.compression import Compression
-from unidist_tensorflow.training.data import shard
-from unidist_tensorflow.training.distributed_optimizer import distribute
-from unidist_tensorflow.training.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from unidist.horovod_api.lifecycle import shutdown
+    from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
+    from unidist_tensorflow.checkpoint.api import load, save
+    from unidist_tensorflow.keras.functions import (
+        allgather,
+        allreduce,
+        broadcast,
+        broadcast_global_variables,
+        load_model,
+        reducescatter,
+    )
+    from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
+    from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+    from unidist_tensorflow.operations import Adasum, Average, Sum
+    from unidist_tensorflow.operations.compression import Compression
+    from unidist_tensorflow.training.data import shard
+    from unidist_tensorflow.training.distributed_optimizer import distribute
+    from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
@@ -54,3 +62,5 @@ __all__ = [
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
     "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip
+
+__getattr__ = names_of_backend(__name__)

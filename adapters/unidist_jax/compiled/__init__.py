@@ -7,8 +7,8 @@ the same, so programs that differ are an error and never a wrong number.
 Imports the modules at the root of this package.
 """
 
-from unidist_jax.compiled.failures import translated
+from unidist_jax.compiled.failures import take_failure, translated
 from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
 from unidist_jax.compiled.primitive import bind, flush, is_tracing
 
-__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "is_tracing", "translated"]
+__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "is_tracing", "take_failure", "translated"]

@@ -11,6 +11,8 @@ import jax
 
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=8)
 """The last ones, with the texts that their programs end with. A program may have failed long before anybody asks."""
+_not_raised: list[BaseException] = []
+"""The first one that nobody has seen."""
 
 
 def remember_failure(error: BaseException) -> str:
@@ -19,7 +21,17 @@ def remember_failure(error: BaseException) -> str:
     if error.__traceback__ is not None:
         traceback.clear_frames(error.__traceback__)  # they refer to memory of the program
     _failures.append((text, error))
+    if not _not_raised:
+        _not_raised.append(error)
     return text
+
+
+def take_failure() -> BaseException | None:
+    """Return the first error that has ended a program, unless `translated` has raised it, and forget it.
+
+    For callers that do not wait for the results of programs themselves.
+    """
+    return _not_raised.pop() if _not_raised else None
 
 
 @contextmanager
@@ -35,6 +47,7 @@ def translated() -> Iterator[None]:
         failure = _failure_of(str(exc))
         if failure is None:
             raise
+        _not_raised.clear()
         raise failure from exc
 
 

@@ -37,10 +37,15 @@ def name_of(kind: str, name: str | None, leaves: Leaves, process_set: ProcessSet
     """Return the name of an operation: as given, or numbered, in order of the calls at once or of the traced ones.
 
     Raises:
-        OperationError: the name is no text.
+        OperationError: the name is no text; or an operation that is traced in an elastic job has none.
     """
     scope = scope_of(process_set)
     if name is None and (is_tracing() or is_traced(*leaves)):
+        if context.current().is_elastic:
+            raise OperationError(
+                f"{kind} without a name within a compiled function, in an elastic job: ranks that join later trace it "
+                f"anew, and cannot know its number. Give it a name: ud.{kind}(..., name='...')"
+            )
         counter = context.current().owned(_TracedNames).counters[f"{kind}.{process_set.process_set_id}"]
         return f"{kind}.traced.{next(counter)}"
     return scope.name(kind, name)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import allgather_object as allgather_pickled
@@ -42,13 +43,13 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     """Return a tree like `params` with the arrays of rank `root_rank`. JAX's arrays do not change: use what it returns.
 
     Args:
-        params: a tree of arrays, of the same structure, shapes and dtypes on every rank; other leaves stay as they are.
-            Random keys travel as their data.
+        params: a tree of arrays, of JAX or numpy, of the same structure, shapes and dtypes on every rank; other leaves
+            stay as they are. Random keys travel as their data.
         root_rank: whose arrays they are, a world rank.
         process_set: the ranks that take part.
     """
     leaves, structure = jax.tree.flatten(params)
-    data = {place: _data_of(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+    data = {place: _data_of(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}
     travelled = broadcast(
         [as_jax(each) for each in data.values()], root_rank, name="broadcast_parameters", process_set=process_set
     )
@@ -59,12 +60,15 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     return jax.tree.unflatten(structure, leaves)
 
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
 def broadcast_optimizer_state(state: Any, root_rank: int = 0) -> Any:
     """Return an optimizer state of optax with the arrays of rank `root_rank`; see `broadcast_parameters`."""
     return broadcast_parameters(state, root_rank)
 
 
-def _data_of(leaf: jax.Array) -> jax.Array:
+def _data_of(leaf: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf

@@ -2,14 +2,19 @@
 
 `exchange` has the operations by which a compiled program hands gradients over, `cell` the references from such
 operations to what they use, `inner_step` the part that a strategy replaces if it shards updates, `binding` the bound
-optimizer.
+optimizer, and `elementwise` tries whether an optimizer may update parts of leaves (`leaf_piece`) by themselves.
 
 May import `compiled`, `operations`, `framework` and the modules at the root of this package.
 """
 
 from unidist_jax.optimizer.binding import BoundOptimizer, bind
 from unidist_jax.optimizer.cell import Cell
+from unidist_jax.optimizer.elementwise import needs_whole_leaves
 from unidist_jax.optimizer.exchange import GradientLeaves, copy_array
-from unidist_jax.optimizer.inner_step import InnerStep
+from unidist_jax.optimizer.inner_step import InnerStep, TracedStep
+from unidist_jax.optimizer.leaf_piece import LeafPiece
 
-__all__ = ["BoundOptimizer", "Cell", "GradientLeaves", "InnerStep", "bind", "copy_array"]
+__all__ = [
+    "BoundOptimizer", "Cell", "GradientLeaves", "InnerStep", "LeafPiece", "TracedStep", "bind",
+    "copy_array", "needs_whole_leaves",
+]  # fmt: skip

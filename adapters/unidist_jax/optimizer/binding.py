@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from unidist.errors import PluginError, UsageError
+from unidist.elastic.rebinding import follow_generations
+from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
+from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
+from unidist.runtime_api import RuntimeAPI
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.framework import JaxFramework, by_path
@@ -22,6 +25,7 @@ from unidist_jax.memory import as_jax, dtype_of
 from unidist_jax.optimizer.cell import release_abandoned
 from unidist_jax.optimizer.exchange import GradientLeaves
 from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
+from unidist_jax.optimizer.leaf_piece import LeafPiece
 
 
 class BoundOptimizer(optax.GradientTransformationExtraArgs):
@@ -60,23 +64,55 @@ class Binding:
         self.distributed_update = update
         self._plain = plain
         self._leaves: GradientLeaves | None = None
-        self._structure: Any = None
         self._types: list[tuple[tuple[int, ...], str]] = []
         self.inner = self._make_inner()
+        follow_generations(self)
 
     def _make_inner(self) -> InnerStep:
         update = self.distributed_update
         if update.sharding is None:
-            always = update.accumulation.passes == 1 and update.scaler is None
+            always = update.accumulation.passes == 1 and update.scaler is None and not update.context.is_elastic
             return WholeStep(self._plain, always=always)
         made = update.sharding.inner_step(JaxFramework(), update.context)(self._plain, type(self._plain), update)
         if not isinstance(made, InnerStep):
             raise PluginError(f"{type(made).__qualname__} does not derive from unidist_jax.optimizer.InnerStep")
         return made
 
+    def rebind(self, context: RuntimeAPI) -> None:
+        """Go on in a new generation of an elastic job, with the same compiled programs. Collective.
+
+        Where each rank has pieces, programs are made for these: all are compiled again.
+
+        Raises:
+            ConfigurationError: the optimizer was used on some ranks only.
+        """
+        if len(set(gather_objects(context.axis("data"), self._leaves is None))) > 1:
+            raise ConfigurationError(
+                "a distributed optimizer was used on some ranks, and on others not yet: call optimizer.init(params) "
+                "before the elastic function begins"
+            )
+        if self._leaves is None:
+            self.distributed_update.rebind(context)
+        else:
+            self._leaves.fused.prepare()
+        if self.inner.sharded:
+            self.inner.rebind()
+            jax.clear_caches()
+
+    def accumulate_steps(self, steps: int) -> None:
+        """Let the next update take this many passes; every rank calls it between the same two updates."""
+        assert self._leaves is not None, "the exchange was made"
+        self._leaves.fused.accumulate_steps(steps)
+
     def init(self, params: Any) -> Any:
         """See `optax.GradientTransformation.init`."""
+        if self.distributed_update.context.is_elastic:
+            self.leaves(params)  # here, where every rank does it, and not while some trace their first step
         return self.inner.init(params, lambda: self.leaves(params))
+
+    def pieces(self, params: Any) -> Sequence[LeafPiece] | None:
+        """See `InnerStep.pieces`; collective if the state is sharded and was not made yet."""
+        return self.inner.pieces(lambda: self._leaves or self.leaves(params))
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         """See `optax.GradientTransformation.update`; the updates are this rank's gradients of a pass."""
@@ -91,6 +127,12 @@ class Binding:
         arrays = [as_jax(leaf) for leaf in flat]
         return self.inner.update(leaves, arrays, early, state, params, structure, extra)
 
+    def apply(self, gradients: Any, state: Any, params: Any, *, early: Sequence[int]) -> tuple[Any, Any]:
+        """Return the new parameters and the new state; see `InnerStep.apply`."""
+        leaves = self.leaves(gradients)
+        flat, structure = jax.tree.flatten(gradients)
+        return self.inner.apply(leaves, flat, early, state, params, structure)
+
     def leaves(self, tree: Any) -> GradientLeaves:
         """Return the exchange for the leaves of a tree like the parameters. Collective the first time.
 
@@ -98,15 +140,14 @@ class Binding:
             UsageError: the tree differs from that of an earlier call, or has leaves that have no gradient.
         """
         named = by_path(tree)
-        structure = jax.tree.structure(tree)
         types = [(tuple(np.shape(leaf)), str(jnp.result_type(leaf))) for leaf in named.values()]
         if self._leaves is None:
             self._leaves = self._make_leaves(tree, named)
-            self._structure, self._types = structure, types
-        elif (structure, types) != (self._structure, self._types):
+            self._types = types
+        elif types != self._types:  # not by their names: an optimizer of nnx has other ones in `init` than in `update`
             raise UsageError(
-                "this distributed optimizer was used with other parameters before: their number, names, shapes or "
-                f"types differ ({len(self._types)} leaves before, {len(types)} now). Distribute an optimizer for each"
+                "this distributed optimizer was used with other parameters before: their number, shapes or types "
+                f"differ ({len(self._types)} leaves before, {len(types)} now). Distribute an optimizer for each"
             )
         return self._leaves
 
@@ -115,7 +156,8 @@ class Binding:
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise UsageError(
                     f"the gradient of {name!r} is of {jnp.result_type(leaf)}: take gradients of floating-point "
-                    "parameters only (for equinox: eqx.filter(model, eqx.is_inexact_array))"
+                    "parameters only (equinox: eqx.filter(model, eqx.is_inexact_array); flax: nnx.split(model, "
+                    "nnx.Param, ...))"
                 )
         self.inner.prepare(tree)
         infos = [ParameterInfo(name, tuple(leaf.shape), dtype_of(leaf)) for name, leaf in named.items()]
@@ -134,11 +176,11 @@ class Binding:
         if self._leaves is None or self.distributed_update.accumulation.passes == 1:
             return params, state, False
         flush_programs()  # which may not have handed over their gradients yet
-        flushed = self.inner.flush(self._leaves, state, params, self._structure)
+        flushed = self.inner.flush(self._leaves, state, params, jax.tree.structure(params))
         if flushed is None:
             return params, state, False
-        updates, state = flushed
-        return optax.apply_updates(params, updates), state, True
+        params, state = flushed
+        return params, state, True
 
 
 def _step_on_joined(inner: InnerStep) -> Callable[[ExchangeResult], None]:

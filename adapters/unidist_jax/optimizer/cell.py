@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 from unidist.errors import UsageError
 from unidist_jax.compiled import flush, is_tracing
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _abandoned: list[Cell[Any]] = []
 """Those whose owners are no more. The collector may find that out on any thread, even on that of a program."""
 
 
-class Cell(Generic[T]):
+class Cell(Generic[T_co]):
     """Refers to an object until its owner is gone and the programs that may use it have ended.
 
     Programs run after they were called, so an optimizer may be gone before the last one has run.
@@ -24,12 +24,12 @@ class Cell(Generic[T]):
         owner: when nobody refers to it any more, the object may be released. It must not refer to this.
     """
 
-    def __init__(self, value: T, owner: object) -> None:
-        self._value: T | None = value
+    def __init__(self, value: T_co, owner: object) -> None:
+        self._value: T_co | None = value
         weakref.finalize(owner, _abandoned.append, self).atexit = False
 
     @property
-    def value(self) -> T:
+    def value(self) -> T_co:
         """The object; UsageError if it was released."""
         if self._value is None:
             raise UsageError(

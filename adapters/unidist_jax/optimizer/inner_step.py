@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from typing_extensions import override
 
 from unidist_jax.memory import is_traced
@@ -15,10 +16,9 @@ from unidist_jax.memory import is_traced
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import optax
-
     from unidist.framework import Tensor
     from unidist_jax.optimizer.exchange import GradientLeaves
+    from unidist_jax.optimizer.leaf_piece import LeafPiece
 
 
 class InnerStep(ABC):
@@ -28,9 +28,11 @@ class InnerStep(ABC):
 
     Attributes:
         sharded: this rank updates only its shard of the parameters, so it keeps the state of that shard only.
+        has_moved: since `rebind` the script's state is of other pieces; whoever gets the present ones clears it.
     """
 
     sharded: bool = False
+    has_moved: bool = False
 
     def prepare(self, tree: Any) -> None:  # noqa: B027 - most have nothing to choose
         """Choose options of the exchange. Called once, before it is made, on every rank; perhaps within a trace.
@@ -47,6 +49,13 @@ class InnerStep(ABC):
             params: the parameters.
             leaves: returns the exchange of their gradients, which is made at the first call. Collective then.
         """
+
+    def rebind(self) -> None:  # noqa: B027 - most have nothing that depends on the ranks
+        """Go on in a new generation of an elastic job, where the exchange is for other ranks. Only if `sharded`."""
+
+    def pieces(self, leaves: Callable[[], GradientLeaves]) -> Sequence[LeafPiece] | None:
+        """Return of which elements of each leaf the state of this rank is; None: of all. Collective as `init` is."""
+        return None
 
     @abstractmethod
     def update(
@@ -74,17 +83,65 @@ class InnerStep(ABC):
             extra: further arguments of the script, for the inner optimizer.
         """
 
+    def apply(
+        self,
+        leaves: GradientLeaves,
+        gradients: Sequence[Tensor],
+        early: Sequence[int],
+        state: Any,
+        params: Any,
+        structure: Any,
+    ) -> tuple[Any, Any]:
+        """Return the new parameters and the new state: `update`, for a caller that keeps both, as `TrainStep` does."""
+        updates, state = self.update(leaves, gradients, early, state, params, structure, {})
+        return optax.apply_updates(params, updates), state
+
     @abstractmethod
     def flush(self, leaves: GradientLeaves, state: Any, params: Any, structure: Any) -> tuple[Any, Any] | None:
         """Apply a window that was cut short, outside of compiled functions. Collective.
 
         Returns:
-            The updates and the new state, as `update` does; None if no rank has anything to apply.
+            The new parameters and the new state, as `apply` does; None if no rank has anything to apply.
         """
 
     def take_part(self) -> None:
         """Do the step on a rank that has joined, which has no gradients. Only called if `sharded`."""
         raise NotImplementedError(f"{type(self).__name__} is sharded, and cannot join")
+
+
+class TracedStep(InnerStep):
+    """An inner step that computes loss and gradients itself, from parameters that it holds in its own form.
+
+    It needs the function of the loss, so it is used by `TrainStep` alone.
+    """
+
+    @abstractmethod
+    def held(self, params: Any, leaves: GradientLeaves) -> Any:
+        """Return what this rank holds of the parameters between two steps, a tree of arrays."""
+
+    @abstractmethod
+    def whole(self, held: Any) -> Any:
+        """Return the parameters, on every rank. Collective."""
+
+    @abstractmethod
+    def evaluate(self, loss_fn: Callable[[Any], Any], held: Any) -> Any:
+        """Return `loss_fn(params)`, a tree of arrays, within a trace."""
+
+    @abstractmethod
+    def train(
+        self, loss_fn: Callable[[Any], tuple[Any, Any]], leaves: GradientLeaves, held: Any, state: Any
+    ) -> tuple[Any, Any, Any]:
+        """Compute gradients, exchange and apply them, within a trace. Collective where the program runs.
+
+        Args:
+            loss_fn: `loss_fn(params)` returns the loss to take gradients of, and a tree of arrays beside it.
+            leaves: exchanges the gradients.
+            held: as `held` or the last call has returned it.
+            state: of the optimizer, as `init` or the last call has returned it.
+
+        Returns:
+            What `loss_fn` returned beside the loss, the new `held`, and the new state.
+        """
 
 
 class WholeStep(InnerStep):
@@ -137,4 +194,4 @@ class WholeStep(InnerStep):
         arrays = [jax.device_put(np.array(gradient)) for gradient in result.gradients]
         updates, state = self._plain.update(jax.tree.unflatten(structure, arrays), state, params)
         leaves.fused.update.applied()
-        return updates, state
+        return optax.apply_updates(params, updates), state

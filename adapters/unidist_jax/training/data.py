@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,50 +12,7 @@ import numpy as np
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail, share
-
-
-class ShardedArrays:
-    """Batches of this rank's share of arrays; each iteration is an epoch. Made by `shard`.
-
-    Args:
-        arrays: a tree of arrays with one row per sample.
-        batch_size: samples of a batch of this rank.
-        shuffle: in another order in each epoch.
-        seed: of the order.
-        tail: of samples that do not divide.
-    """
-
-    def __init__(self, arrays: Any, *, batch_size: int, shuffle: bool, seed: int, tail: Tail) -> None:
-        self.epoch = 0
-        self._arrays = arrays
-        self._batch_size = batch_size
-        self._shuffle, self._seed, self._tail = shuffle, seed, tail
-        self._count = _count(arrays)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch: after a restart, say."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        order = np.asarray(self._share(), np.int64)
-        self.epoch += 1
-        for start in range(0, len(order), self._batch_size):
-            yield jax.tree.map(operator.itemgetter(order[start : start + self._batch_size]), self._arrays)
-
-    def __len__(self) -> int:
-        return -(-len(self._share()) // self._batch_size)
-
-    def _share(self) -> list[int]:
-        rank, size = context.current().data_place()
-        return share(
-            self._count,
-            rank=rank,
-            size=size,
-            seed=self._seed,
-            epoch=self.epoch,
-            shuffle=self._shuffle,
-            tail=self._tail,
-        )
+from unidist_jax.elastic import ShardedArrays
 
 
 def shard(
@@ -68,6 +24,9 @@ def shard(
     tail: Tail = "pad",
 ) -> Any:
     """Return this rank's share of data. Ranks that hold parts of one model get the same samples.
+
+    In an elastic job the arrays that `TrainStep` trains on are redistributed when ranks join or leave: each sample
+    counts once in an epoch, and those that do not divide make a smaller last batch (`tail="drop"`: are left out).
 
         for x, y in ud.shard((features, labels), batch_size=32): ...   # arrays, one row per sample
         source = ud.shard(source)                                      # a sequence of samples: for grain's loaders
@@ -93,7 +52,7 @@ def shard(
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: give at least 1")
         chosen = True if shuffle is None else shuffle
-        return ShardedArrays(data, batch_size=batch_size, shuffle=chosen, seed=seed, tail=tail)
+        return ShardedArrays(data, _count(data), batch_size=batch_size, shuffle=chosen, seed=seed, tail=tail)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         if _is_tree_of_arrays(data):
             raise UsageError("shard() of arrays makes batches: give batch_size=, the samples of a batch of this rank")

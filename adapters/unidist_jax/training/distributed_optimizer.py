@@ -6,7 +6,8 @@ from typing import Any, overload
 
 import optax
 
-from unidist.errors import UsageError
+from unidist.checkpoint.format.interface import PlacesParameters
+from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, bucket_compressor, check_passes
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
@@ -16,8 +17,9 @@ from unidist.strategy.interface import ChoosesPrecision, Plan
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
 from unidist_jax.framework import JaxFramework
+from unidist_jax.models import DividedParameters
 from unidist_jax.operations import Average, Compression, Op, Sum, broadcast_parameters
-from unidist_jax.optimizer import BoundOptimizer, bind
+from unidist_jax.optimizer import BoundOptimizer, TracedStep, bind
 
 
 @overload
@@ -62,11 +64,39 @@ def distribute(*given: Any, strategy: StrategyLike = None, op: Op = Average) -> 
     plan = runtime.plan_for(given[2] if len(given) == 3 else strategy)
     check_leaves_loop(plan)
     _check_types_are_left(plan)
-    params = broadcast_parameters(plan.prepare(params, runtime))
-    return params, bind_to(plan, optimizer, params, average=averages(op))
+    params = divided(plan, broadcast_parameters(params), optimizer)
+    bound = None if isinstance(params, DividedParameters) else bind_to(plan, optimizer, params, average=averages(op))
+    if bound is None or isinstance(bound.binding.inner, TracedStep):
+        raise ConfigurationError(
+            "this strategy divides the parameters, and here the script computes the loss from whole ones: use "
+            "TrainStep(loss_fn, params, optimizer), or a strategy that leaves them whole (data, zero=2)"
+        )
+    return params, bound
 
 
-def bind_to(plan: Plan, optimizer: Any, params: Any, *, average: bool) -> BoundOptimizer:
+def divided(plan: Plan, params: Any, optimizer: Any) -> Any:
+    """Return the parameters as the strategies of a plan divide them. Collective.
+
+    Args:
+        plan: of the run.
+        params: the whole parameters, equal on all ranks.
+        optimizer: of optax; it must be able to update this rank's part.
+
+    Returns:
+        A tree, or `DividedParameters`.
+    """
+    runtime = context.current()
+    if plan.model_axes:
+        runtime.divide()
+    prepared = plan.prepare(params, runtime)
+    if isinstance(prepared, DividedParameters):
+        prepared.check_optimizer(optimizer)
+    return prepared
+
+
+def bind_to(
+    plan: Plan, optimizer: Any, params: Any, *, average: bool, places: PlacesParameters | None = None
+) -> BoundOptimizer:
     """Bind an optimizer as the plan says. Collective.
 
     Args:
@@ -74,10 +104,11 @@ def bind_to(plan: Plan, optimizer: Any, params: Any, *, average: bool) -> BoundO
         optimizer: of optax.
         params: what `plan.prepare` has returned, or None if nobody gave the parameters.
         average: gradients are averaged over the ranks, else added up.
+        places: of the parameters, where strategies have divided them.
     """
     runtime = context.current()
     framework = JaxFramework()
-    update = planned_update(runtime, plan, framework, average=average)
+    update = planned_update(runtime, plan, framework, average=average, places=places)
     bound = bind(optimizer, update)
     for item in plan.strategies:
         item.attach(params, update, framework)

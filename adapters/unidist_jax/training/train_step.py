@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from typing_extensions import override
 
-from unidist.errors import UsageError
+from unidist.checkpoint.format.interface import PlacesParameters
+from unidist.elastic.batches import BatchShare
+from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
+from unidist.errors import PluginError, UsageError
 from unidist.runtime import context
+from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
+from unidist_jax.checkpoint import Training
 from unidist_jax.compiled import translated
-from unidist_jax.framework import by_path
+from unidist_jax.elastic import PiecewiseStep, TrainingState, translating
+from unidist_jax.framework import JaxFramework, by_path
+from unidist_jax.models import DividedParameters, StepRunner
 from unidist_jax.operations import allreduce, broadcast_parameters
+from unidist_jax.optimizer import TracedStep
 from unidist_jax.optimizer.binding import Binding
-from unidist_jax.training.distributed_optimizer import bind_to
+from unidist_jax.training.compute_types import ComputeTypes
+from unidist_jax.training.distributed_optimizer import bind_to, divided
+from unidist_jax.training.parameter_trees import merged, split
+
+if TYPE_CHECKING:
+    from unidist.control.elastic.member import Member
 
 _EARLY_BYTES = 4 << 20
 """Gradients are handed over in the backward pass in groups of this size: a call into Python for each costs 50 us."""
 
 
-class TrainStep:
+class TrainStep(Training):
     """Forward, backward, exchange and update in one compiled call, which is the same with every strategy.
 
         step = ud.TrainStep(loss_fn, params, optax.adamw(1e-3))
@@ -34,18 +49,29 @@ class TrainStep:
 
     Args:
         loss_fn: `loss_fn(params, *batch)` returns the mean loss over the samples, a scalar. It is traced by `jax.jit`.
-        params: a tree of arrays of floating point, built in the same way on every rank.
+        params: a tree built in the same way on every rank. Its arrays are of floating point, and are trained. Leaves
+            that are no arrays (functions, texts) are passed to `loss_fn` as they are.
         optimizer: of optax.
         strategy: a strategy line ("zero=1,accumulate=2"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
+        has_aux: `loss_fn` returns `(loss, aux)`, and so do the step and `evaluate`; `aux` is a tree of arrays, of this
+            rank alone (running statistics, say).
+        elastic: for jobs whose ranks join and leave (`unidist launch --min-np`). True, or a `ud.elastic.Policy`: each
+            call is a transaction, and the arrays of `ud.shard` are redistributed, see docs/elastic.md. False: nothing.
+            Default: True if the batches come from such arrays and no `ud.elastic.run` leads the training. In other jobs
+            True divides the samples in the same way.
 
     Attributes:
-        params: the parameters after the last step. The arrays of earlier steps are donated to the next one.
-        opt_state: the optimizer state that this rank keeps.
+        params: the parameters after the last step. The arrays of earlier steps are donated to the next one. With
+            `zero=3`, `zero` beside `precision`, `tensor` or `pipeline` each rank keeps its part, and reading this
+            gathers all: then it is collective. With `pipeline` they are whole until the first call, whose batch shows
+            who needs what.
+        opt_state: the optimizer state that this rank keeps; with `pipeline` None until the first call.
         optimizer: the bound optimizer.
 
     Raises:
         ConfigurationError: the strategies do not fit the world, each other, or JAX.
+        UsageError: a leaf of the parameters is a Python number.
         NotInitializedError: `init()` was not called.
     """
 
@@ -55,71 +81,241 @@ class TrainStep:
         params: Any,
         optimizer: optax.GradientTransformation,
         strategy: StrategyLike = None,
+        *,
+        has_aux: bool = False,
+        elastic: bool | Policy | None = None,
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
-        self._loss_fn = loss_fn
-        params = broadcast_parameters(plan.prepare(params, runtime))
-        self.optimizer = bind_to(plan, optimizer, params, average=True)
-        self.params = jax.tree.map(jnp.array, params)  # of our own, since they are donated
-        self.opt_state = jax.jit(self.optimizer.init)(self.params)
+        if elastic:
+            passes_of_step(plan)
+        self._plan, self._elastic = plan, elastic
+        self._training: StepTraining | None = None
+        self._held: Any = None
+        self._has_begun = False
+        self._loss_fn, self._has_aux = loss_fn, has_aux
+        self._types = ComputeTypes(plan.precision)
+        params, self._rest = split(params)
+        prepared = divided(plan, broadcast_parameters(params), optimizer)
+        self._division = prepared if isinstance(prepared, DividedParameters) else None
+        params = prepared if self._division is None else self._division.tree
+        self.optimizer = bind_to(plan, optimizer, params, average=True, places=self.places)
         self._binding: Binding = self.optimizer.binding
-        self._groups = _groups(self.params)
+        runs = plan.find(RunsSteps)
+        self._runner: StepRunner | None = None
+        if runs is not None:
+            self._runner = self._made_runner(runs.step_runner(JaxFramework(), runtime))
+            self._inner, self.opt_state = None, None
+            self._hold(params)
+            return
+        self._groups = _groups(params)
+        self.opt_state = jax.jit(self.optimizer.init)(params)
+        self._leaves = self._binding.leaves(params)
+        inner = self._binding.inner
+        self._inner = inner if isinstance(inner, TracedStep) else None
+        self._hold(params)
         self._run = jax.jit(self._traced, donate_argnums=(0, 1))
-        self._loss = jax.jit(self._evaluated)
+        self._evaluate = jax.jit(self._evaluated, static_argnames="together")
 
-    def __call__(self, *batch: Any) -> jax.Array:
-        """Train on this rank's batch; returns the mean loss over all ranks, a scalar.
+    def __call__(self, *batch: Any, **state: Any) -> Any:
+        """Train on this rank's batch; returns the mean loss over all ranks, a scalar, or `(loss, aux)`.
 
         Args:
-            batch: what `loss_fn` takes after the parameters. Other shapes than before are compiled again.
+            batch: what `loss_fn` takes after the parameters. Other shapes than before are compiled again. The strategy
+                `precision` casts what is float32.
+            state: further arguments of `loss_fn` by name, which are not cast: running statistics, random keys.
+
+        Returns:
+            The loss. A step of an elastic job that was broken off, and a rank's first one where the others are further,
+            return that of the last step that counts (NaN: there was none).
 
         Raises:
-            PeerLostError: a rank is gone.
-            UsageError: the loss is no scalar of floating point.
+            PeerLostError: a rank is gone. Not in elastic training.
+            UsageError: the loss is no scalar of floating point; elastic training is asked for, and the batches do not
+                come from `ud.shard`.
         """
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self.params)[:1]):
+        if not self._has_begun:
+            self._training = training_of(context.current(), self._elastic, self._make_training)
+            self._has_begun = True
+        if self._training is None:
+            return self._step(batch, state, None)
+        told = self._training.step(lambda share: self._take(share, batch, state))
+        return jnp.asarray(told, jax.tree.leaves(self._held)[0].dtype)
+
+    def _step(self, batch: Sequence[Any], state: dict[str, Any], weight: float | None) -> Any:
+        """Do one pass; with a weight, this rank's loss counts so much."""
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self._held)[:1]):
             raise UsageError(
                 "the parameters are gone: an earlier step, to which they were donated, has failed. Set .params and "
                 ".opt_state to those of a checkpoint, or make a new TrainStep"
             )
+        scaler = self._binding.distributed_update.scaler
+        scale = None if scaler is None else np.float32(scaler.scale)
+        if scaler is not None:
+            scaler.was_applied = True
+        if self._runner is not None:
+            return self._run_by(self._runner, batch, state, scale=scale, trains=True)
         with translated():
-            self.params, self.opt_state, loss = self._run(self.params, self.opt_state, batch)
-            return loss.block_until_ready()
+            self._held, self.opt_state, result = self._run(self._held, self.opt_state, scale, weight, batch, state)
+            return self._result(jax.block_until_ready(result))
 
-    def evaluate(self, *batch: Any) -> jax.Array:
-        """Return the mean loss of the ranks' batches, without an update. Collective."""
+    def evaluate(self, *batch: Any, **state: Any) -> Any:
+        """Return the mean loss of the ranks' batches, or `(loss, aux)`, without an update. Collective.
+
+        In elastic training, where ranks join and leave in between, it is not: it returns that of this rank's batch.
+        """
+        if self._runner is not None:
+            return self._run_by(self._runner, batch, state, scale=None, trains=False)
         with translated():
-            return self._loss(self.params, batch).block_until_ready()
+            together = self._training is None
+            return self._result(jax.block_until_ready(self._evaluate(self._held, batch, state, together=together)))
 
     def flush(self) -> bool:
         """Apply a window of `accumulate=N` that was cut short; returns whether there was one. Collective."""
-        self.params, self.opt_state, applied = self.optimizer.flush(self.opt_state, self.params)
+        self._held, self.opt_state, applied = self.optimizer.flush(self.opt_state, self._held)
         return applied
 
-    def _traced(self, params: Any, state: Any, batch: Sequence[Any]) -> tuple[Any, Any, Any]:
-        self._binding.leaves(params)
+    @property
+    def params(self) -> Any:
+        """The parameters; see the class."""
+        params = self._held if self._inner is None else self._inner.whole(self._held)
+        if self._division is not None:
+            with translated():
+                params = jax.block_until_ready(jax.jit(self._division.whole)(params))
+        return merged(params, self._rest)
 
-        def loss_of(params: Any) -> Any:
-            loss = self._loss_fn(self._handing_over(params), *batch)
-            _check_loss(loss)
-            return loss
+    @params.setter
+    def params(self, params: Any) -> None:
+        params = split(params)[0]
+        self._hold(params if self._division is None else self._division.held(params))
 
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        early = [place for group in self._groups for place in group]
-        updates, state = self._binding.step(gradients, state, params, early=early, extra={})
-        mean = allreduce(loss, name="loss of a training step")
-        return optax.apply_updates(params, updates), state, mean
+    def _hold(self, params: Any) -> None:
+        """Keep parameters, in arrays of our own, since they are donated."""
+        if self._inner is not None:
+            params = self._inner.held(params, self._leaves)
+        self._held = jax.tree.map(jnp.array, params)
 
-    def _evaluated(self, params: Any, batch: Sequence[Any]) -> Any:
-        loss = self._loss_fn(params, *batch)
+    def _result(self, result: tuple[Any, Any]) -> Any:
+        return result if self._has_aux else result[0]
+
+    # Steps that a strategy runs
+
+    def _made_runner(self, make: Any) -> StepRunner:
+        if self._has_aux:
+            raise UsageError(
+                "has_aux=True and a strategy that runs the passes itself (pipeline): what loss_fn returns beside the "
+                "loss would be of micro-batches. Return the loss alone"
+            )
+        runner = make(self._division, lambda params, batch, state: self._loss(params, batch, state)[0], self.optimizer)
+        if not isinstance(runner, StepRunner):
+            raise PluginError(f"{type(runner).__qualname__} does not derive from unidist_jax.models.StepRunner")
+        return runner
+
+    def _run_by(
+        self, runner: StepRunner, batch: Sequence[Any], state: dict[str, Any], *, scale: Any, trains: bool
+    ) -> Any:
+        self._held, self.opt_state, loss = runner.run(
+            self._held, self.opt_state, batch, state, scale=scale, trains=trains
+        )
+        return loss
+
+    # Elastic training
+
+    def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
+        if self._has_aux:
+            raise UsageError(
+                "elastic training and has_aux=True: what loss_fn returns beside the loss is not taken back with a step "
+                "that is broken off. Use elastic=False and ud.elastic.run"
+            )
+        policy = translating(policy)
+        return StepTraining(
+            membership,
+            data,
+            policy,
+            lambda progress: TrainingState(self, progress, policy.state),
+            passes=passes_of_step(self._plan),
+        )
+
+    def _take(self, share: BatchShare, batch: Sequence[Any], state: dict[str, Any]) -> float:
+        assert self._training is not None, "it calls this"
+        pieces = PiecewiseStep(lambda part, weight: self._step(part, state, weight), self._binding.accumulate_steps)
+        return pieces.train(share, batch, batch_size=self._training.progress.batch_size)
+
+    # Checkpoints, see `Training`
+
+    @property
+    @override
+    def held(self) -> Any:
+        if self._runner is not None and self.opt_state is None:
+            raise UsageError(
+                "the parameters are divided at the first call of this step, whose batch shows which rank needs what; "
+                "so call it, or step.evaluate(*batch), once before save and load"
+            )
+        return self._held
+
+    @held.setter
+    def held(self, held: Any) -> None:
+        self._held = held
+
+    @property
+    @override
+    def places(self) -> PlacesParameters | None:
+        return None if self._division is None else self._division.places
+
+    @property
+    @override
+    def holds_pieces(self) -> bool:
+        return self._inner is not None
+
+    # Compiled functions
+
+    def _traced(
+        self, held: Any, state: Any, scale: Any, weight: Any, batch: Sequence[Any], more: Any
+    ) -> tuple[Any, Any, Any]:
+        def loss_of(params: Any) -> tuple[Any, Any]:
+            loss, aux = self._loss(params, batch, more)
+            loss = loss if weight is None else loss * jnp.asarray(weight, loss.dtype)
+            return loss if scale is None else loss * scale.astype(loss.dtype), (loss, aux)
+
+        if self._inner is not None:
+            (loss, aux), held, state = self._inner.train(loss_of, self._leaves, held, state)
+        else:
+            self._binding.leaves(held)
+            function = jax.value_and_grad(lambda params: loss_of(self._handing_over(params)), has_aux=True)
+            (_, (loss, aux)), gradients = function(held)
+            early = [place for group in self._groups for place in group]
+            held, state = self._binding.apply(gradients, state, held, early=early)
+        return held, state, (allreduce(loss, name="loss of a training step"), aux)
+
+    def _evaluated(self, held: Any, batch: Sequence[Any], more: Any, *, together: bool) -> tuple[Any, Any]:
+        def loss_of(params: Any) -> tuple[Any, Any]:
+            return self._loss(params, batch, more)
+
+        loss, aux = loss_of(held) if self._inner is None else self._inner.evaluate(loss_of, held)
+        return allreduce(loss, name="loss of an evaluation") if together else loss, aux
+
+    def _loss(self, params: Any, batch: Sequence[Any], state: dict[str, Any]) -> tuple[Any, Any]:
+        """Return this rank's loss, and what the script's function returned beside it."""
+        narrow, batch = self._types.narrowed(params), self._types.narrowed(batch)
+
+        def compute(params: Any) -> Any:
+            return self._loss_fn(merged(params, self._rest), *batch, **state)
+
+        loss = compute(narrow) if self._division is None else self._division.evaluate(compute, narrow)
+        aux = None
+        if self._has_aux:
+            if not isinstance(loss, tuple) or len(loss) != 2:
+                raise UsageError(
+                    f"with has_aux=True loss_fn returns (loss, aux), but it returned {type(loss).__name__}"
+                )
+            loss, aux = loss
         _check_loss(loss)
-        return allreduce(loss, name="loss of an evaluation")
+        return self._types.widened(loss), aux
 
     def _handing_over(self, params: Any) -> Any:
         """Return the parameters, with gradients that are handed over as soon as the backward pass has computed them."""
         flat, structure = jax.tree.flatten(params)
-        leaves = self._binding.leaves(params)
+        leaves = self._leaves
         for places in self._groups:
 
             @jax.custom_vjp
@@ -140,7 +336,7 @@ def _check_loss(loss: Any) -> None:
     if not jax.tree_util.all_leaves([loss]):
         raise UsageError(
             f"loss_fn returned a {type(loss).__name__} of {len(leaves)} values; TrainStep needs the mean loss over the "
-            "samples alone, a scalar of floating point"
+            "samples alone, a scalar of floating point. For (loss, aux) say TrainStep(..., has_aux=True)"
         )
     if jnp.ndim(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise UsageError(

@@ -86,7 +86,7 @@ class OptimizerState(KeepsState):
             for name in section.tensors:
                 if name.startswith(slot_name(placement.name, "")):
                     slot = name.removeprefix(slot_name(placement.name, ""))
-                    self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
+                    self._factor(slot, record, placement.name)
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
@@ -102,7 +102,7 @@ class OptimizerState(KeepsState):
         for index, placement, slot, value in self._slots():
             info, part = self._info(placement, slot, value)
             if info.name in section.tensors:
-                factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
+                factor = self._factor(slot, record, placement.name)
                 read_into(section, info.name, part, value, factor=factor)
             else:
                 fresh = self._fresh() if fresh is None else fresh
@@ -185,12 +185,18 @@ class OptimizerState(KeepsState):
         made.build(self._variables())
         return {(index, slot): value.value for index, _, slot, value in self._slots(made)}
 
+    def _factor(self, slot: str, record: OptimizerRecord, path: str) -> float:
+        """Return the factor for what was saved of a slot; with this optimizer's rate where none was saved."""
+        rate = record.learning_rate(path)
+        rate = float(self._inner.learning_rate) if rate is None else rate
+        return self._naming.factor(slot, record.naming, rate)
+
     def _learning_rate(self, record: OptimizerRecord) -> float | None:
         rates = {record.learning_rate(path) for path in record.group_of}
         if len(rates) > 1:
             raise CheckpointError(
-                f"the parameters were saved with different learning rates ({sorted(rates)}), and a Keras optimizer has "
-                "one. Load the model alone, or save with one learning rate."
+                f"the parameters were saved with different learning rates ({sorted(map(str, rates))}), and a Keras "
+                "optimizer has one. Load the model alone, or save with one learning rate."
             )
         return next(iter(rates), None)
 

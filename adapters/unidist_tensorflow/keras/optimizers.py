@@ -7,8 +7,10 @@ from typing import Any
 from unidist.horovod_api.arguments import Groups, OptimizerArguments
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist_keras.arguments import local_variables
+from unidist_tensorflow.keras_api import layers
 from unidist_tensorflow.operations.compression import Compression
-from unidist_tensorflow.optimizer.arguments import CompressionLike, local_variables
+from unidist_tensorflow.optimizer.arguments import CompressionLike
 from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
 
 
@@ -77,7 +79,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name and argume
         optimizer: see `distributed_optimizer.DistributedOptimizer`, as all further arguments.
         local_layers: one layer or several, built.
     """
-    variables = local_variables(local_layers)
+    variables = local_variables(local_layers, layers())
     bound = DistributedOptimizer(
         optimizer,
         name=name,

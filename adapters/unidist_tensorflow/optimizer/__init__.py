@@ -12,10 +12,9 @@ from unidist_tensorflow.optimizer.inner_step import (
     slot_lists,
     variable_and_slots,
 )
-from unidist_tensorflow.optimizer.mixin import scales_loss
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
     "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "has_sharded_state",
-    "needs_whole_variables", "restoring", "scales_loss", "slot_lists", "variable_and_slots",
+    "needs_whole_variables", "restoring", "slot_lists", "variable_and_slots",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_keras.arguments import with_groups
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import (
     AddedOperations,
@@ -33,7 +34,6 @@ from unidist_tensorflow.gradients.tensors import (
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
-from unidist_tensorflow.optimizer.arguments import with_groups
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras, variable_and_slots
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from unidist.errors import ConfigurationError, UsageError
 from unidist.optim.update import Update
+from unidist_keras.mixin import BoundMixin, bound_class
 from unidist_tensorflow.keras_api import build_legacy_optimizer, is_old
 from unidist_tensorflow.optimizer.binding import Binding
 from unidist_tensorflow.optimizer.inner_step import InnerStep
-from unidist_tensorflow.optimizer.mixin import BoundMixin, bound_class
 from unidist_tensorflow.optimizer.pairs import PairReduction, Pairs
 
 

@@ -20,6 +20,7 @@ from unidist.runtime import context
 from unidist.strategy.interface import ActsOnGradients, UpdateGate
 from unidist.training.binding import check_leaves_model, planned_update
 from unidist_arrays.fused_exchange import FusedExchange
+from unidist_keras.arguments import check_unsharded, listed_groups, local_variables, with_groups
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import (
     Gradient,
@@ -29,16 +30,10 @@ from unidist_tensorflow.gradients.tensors import (
     tensor_of,
     whole_gradients,
 )
+from unidist_tensorflow.keras_api import layers
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.operations.compression import Compression
-from unidist_tensorflow.optimizer.arguments import (
-    CompressionLike,
-    check_unsharded,
-    exchange_options,
-    listed_groups,
-    local_variables,
-    with_groups,
-)
+from unidist_tensorflow.optimizer.arguments import CompressionLike, exchange_options
 from unidist_tensorflow.optimizer.inner_step import as_gradient
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
@@ -237,7 +232,7 @@ def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name and arg
         gradtape: see `DistributedGradientTape`, as all further arguments.
         local_layers: one layer or several, built.
     """
-    variables = local_variables(local_layers)
+    variables = local_variables(local_layers, layers())
     tape = DistributedGradientTape(
         gradtape,
         device_dense=device_dense,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from unidist.elastic.batches import SampleOrder
@@ -13,7 +15,7 @@ from unidist_tensorflow.elastic.shuffling import reshuffled
 
 
 def shard(
-    dataset: tf.data.Dataset,
+    dataset: Any,
     *,
     shuffle: bool = True,
     seed: int = 0,
@@ -22,6 +24,8 @@ def shard(
     batch_size: int | None = None,
 ) -> tf.data.Dataset:
     """Return this rank's share of a dataset of single samples, in batches where `batch_size` says so; else batch it.
+
+    Arrays with one row per sample are a dataset, too: `ud.shard((x, y), batch_size=32)`.
 
     Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples.
     Every epoch (every iteration over the result) divides the samples again; ranks iterate equally often.
@@ -34,7 +38,7 @@ def shard(
     Custom loops under `ud.elastic.run` divide samples themselves: a process that joins later counts other epochs.
 
     Args:
-        dataset: the same samples in the same order on every rank.
+        dataset: a tf.data.Dataset, or a tuple or dict of arrays; the same samples in the same order on every rank.
         shuffle: in another order in each epoch, the same on every rank.
         seed: equal on every rank.
         tail: what happens to samples that do not divide: "pad" repeats the first ones of the dataset until all shares
@@ -47,6 +51,8 @@ def shard(
         UsageError: an unknown tail, or a dataset of unknown length where that matters.
     """
     check_tail(tail)
+    if not isinstance(dataset, tf.data.Dataset):
+        dataset = tf.data.Dataset.from_tensor_slices(dataset)
     runtime = context.current()
     rank, size = runtime.data_place()
     count = int(dataset.cardinality())

@@ -20,19 +20,16 @@ from unidist.runtime import context
 from unidist.strategy.interface import Plan, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_model, planned_update
+from unidist_keras.arguments import check_unsharded, listed_groups
+from unidist_keras.mixin import check_plain, scales_loss
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
 from unidist_tensorflow.operations.compression import Compression
 from unidist_tensorflow.operations.functions import broadcast_variables
-from unidist_tensorflow.optimizer.arguments import (
-    CompressionLike,
-    check_unsharded,
-    exchange_options,
-    listed_groups,
-)
+from unidist_tensorflow.optimizer.arguments import CompressionLike, exchange_options
 from unidist_tensorflow.optimizer.binding import Binding
 from unidist_tensorflow.optimizer.legacy import bind_legacy, check_legacy
-from unidist_tensorflow.optimizer.mixin import bind, check_plain, scales_loss
+from unidist_tensorflow.optimizer.mixin import bind
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide

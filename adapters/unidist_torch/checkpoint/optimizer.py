@@ -95,7 +95,7 @@ class OptimizerState(KeepsState):
         slots: dict[str, list[str]] = {}
         for name in section.tensors:
             path, slot = split_slot(name)
-            if slot != MASTER:  # the model has the same, rounded
+            if slot != MASTER and self._reads(slot, record):  # of which the model has the same, rounded
                 slots.setdefault(path, []).append(slot)
         state: dict[int, dict[str, Any]] = {}
         for index, (_, parameter) in enumerate(self._parameters()):
@@ -125,6 +125,10 @@ class OptimizerState(KeepsState):
             )
         info = TensorInfo(slot_name(placement.name, slot), tuple(value.shape), dtype)
         return piece_of(info, Part.whole(info.shape), value)
+
+    def _reads(self, slot: str, record: OptimizerRecord) -> bool:
+        """Say whether a slot means something here: of another dialect's those that the table has."""
+        return record.naming.dialect == TORCH or self._naming.has_slot(slot)
 
     def _scalars(self, record: OptimizerRecord, path: str) -> dict[str, float]:
         found = record.scalars.get(path, {})

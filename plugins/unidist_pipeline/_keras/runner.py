@@ -15,6 +15,7 @@ from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError, UsageError
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context as runtime
+from unidist_keras.mixin import scales_loss
 from unidist_pipeline._keras.division import DIVISION, Division
 from unidist_pipeline._keras.fit import PipelineFit
 from unidist_pipeline._keras.losses import check_loss, mean_loss
@@ -33,7 +34,6 @@ from unidist_tensorflow.memory import (
     empty_array,
     tensor_of_array,
 )
-from unidist_tensorflow.optimizer.mixin import scales_loss
 from unidist_tensorflow.training.step_runner import StepRunner
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from unidist.gradients.precision import is_narrow
 from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
 from unidist_jax.compiled import HostOperation, ShapeDtype
-from unidist_jax.optimizer import Cell, copy_array
-from unidist_zero._jax.pieces import LeafPiece, pieces_of_rank
+from unidist_jax.optimizer import Cell, LeafPiece, copy_array
+from unidist_zero._jax.pieces import pieces_of_rank
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.bucket_buffers import BucketBuffers
 from unidist_zero.sharding.partition import Piece
@@ -35,6 +35,7 @@ class PieceExchange:
     Attributes:
         fused: that.
         pieces: of this rank, by place.
+        dtypes: in which pieces are updated, by place: float32 for gradients of 16 bits, with the strategy `precision`.
     """
 
     def __init__(self, fused: FusedExchange) -> None:
@@ -50,15 +51,14 @@ class PieceExchange:
         for piece in self._partition.pieces(self._rank):
             self._owned[piece.bucket].append(piece)
         self.pieces = pieces_of_rank(self._partition, self._rank, [info.shape for info in fused.variables])
+        precision = fused.update.options.precision
+        kinds = [info.dtype if precision is None else precision.master_dtype(info.dtype) for info in fused.variables]
+        self.dtypes = [np.dtype(NUMPY_DTYPES[kind]) for kind in kinds]
         self._buffers = BucketBuffers(communicator.allocate)
 
     def new_pieces(self) -> list[Array]:
         """Return arrays for this rank's pieces of the gradients."""
-        infos = self.fused.variables
-        return [
-            empty_array(piece.own_shape, NUMPY_DTYPES[info.dtype])
-            for piece, info in zip(self.pieces, infos, strict=True)
-        ]
+        return [empty_array(piece.own_shape, dtype) for piece, dtype in zip(self.pieces, self.dtypes, strict=True)]
 
     def copy_reduced(self, targets: Sequence[Array]) -> None:
         """Copy this rank's pieces of the reduced gradients out of the exchange, which may release them then.
@@ -77,7 +77,7 @@ class PieceExchange:
             target = targets[piece.parameter]
             found = array_of_buffer(memory, target.shape)
             if factor == 1.0:
-                copy_array(target, found)
+                _copy(target, found)
             elif is_narrow(memory.dtype):  # small values would vanish
                 target[...] = (found.astype(np.float32) * np.float32(factor)).astype(target.dtype)
             else:
@@ -126,7 +126,9 @@ def _copy(target: Array, source: Array) -> None:
         target[...] = source.astype(target.dtype)
 
 
-class _PieceOperation(HostOperation):
+class PieceOperation(HostOperation):
+    """An operation on the pieces of one optimizer."""
+
     can_be_batched: ClassVar[bool] = False
 
     def __init__(self, cell: Cell[PieceExchange]) -> None:
@@ -137,7 +139,7 @@ class _PieceOperation(HostOperation):
         return self._cell.value.pieces
 
 
-class ReducePieces(_PieceOperation):
+class ReducePieces(PieceOperation):
     """Completes a pass: gradients of all leaves in; whether it completes an update, and this rank's pieces, out.
 
     Args:
@@ -156,8 +158,8 @@ class ReducePieces(_PieceOperation):
 
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
-        pieces = zip(self._pieces, operands, strict=True)
-        return [_FLAG, *(ShapeDtype(piece.own_shape, operand.dtype) for piece, operand in pieces)]
+        pieces = zip(self._pieces, self._cell.value.dtypes, strict=True)
+        return [_FLAG, *(ShapeDtype(piece.own_shape, dtype) for piece, dtype in pieces)]
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
@@ -170,7 +172,7 @@ class ReducePieces(_PieceOperation):
             exchange.copy_reduced(targets)
 
 
-class GatherUpdates(_PieceOperation):
+class GatherUpdates(PieceOperation):
     """Gathers the pieces of the updates into whole leaves: this ends an update."""
 
     @property

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from typing_extensions import override
 
-from unidist.errors import ConfigurationError, UsageError
+from unidist.errors import UsageError
 from unidist_jax.compiled import bind
 from unidist_jax.memory import is_traced, jax_array
-from unidist_jax.optimizer import Cell, GradientLeaves, InnerStep
+from unidist_jax.optimizer import Cell, GradientLeaves, InnerStep, LeafPiece, needs_whole_leaves
 from unidist_zero._jax.operations import GatherUpdates, PieceExchange, ReducePieces
 from unidist_zero._jax.pieces import cut
-from unidist_zero._jax.probe import needs_whole_leaves
 from unidist_zero.binding import ZeroBinding
 
 if TYPE_CHECKING:
-    import optax
-
     from unidist.framework import Tensor
     from unidist.optim.interface import MakesInnerStep
     from unidist.optim.update import Update
@@ -40,24 +38,22 @@ class JaxZero(ZeroBinding):
 
     @override
     def inner_step(self, strategy: Zero) -> MakesInnerStep:
-        if strategy.stage == 3:
-            raise ConfigurationError(
-                "zero=3 does not work with jax, where the script's parameters are whole arrays; use zero=2"
-            )
+        from unidist_zero._jax.stage3 import TracedShardedStep
 
-        def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
-            if update.context.is_elastic:
-                raise ConfigurationError(
-                    f"zero={strategy.stage} does not work with jax in an elastic job, where compiled programs would "
-                    "have the pieces of another number of ranks; leave zero out, or launch without --min-np"
-                )
-            return ShardedStep(optimizer, update, strategy)
+        def make(optimizer: Any, plain: type[Any], update: Update) -> Any:
+            if not isinstance(optimizer, tuple):  # as those of optax are: of Keras
+                from unidist_zero._jax.keras_step import KerasShardedStep
+
+                return KerasShardedStep(optimizer, plain, update, strategy)
+            has_masters = update.options.precision is not None  # then TrainStep computes the loss, too
+            made = TracedShardedStep if strategy.stage == 3 or has_masters else ShardedStep
+            return made(optimizer, update, strategy)
 
         return make
 
     @override
     def attach(self, strategy: Zero, model: Any, update: Update) -> None:
-        """Not called: that is for stage 3."""
+        """Do nothing: at stage 3 the inner step divides the parameters, see `TracedStep.held`."""
 
 
 class ShardedStep(InnerStep):
@@ -75,7 +71,7 @@ class ShardedStep(InnerStep):
         self._plain = plain
         self._update = update
         self._whole = strategy.whole
-        self._always = update.accumulation.passes == 1 and update.scaler is None
+        self._always = update.accumulation.passes == 1 and update.scaler is None and not update.context.is_elastic
         self._exchange: PieceExchange | None = None
         self._reductions: dict[tuple[int, ...], ReducePieces] = {}
 
@@ -87,14 +83,45 @@ class ShardedStep(InnerStep):
 
     def _exchange_of(self, leaves: GradientLeaves) -> PieceExchange:
         if self._exchange is None:
-            self._exchange = PieceExchange(leaves.fused)
+            self._exchange = self._make_exchange(leaves)
             self._cell = Cell(self._exchange, self)
             self._gather = GatherUpdates(self._cell)
         return self._exchange
 
+    def _make_exchange(self, leaves: GradientLeaves) -> PieceExchange:
+        return PieceExchange(leaves.fused)
+
     @override
     def init(self, params: Any, leaves: Callable[[], GradientLeaves]) -> Any:
-        return self._plain.init(cut(params, self._exchange_of(leaves()).pieces))
+        self._exchange_of(leaves())
+        return self._plain.init(self._masters(params))
+
+    @override
+    def rebind(self) -> None:
+        """See `InnerStep.rebind`. What was compiled has the pieces of the old ranks, so it must not run any more."""
+        if self._exchange is not None:
+            self._cell.release()
+        self._exchange, self._reductions = None, {}
+        self.has_moved = True
+
+    def _check_moved(self) -> None:
+        if self.has_moved:
+            raise UsageError(
+                "the ranks have changed, and what each rank keeps a shard of was not taken along: give the distributed "
+                "optimizer to the elastic state, JaxState(params, opt_state, optimizer=...); where the parameters are "
+                "in shards, too (zero=3), use TrainStep(..., elastic=True)"
+            )
+
+    @override
+    def pieces(self, leaves: Callable[[], GradientLeaves]) -> Sequence[LeafPiece]:
+        return self._exchange_of(leaves()).pieces
+
+    def _masters(self, params: Any) -> Any:
+        """Return this rank's pieces of the parameters, in the types in which they are updated."""
+        assert self._exchange is not None
+        own, structure = jax.tree.flatten(cut(params, self._exchange.pieces))
+        typed = [leaf.astype(dtype) for leaf, dtype in zip(own, self._exchange.dtypes, strict=True)]
+        return jax.tree.unflatten(structure, typed)
 
     @override
     def update(
@@ -107,11 +134,7 @@ class ShardedStep(InnerStep):
         structure: Any,
         extra: dict[str, Any],
     ) -> tuple[Any, Any]:
-        self._exchange_of(leaves)
-        places = tuple(early)
-        if places not in self._reductions:  # kept, so that what was compiled for the same call is found again
-            self._reductions[places] = ReducePieces(self._cell, places)
-        complete, *pieces = bind(self._reductions[places], gradients)
+        complete, pieces = self._reduced(leaves, gradients, early)
 
         def step() -> tuple[Any, Any]:
             return self._apply(pieces, state, params, structure, extra)
@@ -119,12 +142,29 @@ class ShardedStep(InnerStep):
         def stay() -> tuple[Any, Any]:
             return jax.tree.map(jnp.zeros_like, jax.eval_shape(step)[0]), state
 
+        return self._if_complete(complete, step, stay)
+
+    def _reduced(
+        self, leaves: GradientLeaves, gradients: Sequence[Tensor], early: Sequence[int]
+    ) -> tuple[Any, list[Any]]:
+        """Complete a pass; returns whether that completed an update, and this rank's pieces of the gradients."""
+        self._check_moved()
+        self._exchange_of(leaves)
+        places = tuple(early)
+        if places not in self._reductions:  # kept, so that what was compiled for the same call is found again
+            self._reductions[places] = ReducePieces(self._cell, places)
+        complete, *pieces = bind(self._reductions[places], gradients)
+        return complete, pieces
+
+    def _if_complete(
+        self, complete: Any, step: Callable[[], tuple[Any, Any]], stay: Callable[[], tuple[Any, Any]]
+    ) -> tuple[Any, Any]:
         if self._always:
             return step()
         if not is_traced(complete):
             return step() if complete else stay()
-        updates, state = jax.lax.cond(complete, step, stay)
-        return updates, state
+        first, second = jax.lax.cond(complete, step, stay)
+        return first, second
 
     def _apply(
         self, pieces: Sequence[Any], state: Any, params: Any, structure: Any, extra: dict[str, Any]
@@ -143,7 +183,9 @@ class ShardedStep(InnerStep):
             return None
         pieces = exchange.new_pieces()
         exchange.copy_reduced(pieces)
-        return self._apply([jax_array(piece) for piece in pieces], state, params, structure, {})
+        reduced = [jax_array(piece) for piece in pieces]
+        updates, state = self._apply(reduced, state, params, structure, {})
+        return optax.apply_updates(params, updates), state
 
     @override
     def take_part(self) -> None:

@@ -87,7 +87,7 @@ class ShardedOptimizerState(OptimizerState):
                 if info.name in section.tensors:
                     section.read(info.name, part, buffer_of_array(target))
                     path = info.name.rpartition(slot_name("", slot.name))[0]
-                    factor = self._naming.factor(slot.name, record.naming, record.learning_rate(path))
+                    factor = self._factor(slot.name, record, path)
                     if factor != 1.0:
                         target *= array.dtype.type(factor)
                 else:

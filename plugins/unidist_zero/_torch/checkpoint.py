@@ -84,7 +84,7 @@ class ShardedOptimizerState(OptimizerState):
         slots: dict[str, list[str]] = {}
         for name in sorted(section.tensors):
             path, slot = split_slot(name)
-            if slot != MASTER:
+            if slot != MASTER and self._reads(slot, record):
                 slots.setdefault(path, []).append(slot)
         self._optimizer.load_state_dict({"state": {}, "param_groups": self._groups(record)})
         for shard in self._shards:

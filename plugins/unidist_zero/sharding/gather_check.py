@@ -7,7 +7,7 @@ the number of the part travels beside each gather, in an operation of four bytes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, Work
@@ -24,7 +24,7 @@ class GatherCheck:
         names: of all parts, by number; equal on every rank.
     """
 
-    def __init__(self, communicator: Communicator, number: int, names: Sequence[str]) -> None:
+    def __init__(self, communicator: Communicator, number: int, names: Sequence[str] | Mapping[int, str]) -> None:
         self._communicator = communicator
         self._names = names
         self._own = Buffer.allocate(1, DType.INT32)

@@ -106,6 +106,7 @@ class ReduceScatterExchange(GradientExchange):
         self._pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
         self._wide_pools = {kind: BucketBuffers(self._allocator(kind)) for kind in self.shard_groups}
         self._buckets = [self._make_bucket(number, cut, keeps_buckets) for number, cut in enumerate(partition.buckets)]
+        self._in_order = list(self._buckets)
         self._place: dict[int, tuple[_Bucket, Slot]] = {
             slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.cut.slots
         }
@@ -121,6 +122,15 @@ class ReduceScatterExchange(GradientExchange):
         """See `GradientExchange.buffer`. At stages 2 and 3 it gives the parameter's bucket memory, for this pass."""
         bucket, slot = self._place[index]
         return self._memory(bucket).slice(slot.offset, slot.count)
+
+    def post_in_order(self, numbers: Sequence[int]) -> None:
+        """Exchange the buckets in this order of their numbers from now on, the same on every rank. Between two rounds.
+
+        For gradients that become ready in another order than that of the parameters.
+        """
+        assert not self._in_round, "the order is changed between two rounds"
+        assert sorted(numbers) == list(range(len(self._buckets))), "each bucket once"
+        self._in_order = [self._buckets[number] for number in numbers]
 
     def shard(self, number: int) -> Buffer:
         """Return the memory that holds this rank's shard of bucket `number` after `finish`.
@@ -157,10 +167,10 @@ class ReduceScatterExchange(GradientExchange):
         self.accumulate(index)
         bucket.missing.discard(index)
         bucket.waiting -= 1
-        while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
+        while self._posted < len(self._buckets) - 1 and self._in_order[self._posted].waiting == 0:
             if self._posted >= MAX_EARLY_OPERATIONS:
                 return
-            self._post(self._buckets[self._posted], self.scale)
+            self._post(self._in_order[self._posted], self.scale)
 
     @override
     def holds(self, index: int) -> bool:
@@ -227,6 +237,7 @@ class ReduceScatterExchange(GradientExchange):
     @override
     def close(self) -> None:
         self._buckets.clear()
+        self._in_order.clear()
         self._place.clear()
         for pool in (*self._pools.values(), *self._wide_pools.values()):
             pool.clear()
@@ -284,7 +295,7 @@ class ReduceScatterExchange(GradientExchange):
         must be allocated instead.
         """
         while self._completed < self._posted and pool.exhausted:
-            if self._advance(self._buckets[self._completed], wait=False):
+            if self._advance(self._in_order[self._completed], wait=False):
                 self._completed += 1
                 continue
             if self._patience_sec <= 0:
@@ -311,17 +322,17 @@ class ReduceScatterExchange(GradientExchange):
     def _complete(self, scale: float) -> None:
         """Post all remaining buckets, and wait for all. Collective."""
         while self._posted < len(self._buckets):
-            self._post(self._buckets[self._posted], scale)
+            self._post(self._in_order[self._posted], scale)
             if self.buffers_move:  # without this all buckets that had no gradient here would have memory at once
                 while self._posted - self._completed >= 2:
                     self._finish_next()
-        for bucket in self._buckets[self._completed :]:
+        for bucket in self._in_order[self._completed :]:
             self._start_crossing(bucket)
         while self._completed < len(self._buckets):
             self._finish_next()
 
     def _finish_next(self) -> None:
-        self._advance(self._buckets[self._completed], wait=True)
+        self._advance(self._in_order[self._completed], wait=True)
         self._completed += 1
 
     def _post(self, bucket: _Bucket, scale: float) -> None:

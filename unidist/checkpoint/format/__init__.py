@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
     from unidist.checkpoint.format.reader import Checkpoint, Convert, match, read_as
     from unidist.checkpoint.format.shard import Entry, Shard, sync, write_shard
-    from unidist.checkpoint.format.slots import KERAS, TORCH, OptimizerNaming
+    from unidist.checkpoint.format.slots import KERAS, OPTAX, TORCH, OptimizerNaming
     from unidist.checkpoint.format.writing import (
         Identity,
         RankInventory,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box", "Checkpoint", "Convert", "Entry", "HasKeptState", "Identity", "Index", "KERAS", "KeepsState",
-    "MappedSection", "MemoryState", "NameMapping", "OptimizerNaming", "OptimizerRecord", "Part", "Piece",
+    "MappedSection", "MemoryState", "NameMapping", "OPTAX", "OptimizerNaming", "OptimizerRecord", "Part", "Piece",
     "Placement", "PlacesParameters", "Plain", "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection",
     "Shard", "TORCH", "TensorInfo", "WholeParameters", "WrittenShard", "assign", "check_inventories", "directory",
     "index", "kept_state", "make_index", "mapped_section", "match", "merge_values", "placements_of", "read_as",
@@ -66,7 +66,7 @@ __getattr__ = lazy_names(
         "pieces": "Piece Placement TensorInfo slot_name split_slot",
         "reader": "Checkpoint Convert match read_as",
         "shard": "Entry Shard sync write_shard",
-        "slots": "KERAS OptimizerNaming TORCH",
+        "slots": "KERAS OPTAX OptimizerNaming TORCH",
         "writing": "Identity RankInventory WrittenShard assign check_inventories make_index merge_values write",
     },
 )

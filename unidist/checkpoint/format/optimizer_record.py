@@ -86,11 +86,11 @@ class OptimizerRecord:
         section.match(wanted, strict=strict)
         return record
 
-    def learning_rate(self, path: str) -> float:
-        """Return the learning rate of a parameter when it was saved; 0 where it is not known."""
+    def learning_rate(self, path: str) -> float | None:
+        """Return the learning rate of a parameter when it was saved; None where it is not known."""
         options = self.groups.get(self.group_of.get(path, "0"), {})
         rate = self.naming.option(options, "learning_rate")
-        return float(rate) if isinstance(rate, int | float) else 0.0
+        return float(rate) if isinstance(rate, int | float) else None
 
     @property
     def steps(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from unidist.errors import CheckpointError
 
-TORCH, KERAS = "torch", "keras"
+TORCH, KERAS, OPTAX = "torch", "keras", "optax"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Slot:
 
     Args:
         neutral: its name in a checkpoint.
-        names: its name in each dialect.
+        names: its name in each dialect that has it.
         per_learning_rate: dialects that keep this much times the learning rate times what the others keep.
     """
 
@@ -32,15 +32,21 @@ class Slot:
     names: Mapping[str, str]
     per_learning_rate: Mapping[str, float] = field(default_factory=dict)
 
-    def factor(self, source: str, target: str, learning_rate: float) -> float:
-        """Return what data of one dialect are to be multiplied by in another."""
+    def factor(self, source: str, target: str, learning_rate: float | None) -> float:
+        """Return what data of one dialect are to be multiplied by in another; the rate is None if it is not known."""
+        per_rate = self.per_learning_rate.get(source), self.per_learning_rate.get(target)
+        if source == target or per_rate[0] == per_rate[1]:
+            return 1.0
+        if learning_rate is None:
+            raise CheckpointError(
+                f"optimizer state {self.neutral!r} of {source} differs from that of {target} by the learning rate, "
+                "which was not saved: save with optax.inject_hyperparams, or load without the optimizer."
+            )
 
         def scale(dialect: str) -> float:
             factor = self.per_learning_rate.get(dialect)
             return 1.0 if factor is None else factor * learning_rate
 
-        if source == target or scale(source) == scale(target):
-            return 1.0
         if scale(source) == 0.0:
             raise CheckpointError(
                 f"optimizer state {self.neutral!r} was saved in units of the learning rate, which was 0 then: what it "
@@ -54,7 +60,8 @@ class Family:
     """Optimizers that compute the same.
 
     Args:
-        members: class names, by dialect; subclasses belong to it too.
+        members: class names, by dialect; subclasses belong to it too. Of optax those of states, which do not tell
+            Adam from what has the same state (Adamax, Lamb).
         slots: of these optimizers.
         options: their options by neutral names, each as the dialects call it ("betas.0": the first of a tuple).
         counts_steps: an update depends on how many there were before.
@@ -66,25 +73,30 @@ class Family:
     counts_steps: bool = True
 
 
-def _names(torch: str, keras: str) -> dict[str, str]:
-    return {TORCH: torch, KERAS: keras}
+def _names(torch: str, keras: str, optax: str | None = None) -> dict[str, str]:
+    names = {TORCH: torch, KERAS: keras}
+    return names if optax is None else {**names, OPTAX: optax}
 
 
-_LEARNING_RATE = {"learning_rate": _names("lr", "learning_rate")}
+_LEARNING_RATE = {"learning_rate": _names("lr", "learning_rate", "learning_rate")}
 _BETAS = {
     **_LEARNING_RATE,
     "beta1": _names("betas.0", "beta_1"),
     "beta2": _names("betas.1", "beta_2"),
     "amsgrad": _names("amsgrad", "amsgrad"),
 }
-_FIRST = Slot("first_moment", _names("exp_avg", "momentum"))
+_FIRST = Slot("first_moment", _names("exp_avg", "momentum", "mu"))
 
 FAMILIES = (
     Family(
-        {TORCH: frozenset(("Adam", "AdamW", "SparseAdam")), KERAS: frozenset(("Adam", "AdamW"))},
+        {
+            TORCH: frozenset(("Adam", "AdamW", "SparseAdam")),
+            KERAS: frozenset(("Adam", "AdamW")),
+            OPTAX: frozenset(("ScaleByAdamState",)),
+        },
         (
             _FIRST,
-            Slot("second_moment", _names("exp_avg_sq", "velocity")),
+            Slot("second_moment", _names("exp_avg_sq", "velocity", "nu")),
             Slot("max_second_moment", _names("max_exp_avg_sq", "velocity_hat")),
         ),
         _BETAS,
@@ -95,8 +107,8 @@ FAMILIES = (
         _BETAS,
     ),
     Family(
-        {TORCH: frozenset(("SGD",)), KERAS: frozenset(("SGD",))},
-        (Slot("gradient_momentum", _names("momentum_buffer", "momentum"), {KERAS: -1.0}),),
+        {TORCH: frozenset(("SGD",)), KERAS: frozenset(("SGD",)), OPTAX: frozenset(("TraceState",))},
+        (Slot("gradient_momentum", _names("momentum_buffer", "momentum", "trace"), {KERAS: -1.0}),),
         {
             **_LEARNING_RATE,
             "momentum": _names("momentum", "momentum"),
@@ -105,11 +117,19 @@ FAMILIES = (
         counts_steps=False,
     ),
     Family(
-        {TORCH: frozenset(("RMSprop",)), KERAS: frozenset(("RMSprop",))},
+        {
+            TORCH: frozenset(("RMSprop",)),
+            KERAS: frozenset(("RMSprop",)),
+            OPTAX: frozenset(("ScaleByRmsState", "ScaleByRStdDevState")),
+        },
         (
-            Slot("mean_square", _names("square_avg", "velocity")),
-            Slot("mean_gradient", _names("grad_avg", "average_gradient")),
-            Slot("scaled_gradient_momentum", _names("momentum_buffer", "momentum"), {KERAS: 1.0}),
+            Slot("mean_square", _names("square_avg", "velocity", "nu")),
+            Slot("mean_gradient", _names("grad_avg", "average_gradient", "mu")),
+            Slot(
+                "scaled_gradient_momentum",
+                _names("momentum_buffer", "momentum", "trace"),
+                {KERAS: 1.0, OPTAX: -1.0},
+            ),
         ),
         {
             **_LEARNING_RATE,
@@ -119,15 +139,19 @@ FAMILIES = (
         },
     ),
     Family(
-        {TORCH: frozenset(("Adagrad",)), KERAS: frozenset(("Adagrad",))},
-        (Slot("sum_of_squares", _names("sum", "accumulator")),),
+        {TORCH: frozenset(("Adagrad",)), KERAS: frozenset(("Adagrad",)), OPTAX: frozenset(("ScaleByRssState",))},
+        (Slot("sum_of_squares", _names("sum", "accumulator", "sum_of_squares")),),
         _LEARNING_RATE,
     ),
     Family(
-        {TORCH: frozenset(("Adadelta",)), KERAS: frozenset(("Adadelta",))},
+        {
+            TORCH: frozenset(("Adadelta",)),
+            KERAS: frozenset(("Adadelta",)),
+            OPTAX: frozenset(("ScaleByAdaDeltaState",)),
+        },
         (
-            Slot("mean_square", _names("square_avg", "accumulated_grad")),
-            Slot("mean_square_update", _names("acc_delta", "accumulated_delta_var")),
+            Slot("mean_square", _names("square_avg", "accumulated_grad", "e_g")),
+            Slot("mean_square_update", _names("acc_delta", "accumulated_delta_var", "e_x")),
         ),
         {**_LEARNING_RATE, "decay": _names("rho", "rho")},
     ),
@@ -168,13 +192,13 @@ class OptimizerNaming:
     def native(self, neutral: str) -> str:
         """Return this optimizer's name for a slot with a neutral name."""
         found = self._find(neutral=neutral)
-        return neutral if found is None else found.names[self.dialect]
+        return neutral if found is None else found.names.get(self.dialect, neutral)
 
-    def factor(self, neutral: str, saved: OptimizerNaming, learning_rate: float) -> float:
+    def factor(self, neutral: str, saved: OptimizerNaming, learning_rate: float | None) -> float:
         """Return the factor for the data of a slot that `saved` has written, for use by this optimizer.
 
         Raises:
-            CheckpointError: the learning rate was 0, and the slot is in its units.
+            CheckpointError: the learning rate was 0 or is not known, and the slot is in its units.
         """
         found = self._find(neutral=neutral)
         return 1.0 if found is None else found.factor(saved.dialect, self.dialect, learning_rate)
@@ -207,7 +231,7 @@ class OptimizerNaming:
 
     def _find(self, *, native: str | None = None, neutral: str | None = None) -> Slot | None:
         for slot in self.family.slots if self.family is not None else ():
-            if slot.neutral == neutral or (native is not None and slot.names[self.dialect] == native):
+            if slot.neutral == neutral or (native is not None and slot.names.get(self.dialect) == native):
                 return slot
         return None
 

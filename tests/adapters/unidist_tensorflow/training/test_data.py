@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from _keras_training import runtime
@@ -15,6 +16,18 @@ from unidist_tensorflow.training.data import shard
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
+
+
+def test_arrays_are_a_dataset_too(pool: Pool) -> None:
+    def on_rank() -> list[int]:
+        with runtime():
+            x = np.arange(6)
+            batches = list(shard({"x": x, "y": -x}, batch_size=2))
+            assert all((batch["x"] == -batch["y"]).numpy().all() for batch in batches)
+            return [int(sample) for batch in batches for sample in batch["x"]]
+
+    first, second = pool(2, "shm").run(on_rank)
+    assert sorted(first + second) == list(range(6))
 
 
 @pytest.mark.parametrize("count", [6, 7, 1])

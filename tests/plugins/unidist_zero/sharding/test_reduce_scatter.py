@@ -129,6 +129,27 @@ def test_shards_hold_the_scaled_sum_in_every_round(
 
 
 @STAGES
+def test_buckets_may_be_exchanged_in_another_order(keeps_buckets: bool) -> None:
+    order = [3, 0, 4, 2, 1]  # of the parameters, each of which has a bucket
+
+    def main(communicator: Communicator) -> tuple[list[Any], list[int]]:
+        exchange = exchange_over(communicator, keeps_buckets=keeps_buckets, bucket_bytes=1)
+        bucket_of = {index: number for index, (number, _) in exchange.partition.places().items()}
+        exchange.post_in_order([bucket_of[index] for index in order])
+        posted = []
+        for turn in range(2):
+            for index in order:
+                write(exchange, index, gradient(communicator.rank, index, turn))
+                posted.append(exchange._posted)
+            exchange.finish()
+        return pieces_of(exchange), posted
+
+    outcomes = on_ranks(2, main)
+    assert [posted for _, posted in outcomes] == [[1, 2, 3, 4, 4] * 2] * 2  # the last one in `finish`
+    check([found for found, _ in outcomes], lambda index: gradient(0, index, 1) + gradient(1, index, 1))
+
+
+@STAGES
 def test_gradients_that_are_missing_count_as_zeros_and_in_any_order(keeps_buckets: bool) -> None:
     def main(communicator: Communicator) -> tuple[list[Any], tuple[bool, ...]]:
         exchange = exchange_over(communicator, keeps_buckets=keeps_buckets, bucket_bytes=1)

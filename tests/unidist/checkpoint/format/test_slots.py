@@ -5,25 +5,32 @@ from __future__ import annotations
 import pytest
 
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
-from unidist.checkpoint.format.slots import FAMILIES, KERAS, TORCH, OptimizerNaming
+from unidist.checkpoint.format.slots import FAMILIES, KERAS, OPTAX, TORCH, OptimizerNaming
 from unidist.errors import CheckpointError
 
 ADAMW = OptimizerNaming(TORCH, ("AdamW", "Adam", "Optimizer"))
 KERAS_ADAM = OptimizerNaming(KERAS, ("Adam", "Optimizer"))
 SGD, KERAS_SGD = OptimizerNaming(TORCH, ("SGD",)), OptimizerNaming(KERAS, ("SGD",))
+OPTAX_ADAM, OPTAX_SGD = OptimizerNaming(OPTAX, ("ScaleByAdamState",)), OptimizerNaming(OPTAX, ("TraceState",))
+RMSPROP = OptimizerNaming(TORCH, ("RMSprop",))
+OPTAX_RMSPROP = OptimizerNaming(OPTAX, ("ScaleByRmsState", "TraceState"))
 
 
-def test_both_dialects_meet_in_the_neutral_names() -> None:
-    assert ADAMW.neutral("exp_avg") == KERAS_ADAM.neutral("momentum") == "first_moment"
+def test_dialects_meet_in_the_neutral_names() -> None:
+    assert ADAMW.neutral("exp_avg") == KERAS_ADAM.neutral("momentum") == OPTAX_ADAM.neutral("mu") == "first_moment"
     assert KERAS_ADAM.native(ADAMW.neutral("exp_avg_sq")) == "velocity"
     assert ADAMW.native(KERAS_ADAM.neutral("velocity_hat")) == "max_exp_avg_sq"
     assert SGD.neutral("momentum_buffer") == KERAS_SGD.neutral("momentum") != "first_moment"
+    assert OPTAX_SGD.neutral("trace") == SGD.neutral("momentum_buffer")
+    assert OPTAX_RMSPROP.neutral("trace") == RMSPROP.neutral("momentum_buffer") != SGD.neutral("momentum_buffer")
+    OPTAX_ADAM.check_reads(ADAMW)
+    KERAS_ADAM.check_reads(OPTAX_ADAM)
 
 
 def test_names_are_unique_within_a_family_in_each_dialect() -> None:
     for family in FAMILIES:
-        for dialect in (TORCH, KERAS):
-            natives = [slot.names[dialect] for slot in family.slots]
+        for dialect in (TORCH, KERAS, OPTAX):
+            natives = [slot.names[dialect] for slot in family.slots if dialect in slot.names]
             assert len(set(natives)) == len(natives)
         assert len({slot.neutral for slot in family.slots}) == len(family.slots)
 
@@ -47,6 +54,23 @@ def test_units_of_the_learning_rate_are_converted_between_dialects_only() -> Non
         SGD.factor(slot, KERAS_SGD, 0.0)
 
 
+def test_a_slot_that_a_dialect_does_not_have_keeps_its_neutral_name() -> None:
+    assert OPTAX_ADAM.native("max_second_moment") == "max_second_moment"
+    assert not OPTAX_ADAM.has_slot("velocity_hat")
+
+
+def test_units_of_a_learning_rate_that_is_not_known_are_an_error_only_where_they_matter() -> None:
+    assert SGD.factor("gradient_momentum", OPTAX_SGD, None) == 1.0
+    assert OPTAX_RMSPROP.factor("scaled_gradient_momentum", RMSPROP, 0.5) == -0.5
+    assert OPTAX_RMSPROP.factor("scaled_gradient_momentum", OPTAX_RMSPROP, None) == 1.0
+    for naming, slot, saved in (
+        (KERAS_SGD, "gradient_momentum", OPTAX_SGD),
+        (RMSPROP, "scaled_gradient_momentum", OPTAX_RMSPROP),
+    ):
+        with pytest.raises(CheckpointError, match=r"by the learning rate, which was not saved"):
+            naming.factor(slot, saved, None)
+
+
 def test_a_record_knows_the_learning_rate_of_a_parameter_and_the_number_of_updates() -> None:
     record = OptimizerRecord(
         ADAMW,
@@ -57,6 +81,7 @@ def test_a_record_knows_the_learning_rate_of_a_parameter_and_the_number_of_updat
     again = OptimizerRecord.of(record.values())
     assert (again.learning_rate("a"), again.learning_rate("b")) == (0.1, 0.2)
     assert again.steps == 5
+    assert OptimizerRecord(OPTAX_ADAM, {"0": {}}, {"a": "0"}).learning_rate("a") is None
     assert ADAMW.option(again.groups["0"], "beta2") == 0.95
     with pytest.raises(CheckpointError, match="no optimizer's values"):
         OptimizerRecord.of({"dialect": "torch"})

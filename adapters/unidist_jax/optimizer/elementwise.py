@@ -17,7 +17,7 @@ import numpy as np
 
 from unidist.errors import UsageError
 from unidist_arrays.memory import Array
-from unidist_zero._jax.pieces import LeafPiece
+from unidist_jax.optimizer.leaf_piece import LeafPiece
 
 if TYPE_CHECKING:
     import optax

@@ -14,7 +14,7 @@ import optax  # noqa: E402 - it needs JAX
 from optax import contrib  # noqa: E402
 
 from unidist.errors import UsageError  # noqa: E402
-from unidist_zero._jax.probe import needs_whole_leaves  # noqa: E402
+from unidist_jax.optimizer import needs_whole_leaves  # noqa: E402
 
 
 def tree() -> Any:

@@ -1,0 +1,14 @@
+"""Elastic training in JAX: trees that survive a change of ranks, and arrays whose samples are dealt out again.
+
+Scripts use it as `unidist.jax.elastic`, by Horovod's names. May import `checkpoint`, `operations`, `optimizer` and the
+folders below them.
+"""
+
+from unidist_jax.elastic.data import ShardedArrays
+from unidist_jax.elastic.state import HostsUpdatedInterrupt, JaxState, ObjectState, Policy, State, run
+from unidist_jax.elastic.step_training import PiecewiseStep, TrainingState, translating
+
+__all__ = [
+    "ShardedArrays", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "PiecewiseStep", "Policy", "State",
+    "TrainingState", "run", "translating",
+]  # fmt: skip

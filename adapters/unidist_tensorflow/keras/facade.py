@@ -1,0 +1,44 @@
+"""The names of `unidist.keras` for Keras 3 on TensorFlow."""
+
+from unidist.horovod_api.lifecycle import shutdown
+from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
+from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
+from unidist_tensorflow.keras.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
+from unidist_tensorflow.keras.checkpoint import BestModelCheckpoint
+from unidist_tensorflow.keras.elastic import (
+    CommitStateCallback,
+    KerasState,
+    Policy,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
+from unidist_tensorflow.keras.functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
+from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
+from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+from unidist_tensorflow.operations import Adasum, Average, Sum
+from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.training.data import shard
+from unidist_tensorflow.training.distributed_optimizer import distribute
+from unidist_tensorflow.training.train_step import TrainStep
+
+__all__ = [
+    "Adasum", "Average", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback",
+    "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback", "LearningRateWarmupCallback",
+    "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum", "SyncBatchNormalization",
+    "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "allgather",
+    "allreduce", "broadcast", "broadcast_global_variables", "cuda_built", "device", "distribute", "load", "load_model",
+    "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
+]  # fmt: skip
