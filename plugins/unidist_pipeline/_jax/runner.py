@@ -75,48 +75,48 @@ class PipelineRunner(StepRunner):
         scale: float | None,
         trains: bool,
     ) -> tuple[Any, Any, Any]:
-        flat, structure = jax.tree.flatten((tuple(batch), dict(state)))
-        num_cut = len(jax.tree.leaves(tuple(batch)))
-        num_samples = _num_samples(flat[:num_cut])
-        pieces = bounds(sizes(num_samples, self._strategy.num_microbatches))
-        parts = [
-            [
-                *(leaf[start:stop] if np.ndim(leaf) else leaf for leaf in flat[:num_cut]),
-                *(_own_key(leaf, index) for leaf in flat[num_cut:]),
-            ]
-            for index, (start, stop) in enumerate(pieces)
-        ]
-        word = "training" if trains else "evaluation"
-        keys: list[Hashable] = [(structure, *map(str, map(jax.typeof, part))) for part in parts]
-        leaves: dict[int, Any] = {}
-
-        def begin() -> None:
-            nonlocal held, opt_state
-            of_parts = [self._compiled_for(key, structure, part) for key, part in zip(keys, parts, strict=True)]
-            if opt_state is None:
-                held = self._params.held(held)
-                opt_state = jax.jit(self._optimizer.init)(held)
-            leaves.update(self._params.leaves(held))
-            fractions = [(stop - start) / num_samples for start, stop in pieces]
-            for number, stage in self._stages.items():
-                microbatches = [
-                    MicroBatch(compiled[number], part, fraction)
-                    for compiled, part, fraction in zip(of_parts, parts, fractions, strict=True)
-                ]
-                stage.begin_run(microbatches, leaves, (scale or 1.0) if trains else None)
-
         with self._rank.guarded(), translated():
+            leaves = jax.tree.leaves(tuple(batch))
+            named, structure = jax.tree.leaves(dict(state)), jax.tree.structure((tuple(batch), dict(state)))
+            num_samples = _num_samples(leaves)
+            pieces = bounds(sizes(num_samples, self._strategy.num_microbatches))
+            parts = [
+                [
+                    *(leaf[start:stop] if np.ndim(leaf) else leaf for leaf in leaves),
+                    *(_own_key(leaf, index) for leaf in named),
+                ]
+                for index, (start, stop) in enumerate(pieces)
+            ]
+            word = "training" if trains else "evaluation"
+            keys: list[Hashable] = [(structure, *map(str, map(jax.typeof, part))) for part in parts]
+            own: dict[int, Any] = {}
+
+            def begin() -> None:
+                nonlocal held, opt_state
+                of_parts = [self._compiled_for(key, structure, part) for key, part in zip(keys, parts, strict=True)]
+                if opt_state is None:
+                    held = self._params.held(held)
+                    opt_state = jax.jit(self._optimizer.init)(held)
+                own.update(self._params.leaves(held))
+                fractions = [(stop - start) / num_samples for start, stop in pieces]
+                for number, stage in self._stages.items():
+                    microbatches = [
+                        MicroBatch(compiled[number], part, fraction)
+                        for compiled, part, fraction in zip(of_parts, parts, fractions, strict=True)
+                    ]
+                    stage.begin_run(microbatches, own, (scale or 1.0) if trains else None)
+
             self._rank.run(
                 self._stages,
-                description=f"{word} on {', '.join(map(_described, flat))}",
+                description=f"{word} on {', '.join(map(_described, [*leaves, *named]))}",
                 keys=[(word, key) for key in keys],
                 forward_only=not trains,
                 before=begin,
             )
             total = self._total()
             if trains:
-                gradients = self._gradients(leaves)
-                leaves.clear()
+                gradients = self._gradients(own)
+                own.clear()
                 held, opt_state = jax.block_until_ready(self._update(gradients, opt_state, held))
             else:
                 for stage in self._stages.values():
@@ -173,14 +173,15 @@ class PipelineRunner(StepRunner):
         markers = division.balanced(count) if names is None else division.named(names, count)
         uses = [list(stage.places) for stage in division.stages(markers)]
         # The pipelines may have batches of different shapes, for which the division might be another one.
-        self._markers, uses = self._context.broadcast_object((markers, uses), root=0, name="division of a pipeline")
+        markers, uses = self._context.broadcast_object((markers, uses), root=0, name="division of a pipeline")
         holders = {}
         for place in range(len(self._params.types)):
             users = [self._placement[stage] for stage, places in enumerate(uses) if place in places]
             holders[place] = sorted(set(users or [self._placement[0]]))
         self._params.divide(holders)
         self._tied = TiedGradients(self._context, self._rank.communicator, holders)
-        stages = division.stages(self._markers)
+        self._markers = markers
+        stages = division.stages(markers)
         self._check_held(stages)
         return stages
 

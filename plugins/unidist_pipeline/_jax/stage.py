@@ -168,6 +168,8 @@ class JaxStage(Stage):
 
     def __init__(self, number: int, *, is_last: bool) -> None:
         self._number, self._is_last = number, is_last
+        self._microbatches: Sequence[MicroBatch] = ()
+        self._scale: float | None = None
         self._losses: list[tuple[float, Any]] = []
         self._recorded: dict[int, Any] = {}
         self._weights: dict[CompiledStage, list[Any]] = {}

@@ -249,6 +249,13 @@ def refuse() -> None:
         (lambda params, x, y: (params["layer0"] * x).sum(), (words, words[1:]), "", UsageError, "Give others by name"),
         (lambda params, x: x @ params["layer0"], (words / 2,), "", UsageError, "the mean loss over the samples"),
         (different, (words,), "", (UsageError, PeerLostError), "trace different losses|could not go on"),
+        (
+            failing,
+            (words,),
+            "",
+            (ZeroDivisionError, PeerLostError),
+            "on rank 1|rank 1 .* could not go on: ZeroDivision",
+        ),
     ):
         ud.init()
         step = ud.TrainStep(loss, perceptron(), optimizer, strategy=f"pipeline=2{strategy}")
@@ -264,6 +271,12 @@ def in_a_scan(params: Any, words: Any) -> Any:
 
 def with_exchange(params: Any, words: Any) -> Any:
     return perceptron_loss(params, words) + ud.allreduce(params["layer0"].sum(), name="sum")
+
+
+def failing(params: Any, words: Any) -> Any:
+    if ud.rank():
+        raise ZeroDivisionError("on rank 1")
+    return perceptron_loss(params, words)
 
 
 def different(params: Any, words: Any) -> Any:
