@@ -1,9 +1,13 @@
-"""What a strategy makes of the parameters of a model, and of the steps that train it.
+"""What a strategy makes of the parameters and the loss of a model, and of the steps that train it.
 
 May import `compiled`, `operations`, `framework`, `optimizer` and the modules at the root of this package.
 """
 
 from unidist_jax.models.divided_parameters import DividedParameters
+from unidist_jax.models.programs import CALLS, bind_equation, evaluate, inlined, value_of, variables
 from unidist_jax.models.step_runner import LossFunction, StepRunner
 
-__all__ = ["DividedParameters", "LossFunction", "StepRunner"]
+__all__ = [
+    "CALLS", "DividedParameters", "LossFunction", "StepRunner", "bind_equation", "evaluate", "inlined", "value_of",
+    "variables",
+]  # fmt: skip

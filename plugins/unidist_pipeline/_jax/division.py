@@ -26,7 +26,8 @@ from typing import Any
 from jax.extend import core
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_pipeline._jax.program import Program, variables
+from unidist_jax.models import variables
+from unidist_pipeline._jax.program import Program
 from unidist_pipeline.execution.balance import cut_evenly
 
 _STEPS_PER_STAGE = 16

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from unidist.errors import UsageError
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
+from unidist_jax.models import inlined
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def traced(function: Callable[[list[Any], list[Any]], Any], leaves: Mapping[str,
             "exchanges between ranks, callbacks or prints, which each stage would do at another time. Take them out of "
             "loss_fn"
         )
-    flat = jax.make_jaxpr(lambda *arguments: _inlined(outer.jaxpr, outer.consts, arguments))(*types, *batch)
+    flat = jax.make_jaxpr(lambda *arguments: inlined(outer.jaxpr, outer.consts, arguments))(*types, *batch)
     jaxpr = flat.jaxpr
     return Program(
         jaxpr.eqns,
@@ -64,33 +62,3 @@ def traced(function: Callable[[list[Any], list[Any]], Any], leaves: Mapping[str,
         jaxpr.outvars[0],
         list(leaves),
     )
-
-
-def evaluate(equations: Iterable[Any], values: dict[Any, Any], *, inline: bool = False) -> None:
-    """Evaluate equations, from values by variable, to which their results are added."""
-    for equation in equations:
-        operands = [_read(variable, values) for variable in equation.invars]
-        if inline and equation.primitive.name in _CALLS and "jaxpr" in equation.params:
-            inner = equation.params["jaxpr"]
-            results = _inlined(inner.jaxpr, inner.consts, operands)
-        else:
-            parameters = equation.primitive.get_bind_params(equation.params)
-            with equation.ctx.manager:
-                found = equation.primitive.bind(*operands, **parameters)
-            results = found if equation.primitive.multiple_results else [found]
-        values.update(zip(equation.outvars, results, strict=True))
-
-
-def variables(operands: Iterable[Any]) -> list[Any]:
-    """Return the operands that are no literals."""
-    return [operand for operand in operands if not isinstance(operand, core.Literal)]
-
-
-def _inlined(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
-    evaluate(jaxpr.eqns, values, inline=True)
-    return [_read(variable, values) for variable in jaxpr.outvars]
-
-
-def _read(variable: Any, values: dict[Any, Any]) -> Any:
-    return variable.val if isinstance(variable, core.Literal) else values[variable]

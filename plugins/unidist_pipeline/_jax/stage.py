@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from unidist_jax.memory import dtype_of
+from unidist_jax.models import evaluate
 from unidist_pipeline._jax.division import StageProgram
-from unidist_pipeline._jax.program import evaluate
 from unidist_pipeline.execution.executor import Stage
 from unidist_pipeline.execution.messages import Form, Message, TensorForm
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unidist_jax.models import CALLS
 from unidist_tensor_parallel._jax.propagation import NeedsExchange, Propagation, Rules, Value
 from unidist_tensor_parallel._jax.rules import RULES
 from unidist_tensor_parallel.layout.cuts import Cut
@@ -124,7 +125,7 @@ def _no_change(array: Any) -> Any:
 
 ALL_RULES: Rules = {
     **RULES,
-    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), _inlined),
+    **dict.fromkeys(CALLS, _inlined),
     **dict.fromkeys(("checkpoint", "remat2", "remat"), _checkpointed),
     "scan": _scanned,
     "custom_jvp_call": _with_gradient_rule,

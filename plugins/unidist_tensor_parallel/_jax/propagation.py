@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax._src import source_info_util  # lines of the script; there is no public way to them
 from jax.extend import core
 
+from unidist_jax.models import bind_equation
 from unidist_tensor_parallel._jax.axis import TensorAxis
 from unidist_tensor_parallel.layout.cuts import Cut
 
@@ -112,9 +113,7 @@ class Propagation:
 
     def bind(self, equation: Any, arrays: Sequence[Any], **changed: Any) -> list[Any]:
         """Return the results of the equation's operation on arrays, with some of its parameters changed."""
-        parameters = equation.primitive.get_bind_params({**equation.params, **changed})
-        results = equation.primitive.bind(*arrays, **parameters)
-        return list(results) if equation.primitive.multiple_results else [results]
+        return bind_equation(equation, arrays, **changed)
 
     def whole(self, value: Value) -> Value:
         """Return a value as a whole array; gathers its parts."""

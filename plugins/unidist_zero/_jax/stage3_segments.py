@@ -12,12 +12,14 @@ A parameter that several segments use is gathered for each. Its gradients are ad
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+
+from unidist_jax.models import evaluate, inlined, value_of, variables
 
 Leaves = dict[int, Any]
 """Parameters, or their gradients, by place."""
@@ -65,7 +67,7 @@ class SegmentedLoss:
         traced, shapes = jax.make_jaxpr(
             lambda *leaves: function(jax.tree.unflatten(structure, leaves)), return_shape=True
         )(*types)
-        closed = jax.make_jaxpr(lambda *leaves: _inlined(traced.jaxpr, traced.consts, leaves))(*types)
+        closed = jax.make_jaxpr(lambda *leaves: inlined(traced.jaxpr, traced.consts, leaves))(*types)
         self._structure = jax.tree.structure(shapes)
         self._jaxpr = closed.jaxpr
         self._constants = dict(zip(self._jaxpr.constvars, closed.consts, strict=True))
@@ -80,7 +82,7 @@ class SegmentedLoss:
     def _cut(self, limit: int) -> list[Segment]:
         segments = [Segment([], [])]
         for equation in self._jaxpr.eqns:
-            inputs = _variables(equation.invars)
+            inputs = variables(equation.invars)
             if any(variable in self._active for variable in inputs):
                 self._active.update(variable for variable in equation.outvars if _is_inexact(variable))
             source = self._form_of(equation)
@@ -95,18 +97,18 @@ class SegmentedLoss:
                 new = {self._places[variable] for variable in inputs if variable in self._places}
             segments[-1].equations.append(equation)
             segments[-1].places = sorted({*segments[-1].places, *new})
-        returned = {self._places[variable] for variable in _variables(self._jaxpr.outvars) if variable in self._places}
+        returned = {self._places[variable] for variable in variables(self._jaxpr.outvars) if variable in self._places}
         segments[-1].places = sorted({*segments[-1].places, *returned})
-        used = set(_variables(self._jaxpr.outvars))
+        used = set(variables(self._jaxpr.outvars))
         for segment in reversed(segments):
             made = [variable for equation in segment.equations for variable in equation.outvars]
             segment.results = [variable for variable in made if variable in used]
-            used.update(variable for equation in segment.equations for variable in _variables(equation.invars))
+            used.update(variable for equation in segment.equations for variable in variables(equation.invars))
         return segments
 
     def _form_of(self, equation: Any) -> Any:
         """Return the variable of which an equation makes another form, as large and linear in it; else None."""
-        inputs = _variables(equation.invars)
+        inputs = variables(equation.invars)
         if len(inputs) != 1 or inputs[0] not in self._forms or equation.effects:
             return None
         name = equation.primitive.name
@@ -137,7 +139,7 @@ class SegmentedLoss:
         for segment in self.segments:
             leaves = self._gathered(segment, leaves, moves, after)
             forms = self._formed(segment, leaves)
-            _evaluate(segment.equations, {**values, **forms}, values)
+            evaluate(segment.equations, {**values, **forms}, values)
             after = [values[variable] for variable in segment.results]
         return self._returned({**values, **self._formed(None, leaves)})
 
@@ -170,7 +172,7 @@ class SegmentedLoss:
 
         def run(given: dict[Any, Any], flowing: list[Any]) -> tuple[list[Any], list[Any]]:
             known = {**values, **given, **dict(zip(inputs, flowing, strict=True))}
-            _evaluate(segment.equations, known, known)
+            evaluate(segment.equations, known)
             return [known[variable] for variable in outputs], [known[variable] for variable in others]
 
         ordered = list(forms)
@@ -219,7 +221,7 @@ class SegmentedLoss:
 
     def _formed(self, segment: Segment | None, leaves: Leaves) -> dict[Any, Any]:
         """Return the forms of parameters that a segment uses, or the function returns, by variable."""
-        used = _variables(self._jaxpr.outvars) if segment is None else _used(segment)
+        used = variables(self._jaxpr.outvars) if segment is None else _used(segment)
         return {variable: self._form(variable, leaves) for variable in used if variable in self._forms}
 
     def _form(self, variable: Any, leaves: Leaves) -> Any:
@@ -227,7 +229,7 @@ class SegmentedLoss:
 
     def _made(self, variable: Any, leaf: Any) -> Any:
         known = {self._jaxpr.invars[self._places[variable]]: leaf}
-        _evaluate(self._forms[variable], known, known)
+        evaluate(self._forms[variable], known)
         return known[variable]
 
     def _unformed(self, variable: Any, gradient: Any) -> Any:
@@ -240,7 +242,7 @@ class SegmentedLoss:
         return found
 
     def _returned(self, values: dict[Any, Any]) -> Any:
-        return jax.tree.unflatten(self._structure, [_read(variable, values) for variable in self._jaxpr.outvars])
+        return jax.tree.unflatten(self._structure, [value_of(variable, values) for variable in self._jaxpr.outvars])
 
 
 _LINEAR = frozenset(
@@ -259,43 +261,10 @@ _LINEAR = frozenset(
 )
 """Primitives with one operand that are linear in it."""
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
-
-
-def _inlined(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr, with the functions that it calls in its place."""
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
-    _evaluate(jaxpr.eqns, values, values, inline=True)
-    return [_read(variable, values) for variable in jaxpr.outvars]
-
-
-def _evaluate(equations: Iterable[Any], known: dict[Any, Any], made: dict[Any, Any], *, inline: bool = False) -> None:
-    """Evaluate equations from values by variable, and add their results to those and to `made`."""
-    for equation in equations:
-        operands = [_read(variable, known) for variable in equation.invars]
-        if inline and equation.primitive.name in _CALLS and "jaxpr" in equation.params:
-            inner = equation.params["jaxpr"]
-            results = _inlined(inner.jaxpr, inner.consts, operands)
-        else:
-            parameters = equation.primitive.get_bind_params(equation.params)
-            with equation.ctx.manager:
-                found = equation.primitive.bind(*operands, **parameters)
-            results = found if equation.primitive.multiple_results else [found]
-        for target in (known,) if known is made else (known, made):
-            target.update(zip(equation.outvars, results, strict=True))
-
-
-def _read(variable: Any, values: dict[Any, Any]) -> Any:
-    return variable.val if isinstance(variable, core.Literal) else values[variable]
-
-
-def _variables(operands: Iterable[Any]) -> list[Any]:
-    return [operand for operand in operands if not isinstance(operand, core.Literal)]
-
 
 def _used(segment: Segment) -> list[Any]:
     """Return the variables that the equations of a segment use, each once, in order."""
-    return list(dict.fromkeys(variable for each in segment.equations for variable in _variables(each.invars)))
+    return list(dict.fromkeys(variable for each in segment.equations for variable in variables(each.invars)))
 
 
 def _is_inexact(variable: Any) -> bool:

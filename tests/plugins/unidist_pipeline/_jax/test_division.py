@@ -14,8 +14,9 @@ jax = pytest.importorskip("jax", reason="programs of JAX are cut")
 
 import jax.numpy as jnp  # noqa: E402 - after JAX is known to be there
 
+from unidist_jax.models import evaluate  # noqa: E402 - it needs JAX
 from unidist_pipeline._jax.division import Division, StageProgram  # noqa: E402 - it needs JAX
-from unidist_pipeline._jax.program import Program, evaluate, traced  # noqa: E402 - it needs JAX
+from unidist_pipeline._jax.program import Program, traced  # noqa: E402
 
 WIDTH, COUNT = 6, 4
 X = np.linspace(-1, 1, 4 * WIDTH, dtype=np.float32).reshape(4, WIDTH)
