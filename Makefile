@@ -103,8 +103,9 @@ test-gpu: $(GPU_ENVIRONMENT) ## run the tests that need a GPU; without one each 
 bench-gpu: $(GPU_ENVIRONMENT) ## measure over NCCL beside PyTorch: bus bandwidth, step time, memory
 	$(GPU_PY) -m benchmarks.gpu $(BENCH_FLAGS)
 
-soak: $(VENV)/.sample $(VENV)/.horovod ## run the tests that take minutes
+soak: $(VENV)/.sample $(VENV)/.horovod $(JAX_VENV)/.installed ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
+	$(JAX_PY) -m pytest -m soak $(JAX_TESTS) $(TEST_FLAGS)
 
 sanitize: $(VENV)/.dev ## run the C code under the address, undefined-behaviour and thread sanitizers
 	$(PY) -m tools.sanitize $(SANITIZE_FLAGS)

@@ -144,9 +144,23 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
         if (adasum := sys.modules.get("unidist_torch.training.adasum_optimizer")) is not None:
             adasum._numbers = itertools.count()
         with set_variables({**rank_variables(place), "UNIDIST_JOB_ID": job, **variables}):
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _forget_programs()
 
     return call
+
+
+_CALLS_WITH_PROGRAMS = 40
+_num_calls = itertools.count(1)
+
+
+def _forget_programs() -> None:
+    """Let JAX forget what it has compiled now and then: each program stays in memory, and no test needs another's."""
+    if "jax" in sys.modules and next(_num_calls) % _CALLS_WITH_PROGRAMS == 0:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 _frozen: set[str] = set()

@@ -48,6 +48,19 @@ OF_KERAS = [name for name in STRATEGIES if not name.startswith(("zero=3", "tenso
 
 
 CASES = [*((name, "sgd") for name in STRATEGIES), *((name, "adamw") for name in ("data", "zero=1", "zero=3"))]
+OFTEN = {
+    ("data", "sgd"),
+    ("data", "adamw"),
+    ("zero=2,accumulate=2,clip_norm=0.05", "sgd"),
+    ("zero=3", "adamw"),
+    ("tensor=2:plan={}=column+{}=row,clip_norm=0.05", "sgd"),
+    ("pipeline=2:microbatches=2,clip_norm=0.05", "sgd"),
+}
+"""The others are in `make soak`."""
+
+
+def _cases() -> list[Any]:
+    return [pytest.param(*case, marks=() if case in OFTEN else pytest.mark.soak) for case in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +69,7 @@ def rank_pools(jax_pools: PartPools) -> PartPools:
     return jax_pools
 
 
-@pytest.mark.parametrize(("strategy", "optimizer"), CASES)
+@pytest.mark.parametrize(("strategy", "optimizer"), _cases())
 def test_ten_updates_are_the_same(jax_pools: PartPools, tmp_path: Path, strategy: str, optimizer: str) -> None:
     jax_pools.get(2, engine="shm").run(compare, (strategy, optimizer, tmp_path / "weights"))
 

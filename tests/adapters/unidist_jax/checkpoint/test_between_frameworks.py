@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,14 +250,14 @@ def in_keras(folder: Path, *arguments: Any) -> list[float]:
     if not python.exists():
         pytest.skip("the training is in Keras, and there is no environment with TensorFlow beside this one")
     (folder / "keras_script.py").write_text(KERAS)
-    done = subprocess.run(
-        [str(python), "keras_script.py", json.dumps(arguments)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    line = [str(python), "keras_script.py", json.dumps(arguments)]
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     if "No module named 'tensorflow'" in done.stderr:
         pytest.skip("the training is in Keras on TensorFlow")
     assert done.returncode == 0, done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
-    losses: list[float] = json.loads(line.removeprefix("losses "))
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
+    losses: list[float] = json.loads(told.removeprefix("losses "))
     return losses
 
 
