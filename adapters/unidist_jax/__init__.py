@@ -1,8 +1,8 @@
 """The JAX adapter. Scripts import it as `unidist.jax`; importing this package imports nothing heavy.
 
 The modules at its root know arrays and buffers, and import no folder. Folders import those below them: `compiled`,
-`operations` and `framework`, then `optimizer`, `checkpoint`, `elastic`, `training`, and `keras` at the top. Plugins may
-import the modules and folders listed here, and of a folder the names it lists.
+`operations` and `framework`, then `optimizer`, `models`, `checkpoint`, `elastic`, `training`, and `keras` at the top.
+Plugins may import the modules and folders listed here, and of a folder the names it lists.
 """
 
-__all__ = ["compiled", "framework", "keras", "memory", "operations", "optimizer"]
+__all__ = ["compiled", "framework", "keras", "memory", "models", "operations", "optimizer"]

@@ -142,7 +142,7 @@ class ShardedArrays(Redistributable):
         if self._share is not None:
             raise UsageError(
                 "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
-                "be. For evaluation use data of its own"
+                "be. For evaluation use another ud.shard"
             )
 
 

@@ -88,7 +88,7 @@ class _Kept:
         self._array = memory
 
     def leaf(self) -> Any:
-        """Return the leaf, in memory of its own."""
+        """Return a copy of the leaf."""
         if self._array is None:
             return self._other
         if not self._is_jax:

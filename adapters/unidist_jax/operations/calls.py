@@ -44,7 +44,7 @@ def name_of(kind: str, name: str | None, leaves: Leaves, process_set: ProcessSet
         if context.current().is_elastic:
             raise OperationError(
                 f"{kind} without a name within a compiled function, in an elastic job: ranks that join later trace it "
-                f"anew, and cannot know its number. Give it a name: ud.{kind}(..., name='...')"
+                f"again, and cannot know its number. Give it a name: ud.{kind}(..., name='...')"
             )
         counter = context.current().owned(_TracedNames).counters[f"{kind}.{process_set.process_set_id}"]
         return f"{kind}.traced.{next(counter)}"

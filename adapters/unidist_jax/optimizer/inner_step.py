@@ -28,7 +28,7 @@ class InnerStep(ABC):
 
     Attributes:
         sharded: this rank updates only its shard of the parameters, so it keeps the state of that shard only.
-        has_moved: since `rebind` the script's state is of other pieces; whoever gets the present ones clears it.
+        has_moved: since `rebind` the script's state is of other pieces; what loads the present ones clears it.
     """
 
     sharded: bool = False

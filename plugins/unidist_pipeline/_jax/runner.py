@@ -232,7 +232,7 @@ def _added(leaves: Mapping[int, Any], parts: Sequence[Mapping[int, Any]]) -> dic
 
 
 def _own_key(leaf: Any, microbatch: int) -> Any:
-    """Return what a micro-batch gets of an argument by name: a random key of its own, all of anything else."""
+    """Return an argument by name for one micro-batch: of a random key another one for each, else the argument."""
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and not leaf.ndim
     return jax.random.fold_in(leaf, microbatch) if is_key else leaf
 

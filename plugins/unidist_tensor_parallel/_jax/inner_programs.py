@@ -106,7 +106,7 @@ def _with_gradient_rule(run: Propagation, equation: Any, values: Sequence[Value]
 
     arrays = [value.array for value in values]
     try:
-        if run.may_exchange:  # else it is part of such a rule itself, perhaps of its own
+        if run.may_exchange:  # else this call is inside such a rule, which may call its own function
             jax.eval_shape(lambda *given: jax.jvp(parts, given, jax.tree.map(_no_change, given)), *arrays)
         results = parts(*arrays)
     except NeedsExchange:

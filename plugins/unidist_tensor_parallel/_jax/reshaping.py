@@ -1,4 +1,4 @@
-"""What becomes of a cut dim when an array is reshaped. Pure."""
+"""Which dim is cut after an array was reshaped. Pure."""
 
 from __future__ import annotations
 

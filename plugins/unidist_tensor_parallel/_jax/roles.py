@@ -101,7 +101,7 @@ def _kernel_beside(path: str, shapes: Mapping[str, Shape]) -> tuple[bool, str]:
 
 
 def _head_dim(path: str, place: str, shapes: Mapping[str, Shape]) -> int | None:
-    """Return the dim with the heads of a leaf of an attention that has them in a dim of their own.
+    """Return the dim of a leaf that counts the heads of an attention, in a kernel that has a dim for them.
 
     Its projections are `(..., width, heads, elements)`, that of the output is `(..., heads, elements, width)`.
     """
@@ -114,7 +114,7 @@ def _head_dim(path: str, place: str, shapes: Mapping[str, Shape]) -> int | None:
     ]
     if len(kernels) < 2 or len(outputs) != 1:
         raise ConfigurationError(
-            f"tensor:plan: {place!r} has no attention with its heads in a dim of their own: kernels (width, heads, "
+            f"tensor:plan: {place!r} has no attention whose kernels have a dim for the heads: kernels (width, heads, "
             "elements) and one of (heads, elements, width). Give its layers the roles heads, qkv and row"
         )
     (output,) = outputs

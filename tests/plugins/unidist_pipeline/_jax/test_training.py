@@ -15,75 +15,17 @@ jax = pytest.importorskip("jax", reason="the training is in JAX")
 
 import jax.numpy as jnp  # noqa: E402 - after JAX is known to be there
 import optax  # noqa: E402 - it needs JAX
+from gpt_jax import BATCH, TOKENS, WORDS, train_beside_one_process  # noqa: E402
 
-import unidist.jax as ud  # noqa: E402 - it needs JAX
+import unidist.jax as ud  # noqa: E402
 
 pytestmark = pytest.mark.parallel
-
-WIDTH, HEADS, WORDS, TOKENS, BATCH, BLOCKS = 8, 2, 18, 5, 8, 2
 
 
 @pytest.fixture(scope="module")
 def rank_pools(jax_pools: PartPools) -> PartPools:
     """The ranks of this module, which `leak_check` asks too."""
     return jax_pools
-
-
-@jax.jit
-def gpt(key: Any) -> dict[str, Any]:
-    keys = iter(jax.random.split(key, 40))
-
-    def weight(*shape: int) -> Any:
-        return 0.3 * jax.random.normal(next(keys), shape)
-
-    def dense(inputs: int, outputs: int) -> dict[str, Any]:
-        return {"kernel": weight(inputs, outputs), "bias": weight(outputs)}
-
-    def block() -> dict[str, Any]:
-        return {
-            "norm": jnp.ones(WIDTH),
-            "qkv": dense(WIDTH, 3 * WIDTH),
-            "out": dense(WIDTH, WIDTH),
-            "up": dense(WIDTH, 4 * WIDTH),
-            "down": dense(4 * WIDTH, WIDTH),
-        }
-
-    return {
-        "words": weight(WORDS, WIDTH),
-        "places": weight(TOKENS, WIDTH),
-        "blocks": [block() for _ in range(BLOCKS)],
-        "temperature": jnp.ones(()),
-        "unused": jnp.ones(3),
-    }
-
-
-def loss_fn(params: Any, words: Any) -> Any:
-    """The loss of a small GPT: the embedding is the output layer too, and kernels are kept small."""
-    x = params["words"][words] + params["places"]
-    for block in params["blocks"]:
-        x = x + jax.checkpoint(attend)({name: block[name] for name in ("norm", "qkv", "out")}, x)
-        x = x + apply(block["down"], jax.nn.relu(apply(block["up"], norm(block, x))))
-    logits = params["temperature"] * (x @ params["words"].T)
-    penalty = sum((block["up"]["kernel"] ** 2).sum() for block in params["blocks"])
-    wanted = jnp.roll(words, -1, 1)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean() + 1e-3 * penalty
-
-
-def attend(block: Any, x: Any) -> Any:
-    def heads(each: Any) -> Any:
-        return each.reshape(*each.shape[:2], HEADS, WIDTH // HEADS)
-
-    q, k, v = map(heads, jnp.split(apply(block["qkv"], norm(block, x)), 3, axis=-1))
-    return apply(block["out"], jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape))
-
-
-def apply(layer: Any, x: Any) -> Any:
-    return x @ layer["kernel"] + layer["bias"]
-
-
-def norm(block: Any, x: Any) -> Any:
-    x = x - x.mean(-1, keepdims=True)
-    return block["norm"] * x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +37,7 @@ def norm(block: Any, x: Any) -> Any:
     ],
 )
 def test_a_gpt_trains_as_in_one_process(jax_pools: PartPools, strategy: str) -> None:
-    jax_pools.get(2).run(train_a_gpt, (strategy,))
+    jax_pools.get(2).run(train_beside_one_process, (strategy,))
 
 
 @pytest.mark.soak
@@ -108,43 +50,7 @@ def test_a_gpt_trains_as_in_one_process(jax_pools: PartPools, strategy: str) -> 
     ],
 )
 def test_a_gpt_on_more_ranks(jax_pools: PartPools, strategy: str) -> None:
-    jax_pools.get(4).run(train_a_gpt, (strategy,))
-
-
-def train_a_gpt(strategy: str) -> None:
-    ud.init()
-    optimizer = optax.sgd(0.5, momentum=0.9)
-    step = ud.TrainStep(loss_fn, gpt(jax.random.key(ud.rank())), optimizer, strategy=strategy)
-    size, passes = ud.data_size(), 2 if "accumulate" in strategy else 1
-    alone = gpt(jax.random.key(0))
-    state = optimizer.init(alone)
-    compute = jax.jit(jax.value_and_grad(loss_fn))
-    total = jax.tree.map(jnp.zeros_like, alone)
-
-    @jax.jit
-    def update(total: Any, state: Any, alone: Any) -> tuple[Any, Any]:
-        if "clip" in strategy:
-            factor = jnp.minimum(1.0, 0.1 / (optax.global_norm(total) + 1e-6))
-            total = jax.tree.map(lambda each: each * factor, total)
-        updates, state = optimizer.update(total, state, alone)
-        return optax.apply_updates(alone, updates), state
-
-    for count in range(4):
-        words = jax.random.randint(jax.random.key(count), (size * (BATCH - count // 3), TOKENS), 0, WORDS)
-        found = step(words[ud.data_rank() :: size])
-        wanted, gradients = compute(alone, words)
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
-        total = jax.tree.map(lambda a, b: a + b / passes, total, gradients)
-        if (count + 1) % passes == 0:
-            alone, state = update(total, state, alone)
-            total = jax.tree.map(jnp.zeros_like, alone)
-    found = step.params
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, alone)
-    held = sum(leaf.size for leaf in jax.tree.leaves(step._held))
-    assert held < 0.7 * sum(leaf.size for leaf in jax.tree.leaves(alone))
-    step.params = alone
-    np.testing.assert_allclose(step.evaluate(words[:BATCH]), loss_fn(alone, words[:BATCH]), rtol=1e-12)
-    ud.shutdown()
+    jax_pools.get(4).run(train_beside_one_process, (strategy,))
 
 
 def test_a_checkpoint_is_of_the_whole_model(jax_pools: PartPools, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a cut dim when an array is reshaped: each rank's part stays its part."""
+"""Which dim is cut after a reshape: each rank's part stays its part."""
 
 from __future__ import annotations
 

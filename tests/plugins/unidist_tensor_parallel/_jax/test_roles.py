@@ -76,7 +76,7 @@ def test_a_leaf_may_be_named_by_itself_and_replicate_leaves_it_whole() -> None:
         ({"nowhere": "row"}, "matches no layer"),
         ({"up": "sequence"}, "not for JAX"),
         ({"up": "qkv"}, "do not divide into queries"),
-        ({"up": "attention"}, "no attention with its heads"),
+        ({"up": "attention"}, "no attention whose kernels"),
         ({"narrow": "column"}, "there are only 1"),
     ],
 )
