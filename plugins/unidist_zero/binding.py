@@ -23,7 +23,7 @@ class ZeroBinding(ABC):
 
     @abstractmethod
     def inner_step(self, strategy: Zero) -> MakesInnerStep:
-        """Return a factory of inner steps, one for each optimizer; see `ShardsUpdates.inner_step`.
+        """Return a factory of inner steps, one for each optimizer; see `BringsInnerStep.inner_step`.
 
         Raises:
             ConfigurationError: an option does not work with this framework.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         build_compressor,
     )
     from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+    from unidist.gradients.local import LocalExchange
     from unidist.gradients.options import ExchangeOptions
     from unidist.gradients.per_tensor import PerTensor, TensorAccess
     from unidist.gradients.precision import LossScaling, Precision, is_narrow
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIGNMENT_BYTES", "AllReduceExchange", "Bucket", "BucketCompressor", "BucketLayout", "CompressorSpec",
-    "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LossScaling",
+    "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LocalExchange", "LossScaling",
     "MAX_EARLY_OPERATIONS", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients", "RoundResult", "Slot",
     "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
 ]  # fmt: skip
@@ -39,6 +40,7 @@ __getattr__ = lazy_names(
         "buckets": "ALIGNMENT_BYTES BucketLayout ParameterInfo Slot plan_buckets",
         "compression": "Bucket BucketCompressor CompressorSpec GradientCompressor build_compressor",
         "interface": "GradientExchange ReducedGradients RoundResult",
+        "local": "LocalExchange",
         "options": "ExchangeOptions",
         "per_tensor": "PerTensor TensorAccess",
         "precision": "LossScaling Precision is_narrow",

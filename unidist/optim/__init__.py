@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from unidist.optim.accumulation import Accumulation, Window
     from unidist.optim.interface import (
         BindsOptimizers,
+        BringsInnerStep,
         ChecksBeforeSave,
         FollowsUpdates,
         InnerStep,
         MakesInnerStep,
         MakesStepRunner,
-        ShardsInnerSteps,
         StepRunner,
     )
     from unidist.optim.loss_scaling import LossScaler
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulation", "BindsOptimizers", "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules",
-    "InnerStep", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "ShardsInnerSteps",
+    "InnerStep", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "BringsInnerStep",
     "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
 ]  # fmt: skip
 
@@ -37,7 +37,7 @@ __getattr__ = lazy_names(
         "accumulation": "Accumulation Window",
         "interface": (
             "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep MakesInnerStep MakesStepRunner "
-            "ShardsInnerSteps StepRunner"
+            "BringsInnerStep StepRunner"
         ),
         "loss_scaling": "LossScaler",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",

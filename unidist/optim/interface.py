@@ -64,11 +64,18 @@ class MakesInnerStep(Protocol):
         """
 
 
-class ShardsInnerSteps(Protocol):
-    """A strategy by which each rank updates a shard: the part of `unidist.strategy.ShardsUpdates` that updates use."""
+class BringsInnerStep(ABC):
+    """Capability of a `GradientOwner`: brings the step between the gradients of its exchange and new parameters.
 
+    Without it, every rank calls the step of the optimizer's own class with all gradients.
+    """
+
+    @abstractmethod
     def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        """Return the factory of inner steps for optimizers of this framework.
+        """Return the factory of inner steps for this framework; called when an optimizer is bound.
+
+        The inner step derives from the adapter's class: `unidist_torch.optimizer.InnerStep`,
+        `unidist_tensorflow.optimizer.InnerStep`.
 
         Raises:
             ConfigurationError: the strategy has no binding to this framework; lists those that it has.

@@ -32,7 +32,7 @@ from unidist.optim.scaling import GradientFactors
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
-    from unidist.optim.interface import FollowsUpdates, ShardsInnerSteps
+    from unidist.optim.interface import BringsInnerStep, FollowsUpdates
     from unidist.optim.loss_scaling import LossScaler
     from unidist.optim.rules import GradientRule, GradientRules
     from unidist.runtime_api import RuntimeAPI
@@ -66,7 +66,7 @@ class Update:
         average: the gradients of the ranks are averaged, else added up.
         strategies: notified of every update.
         options: the script's options of the exchange, among them its process set.
-        sharding: the strategy by which each rank updates a shard of the parameters; None: every rank updates all.
+        inner_steps: the strategy that brings inner steps; None: every rank updates with all reduced gradients.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, so that ranks may call backward different numbers of times.
         copies: returns the number of ranks along the axes of the model that hold the parameter of a name, if a
@@ -88,13 +88,13 @@ class Update:
         average: bool = True,
         strategies: Sequence[FollowsUpdates] = (),
         options: ExchangeOptions | None = None,
-        sharding: ShardsInnerSteps | None = None,
+        inner_steps: BringsInnerStep | None = None,
         in_backward: bool = False,
         copies: Callable[[str], int] | None = None,
     ) -> None:
         self.average = average
         self.strategies = strategies
-        self.sharding = sharding
+        self.inner_steps = inner_steps
         self.in_backward = in_backward
         self.options = options or ExchangeOptions()
         self.copies = copies

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from unidist.mesh import Mesh
+from unidist.optim.interface import BringsInnerStep
 from unidist.registry import load_object
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from unidist.gradients.interface import GradientExchange
     from unidist.gradients.options import ExchangeOptions
     from unidist.gradients.precision import Precision
-    from unidist.optim.interface import MakesInnerStep, MakesStepRunner
+    from unidist.optim.interface import MakesStepRunner
     from unidist.optim.rules import GradientRule
     from unidist.optim.update import Update
     from unidist.runtime_api import Plugins, RuntimeAPI
@@ -194,23 +195,12 @@ class GradientOwner(ABC):
         """
 
 
-class ShardsUpdates(ABC):
+class ShardsUpdates(BringsInnerStep):
     """Capability of a `GradientOwner`: each rank of the data axis updates only a shard of the parameters.
 
     Its exchange produces this rank's shard of the reduced gradients (`GradientExchange.reduced`). Its inner step for
     the framework updates that shard and sends the new parameters to all ranks.
     """
-
-    @abstractmethod
-    def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        """Return the factory of inner steps for this framework; called when an optimizer is bound.
-
-        The inner step derives from the adapter's class: `unidist_torch.optimizer.InnerStep`,
-        `unidist_tensorflow.optimizer.InnerStep`.
-
-        Raises:
-            ConfigurationError: the strategy has no binding to this framework; lists those that it has.
-        """
 
 
 class RunsSteps(ABC):

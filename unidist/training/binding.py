@@ -10,6 +10,7 @@ from unidist.framework import Framework
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.reduce_ops import Op
 from unidist.optim.accumulation import Accumulation
+from unidist.optim.interface import BringsInnerStep
 from unidist.optim.loss_scaling import LossScaler
 from unidist.optim.rules import GradientRules
 from unidist.optim.update import Update, UpdateParts
@@ -22,7 +23,6 @@ from unidist.strategy.interface import (
     GradientOwner,
     Plan,
     RunsSteps,
-    ShardsUpdates,
     UpdateGate,
 )
 
@@ -95,7 +95,7 @@ def planned_update(
         average=average,
         strategies=plan.strategies,  # pyright: ignore[reportArgumentType]  # a ClassVar is a property for mypy only
         options=options,
-        sharding=owner if isinstance(owner, ShardsUpdates) else None,
+        inner_steps=owner if isinstance(owner, BringsInnerStep) else None,
         in_backward=in_backward and owner.completes_in_backward,
         copies=places.copies if places is not None and plan.model_axes else None,
     )

@@ -58,10 +58,10 @@ class Binding:
         self.inner = self._make_inner()
 
     def _make_inner(self) -> InnerStep:
-        sharding = self._update.sharding
-        if sharding is None:
+        brings = self._update.inner_steps
+        if brings is None:
             return WholeStep(self._optimizer, self._plain)
-        make = sharding.inner_step(JaxFramework(), self._update.context)
+        make = brings.inner_step(JaxFramework(), self._update.context)
         made = make(self._optimizer, self._plain, self._update)
         if not isinstance(made, InnerStep):
             raise PluginError(f"{type(made).__qualname__} does not derive from unidist_jax.keras.InnerStep")

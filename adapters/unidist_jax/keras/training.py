@@ -103,7 +103,7 @@ def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) 
     bound = bind(optimizer, update)
     for item in plan.strategies:
         item.attach(model, update, framework)
-    if runtime.topology.world_size > 1 or update.sharding is not None:
+    if runtime.topology.world_size > 1 or update.inner_steps is not None:
         _make_equal(model, bound)
     return bound
 

@@ -70,10 +70,10 @@ class Binding:
 
     def _make_inner(self) -> InnerStep:
         update = self.distributed_update
-        if update.sharding is None:
+        if update.inner_steps is None:
             always = update.accumulation.passes == 1 and update.scaler is None and not update.context.is_elastic
             return WholeStep(self._plain, always=always)
-        made = update.sharding.inner_step(JaxFramework(), update.context)(self._plain, type(self._plain), update)
+        made = update.inner_steps.inner_step(JaxFramework(), update.context)(self._plain, type(self._plain), update)
         if not isinstance(made, InnerStep):
             raise PluginError(f"{type(made).__qualname__} does not derive from unidist_jax.optimizer.InnerStep")
         return made

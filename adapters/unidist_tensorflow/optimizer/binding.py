@@ -75,10 +75,10 @@ class Binding:
         self.inner = self._make_inner()
 
     def _make_inner(self) -> InnerStep:
-        sharding = self._update.sharding
-        if sharding is None:
+        brings = self._update.inner_steps
+        if brings is None:
             return WholeStep(self._optimizer, self._plain, self._variable_and_slots)
-        make = sharding.inner_step(TensorFlowFramework(), self._update.context)
+        make = brings.inner_step(TensorFlowFramework(), self._update.context)
         made = make(self._optimizer, self._plain, self._update)
         if not isinstance(made, InnerStep):
             raise PluginError(f"{type(made).__qualname__} does not derive from unidist_tensorflow.optimizer.InnerStep")
@@ -165,7 +165,7 @@ class Binding:
         self.broadcast_initial()
         self._started = True
         update = self._update
-        whole = update.sharding is None and update.rules is None
+        whole = update.inner_steps is None and update.rules is None
         is_alone = update.num_ranks == 1 and not update.context.is_elastic  # else others may come
         if whole and is_alone and update.accumulation.passes == 1:
             self._plain.apply(self._optimizer, gradients, variables)

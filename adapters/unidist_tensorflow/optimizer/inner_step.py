@@ -1,7 +1,7 @@
 """The inner step of a bound optimizer: from the reduced gradients to the new variables.
 
 The usual one, `WholeStep`, gives the optimizer's own class every gradient as a whole. A strategy with the capability
-`ShardsUpdates` brings another one.
+`BringsInnerStep` brings another one.
 """
 
 from __future__ import annotations

@@ -144,9 +144,9 @@ class LegacyBinding(Binding):
         return list(variables)
 
     def _make_inner(self) -> InnerStep:
-        if self._update.sharding is not None:
+        if self._update.inner_steps is not None:
             raise ConfigurationError(
-                "the strategy shards updates over the ranks, which optimizers of tf_keras cannot; use one of Keras 3"
+                "the strategy brings an update of its own, which optimizers of tf_keras cannot use; use one of Keras 3"
             )
         return super()._make_inner()
 

@@ -75,11 +75,11 @@ class Binding:
         optimizer, plain, update = self._optimizer, self._plain, self._update
         self._callback_queued = False
         self._tuner: autotune.Tuner | None = None
-        sharding = update.sharding
-        if sharding is None:
+        brings = update.inner_steps
+        if brings is None:
             self._inner: InnerStep = WholeStep(optimizer, plain, update)
         else:
-            made = sharding.inner_step(TorchFramework(), update.context)(optimizer, plain, update)
+            made = brings.inner_step(TorchFramework(), update.context)(optimizer, plain, update)
             if not isinstance(made, InnerStep):
                 raise PluginError(f"{type(made).__qualname__} does not derive from unidist_torch.optimizer.InnerStep")
             self._inner = made

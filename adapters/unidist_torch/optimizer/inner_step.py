@@ -1,7 +1,7 @@
 """The inner step of a bound optimizer: from the reduced gradients to the new parameters.
 
 The usual one, `WholeStep`, gives every parameter its whole gradient and calls the step of the optimizer's own class.
-A strategy with the capability `ShardsUpdates` brings another one.
+A strategy with the capability `BringsInnerStep` brings another one.
 """
 
 from __future__ import annotations

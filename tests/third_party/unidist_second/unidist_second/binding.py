@@ -56,8 +56,8 @@ class Binding:
         self._optimizer, self._update = optimizer, update
         framework = NumpyFramework()
         inner: Any = WholeStep(optimizer, update)
-        if update.sharding is not None:
-            inner = update.sharding.inner_step(framework, update.context)(optimizer, SGD, update)
+        if update.inner_steps is not None:
+            inner = update.inner_steps.inner_step(framework, update.context)(optimizer, SGD, update)
         if not isinstance(inner, NumpyInnerStep):
             raise PluginError(f"{type(inner).__qualname__} does not derive from unidist_second.binding.NumpyInnerStep")
         self._inner = inner

@@ -29,7 +29,7 @@ class SmallZeroBinding(ABC):
 
     @abstractmethod
     def inner_step(self) -> MakesInnerStep:
-        """Return what makes the inner step of one optimizer; see `ShardsUpdates.inner_step`."""
+        """Return what makes the inner step of one optimizer; see `BringsInnerStep.inner_step`."""
 
 
 @dataclass(frozen=True)
