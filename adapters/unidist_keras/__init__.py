@@ -1,7 +1,7 @@
-"""What adapters share whose framework is a backend of Keras: callbacks, and optimizers whose class is changed.
+"""What adapters share whose framework is a backend of Keras: callbacks, backups, and optimizers whose class is changed.
 
 Knows Keras, and no backend. `callbacks` does not import Keras: an adapter mixes its classes into those of the Keras
 that it binds. Adapters and plugins may import the modules listed here.
 """
 
-__all__ = ["arguments", "callbacks", "elementwise", "mixin", "unsharded_data"]
+__all__ = ["arguments", "backup", "callbacks", "elementwise", "mixin", "unsharded_data"]

@@ -6,6 +6,7 @@ from unidist.keras._backend import names_of_backend
 
 if TYPE_CHECKING:
     from unidist_tensorflow.keras.callbacks import (
+        BackupAndRestore,
         BroadcastGlobalVariablesCallback,
         LearningRateScheduleCallback,
         LearningRateWarmupCallback,
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from unidist_tensorflow.keras.checkpoint import BestModelCheckpoint
 
 __all__ = [
-    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+    "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
     "LearningRateWarmupCallback", "MetricAverageCallback",
 ]  # fmt: skip
 

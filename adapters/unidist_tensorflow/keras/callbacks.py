@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from unidist_keras import callbacks
+from unidist_keras import backup, callbacks
+from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.keras_api import IS_LEGACY, VARIABLES, api, build_legacy_optimizer, is_old
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.functions import broadcast_variables
@@ -92,7 +93,18 @@ class BestModelCheckpoint(callbacks.SavesBestModel, api.callbacks.ModelCheckpoin
     """Saves the best model: see `callbacks.SavesBestModel`."""
 
 
+class BackupAndRestore(backup.BacksUpTraining, api.callbacks.Callback):
+    """Saves the state of `fit` as it goes on, and resumes from it: see `backup.BacksUpTraining`."""
+
+    def _save(self, path: str, *, step: int, keep: int, extra: dict[str, Any]) -> None:
+        save(path, self.model, self.model.optimizer, step=step, keep=keep, extra=extra)
+
+    def _load(self, path: str) -> dict[str, Any]:
+        return load(path, self.model, self.model.optimizer).extra
+
+
 __all__: Sequence[str] = [
+    "BackupAndRestore",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",

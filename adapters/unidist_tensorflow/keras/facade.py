@@ -5,6 +5,7 @@ from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
 from unidist_tensorflow.keras.callbacks import (
+    BackupAndRestore,
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
@@ -35,10 +36,11 @@ from unidist_tensorflow.training.distributed_optimizer import distribute
 from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
-    "Adasum", "Average", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback",
-    "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback", "LearningRateWarmupCallback",
-    "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum", "SyncBatchNormalization",
-    "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "allgather",
-    "allreduce", "broadcast", "broadcast_global_variables", "cuda_built", "device", "distribute", "load", "load_model",
-    "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
+    "Adasum", "Average", "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback", "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
+    "SyncBatchNormalization", "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "cuda_built",
+    "device", "distribute", "load", "load_model", "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed",
+    "shard", "shutdown",
 ]  # fmt: skip
