@@ -55,6 +55,10 @@ class _Job(Collector):
         for name, value in fields["values"].items():
             told.add_metric((name,), float(value))
         yield told
+        evaluated = GaugeMetricFamily("unidist_evaluation", "Values of the last checkpoint.", labels=("name",))
+        for name, value in (fields["evaluation"] or {"values": {}})["values"].items():
+            evaluated.add_metric((name,), value)
+        yield evaluated
         yield CounterMetricFamily("unidist_commits", "Commits that the training has behind it.", fields["commits"])
         yield CounterMetricFamily("unidist_world_changes", "Changes of the world.", fields["num_changes"])
         events = CounterMetricFamily("unidist_events", "Events of the job's log.", labels=("event",))

@@ -83,6 +83,7 @@ class JobStatus:
         self._members: list[int] = []
         self._progress = 0
         self._exit_code: int | None = None
+        self._evaluation: Fields | None = None
         self._recovery = RecoveryWatch()
         self._stragglers = StragglerWatch()
 
@@ -226,6 +227,7 @@ class JobStatus:
             ],
             "events": list(self._events),
             "event_counts": dict(self._counts),
+            "evaluation": self._evaluation,
             "num_changes": self._recovery.num,
             "recovery": None if recovery is None else recovery.as_fields(),
             "straggler": None
@@ -458,6 +460,9 @@ class JobStatus:
 
     def _on_give_up(self, fields: Fields, now: float) -> None:
         self._state = "giving up"
+
+    def _on_evaluated(self, fields: Fields, now: float) -> None:
+        self._evaluation = {"step": fields["step"], "values": dict(fields["values"])}
 
     def _on_end(self, fields: Fields, now: float) -> None:
         self._state, self._exit_code = "ended", int(fields["exit_code"])

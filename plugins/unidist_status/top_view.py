@@ -56,6 +56,9 @@ def _head(fields: dict[str, Any]) -> Text:
     if fields["samples_per_sec"]:
         words.append(f"{fields['samples_per_sec']:.3g} samples/s")
     words += [f"{name} {float(value):.4g}" for name, value in fields["values"].items()]
+    if fields["evaluation"] is not None:
+        values = [f"{name} {value:.4g}" for name, value in fields["evaluation"]["values"].items()]
+        words.append(f"checkpoint {fields['evaluation']['step']}: {', '.join(values)}")
     return Text.assemble(
         ("unidist ", "bold"),
         _plain(" ".join(fields["command"])[:_MAX_COMMAND]),

@@ -56,6 +56,10 @@ class TrackingObserver(JobObserver):
         if event == "exit" and self._records:
             self._add_point(time.monotonic())
         self._status.happened(event, fields, now=time.monotonic(), time=time.time())
+        if event == "evaluated":
+            values = {f"eval/{name}": value for name, value in fields["values"].items()}
+            for record in self._records:
+                record.put({"step": fields["step"], "time": time.time(), "values": values})
 
     @override
     def beat(self, worker: int, report: Mapping[str, Any]) -> None:

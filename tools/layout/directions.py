@@ -10,7 +10,19 @@ LAUNCHER = "unidist_launch"
 SHARED_BY_ADAPTERS = ("unidist_arrays", "unidist_keras")
 EXTEND_THE_LAUNCHER = frozenset(
     f"unidist_{name}"
-    for name in ("bench", "kubernetes", "mpi_launch", "pipeline", "planner", "ray", "slurm", "spark", "status", "track")
+    for name in (
+        "bench",
+        "evaluator",
+        "kubernetes",
+        "mpi_launch",
+        "pipeline",
+        "planner",
+        "ray",
+        "slurm",
+        "spark",
+        "status",
+        "track",
+    )
 )
 """Plugins that bring a launcher, commands or options, and may import what the launcher has for that."""
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         rank,
         remove_process_set,
         report,
+        role,
         shutdown,
         size,
         start_timeline,
@@ -61,7 +62,8 @@ __all__ = [
     "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_groups", "check_passes", "checked_op",
     "cross_rank", "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init",
     "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "rank", "reducescattering", "reduction_of", "remove_process_set", "report", "scope_of",
+    "mpi_threads_supported", "rank", "reducescattering", "reduction_of", "remove_process_set", "report", "role",
+    "scope_of",
     "shutdown", "size", "start_timeline", "stop_timeline", "world",
 ]  # fmt: skip
 
@@ -73,7 +75,7 @@ __getattr__ = lazy_names(
         "lifecycle": (
             "add_process_set ccl_built cross_rank cross_size data_rank data_size ddl_built gloo_built gloo_enabled "
             "init is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
-            "rank remove_process_set report shutdown size start_timeline stop_timeline world"
+            "rank remove_process_set report role shutdown size start_timeline stop_timeline world"
         ),
         "reduce_ops": "Op allreduction check_adasum checked_op reducescattering reduction_of",
         "scope": "Scope scope_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from unidist.errors import ConfigurationError
 from unidist.horovod_api.world_size import WorldSize
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
+from unidist.settings.environment import ROLE_VARIABLE
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
@@ -105,6 +107,15 @@ def report(*, samples: int = 0, **values: Any) -> None:
         UsageError: a value is not one number, or there are more than 16 names.
     """
     context.current().progress.report(values, samples)
+
+
+def role() -> str:
+    """Return what this process does in its job, in the words of `TF_CONFIG`.
+
+    Returns:
+        "chief": rank 0; "worker": another rank; "evaluator": a process that `unidist launch --evaluator` has started.
+    """
+    return os.environ.get(ROLE_VARIABLE) or ("chief" if rank() == 0 else "worker")
 
 
 def local_rank() -> int:

@@ -25,6 +25,7 @@ from unidist.horovod_api.lifecycle import (
     rank,
     remove_process_set,
     report,
+    role,
     size,
     start_timeline,
     stop_timeline,
@@ -60,7 +61,7 @@ __all__ = [
     "data_size", "ddl_built", "device", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled",
     "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
-    "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip
 
 __getattr__ = names_of_backend(__name__)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         HOROVOD_VARIABLES,
         LOG_LEVELS,
         MAX_CACHE_CAPACITY,
+        ROLE_VARIABLE,
         VARIABLES,
         Settings,
         configure_logging,
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from unidist.settings.worker_place import WorkerPlace
 
 __all__ = [
-    "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "RankProcess", "Settings", "VARIABLES",
-    "WorkerPlace", "announce_rank_process", "configure_logging", "device_index", "installed_devices", "job_secret",
-    "num_visible", "read_placement", "set_variables", "visible_devices",
+    "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "ROLE_VARIABLE", "RankProcess", "Settings",
+    "VARIABLES", "WorkerPlace", "announce_rank_process", "configure_logging", "device_index", "installed_devices",
+    "job_secret", "num_visible", "read_placement", "set_variables", "visible_devices",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -35,7 +36,8 @@ __getattr__ = lazy_names(
     {
         "devices": "device_index installed_devices num_visible visible_devices",
         "environment": (
-            "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY Settings VARIABLES configure_logging set_variables"
+            "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY ROLE_VARIABLE Settings VARIABLES configure_logging "
+            "set_variables"
         ),
         "placement": "Placement job_secret read_placement",
         "rank_process": "RankProcess announce_rank_process",

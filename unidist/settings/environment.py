@@ -18,6 +18,8 @@ from unidist.errors import ConfigurationError
 from unidist.launcher import AUTO, DurableOptions, interval_of
 from unidist.settings.values import first_set, integer, non_negative, real, seconds
 
+ROLE_VARIABLE = "UNIDIST_ROLE"
+
 VARIABLES: dict[str, str] = {
     "UNIDIST_RANK": "rank of this process; set by the launcher with the five below",
     "UNIDIST_WORLD_SIZE": "number of processes",
@@ -25,6 +27,10 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_LOCAL_WORLD_SIZE": "number of processes on this host",
     "UNIDIST_NODE_RANK": "index of this host",
     "UNIDIST_NUM_NODES": "number of hosts",
+    "UNIDIST_ROLE": "what a process does that is no rank of the job: evaluator; set by the launcher",
+    "UNIDIST_EVALUATOR": "name of the job's evaluator; set by the launcher, as are the next two",
+    "UNIDIST_EVALUATOR_FD": "inherited socket by which it tells the launcher its results",
+    "UNIDIST_EVALUATED_STEP": "the last checkpoint that an earlier process of it has evaluated",
     "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
     "UNIDIST_SECRET_FD": "inherited file descriptor that holds the job's secret",
     "UNIDIST_PROCESS_FD": "inherited file descriptor by which a rank tells the launcher its process id",

@@ -55,6 +55,9 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
     if event == "checkpoint_loaded":
         why = f"; {fields['reason']}" if fields["reason"] else ""
         return f"the ranks go on from the checkpoint of commit {fields['commit']}, {fields['path']}{why}"
+    if event == "evaluated":
+        values = ", ".join(f"{name} {value:.6g}" for name, value in fields["values"].items())
+        return f"checkpoint {fields['step']} is evaluated: {values}"
     if event == "left" and fields["rank"] is not None:
         return f"rank {fields['rank']} has left after commit {fields['progress']}, as it was asked to"
     return ""

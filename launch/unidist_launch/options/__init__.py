@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_launch.options import hosts
+    from unidist_launch.options import command_line, hosts
     from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
 
 __all__ = [
-    "ELASTIC_GROUP", "hosts", "only_for_elastic_jobs",
+    "ELASTIC_GROUP", "command_line", "hosts", "only_for_elastic_jobs",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "": "hosts",
+        "": "command_line hosts",
         "elastic_options": "ELASTIC_GROUP only_for_elastic_jobs",
     },
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.checkpoint.format import directory, index
+    from unidist.checkpoint.format import directory, index, readers
     from unidist.checkpoint.format.index import Index
     from unidist.checkpoint.format.interface import (
         STATE_ATTRIBUTE,
@@ -48,13 +48,13 @@ __all__ = [
     "Placement", "PlacesParameters", "Plain", "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection",
     "Shard", "TORCH", "TensorInfo", "WholeParameters", "WrittenShard", "assign", "check_inventories", "directory",
     "index", "kept_state", "make_index", "mapped_section", "match", "merge_values", "placements_of", "read_as",
-    "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
+    "readers", "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "": "directory index",
+        "": "directory index readers",
         "index": "Index",
         "interface": (
             "HasKeptState KeepsState MemoryState PlacesParameters Plain STATE_ATTRIBUTE SavedSection WholeParameters "

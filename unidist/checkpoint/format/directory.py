@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from unidist.checkpoint.format import index
+from unidist.checkpoint.format import index, readers
 from unidist.checkpoint.format.shard import advice, sync
 from unidist.errors import CheckpointError, UsageError
 
@@ -102,9 +102,11 @@ def steps(series: Path) -> list[tuple[int, Path]]:
 def prune(series: Path, keep: int, last: int) -> None:
     """Remove the oldest complete checkpoints of a series until `keep` are left of those up to step `last`.
 
-    That one was saved just now. Where training has gone back, there are checkpoints of later steps: they stay.
+    That one was saved just now. Where training has gone back, there are checkpoints of later steps: they stay. Readers
+    of the series get what is removed.
     """
     for _, folder in [(step, folder) for step, folder in steps(series) if step <= last][:-keep]:
+        readers.hand_over(series, folder)
         # Without its name first: a process that is killed here leaves no half of a checkpoint under it.
         doomed = writing(folder)
         if doomed.exists():
