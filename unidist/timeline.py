@@ -41,12 +41,14 @@ class Recorder:
         per_tensor: record each tensor of named operations on its own, in a row of its own.
         waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for
             named operations.
+        data_sec: seconds that the script has waited for its batches so far.
     """
 
     timeline: Timeline | None = None
     mark_cycles: bool = False
     per_tensor: bool = False
     waited_sec: float = 0.0
+    data_sec: float = 0.0
 
     def __init__(self) -> None:
         self._phases: dict[str, int] = {}  # that have begun, and when

@@ -71,6 +71,7 @@ class _Job(Collector):
             ("rank_own_seconds", "Seconds per commit in which a rank does not wait for others.", "own_sec"),
             ("rank_waited_seconds", "Seconds per commit in which it does.", "waited_sec"),
             ("rank_waiting_ratio", "Part of the last seconds in which a rank waited for others.", "waiting"),
+            ("rank_reading_ratio", "Part of the last seconds in which a rank waited for its batches.", "reading"),
             ("rank_memory_bytes", "Resident memory of a rank's process.", "memory_bytes"),
             ("rank_heard_seconds", "Seconds since something was heard of it.", "heard_sec"),
         ):

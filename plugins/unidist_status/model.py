@@ -258,6 +258,7 @@ class JobStatus:
             "steps_per_sec": point["steps_per_sec"],
             "samples_per_sec": point["samples_per_sec"],
             "waiting": statistics.fmean(waiting) if waiting else 0.0,
+            "reading": point["reading"],
             "memory_bytes": float(point["memory_bytes"]),
             "world_size": float(len(self._members)),
             "generation": float(self._generation),
@@ -316,6 +317,7 @@ class JobStatus:
             "samples_per_sec": round(sum(rate.samples_per_sec for rate in rates), 2),
             "values": {name: _plain(statistics.fmean(given)) for name, given in values.items()},
             "memory_bytes": max(memory, default=0),
+            "reading": round(statistics.fmean(rate.reading for rate in rates), 3) if rates else 0.0,
             "waiting": [
                 None if worker.progress.last is None else round(worker.progress.rates(now).waiting, 3)
                 for worker in members[:NUM_CURVES]
@@ -350,6 +352,7 @@ class JobStatus:
             "waited_sec": None if times is None else round(times.waited_sec, 6),
             "steps": None if progress is None else progress.steps,
             "waiting": None if progress is None else round(worker.progress.rates(now).waiting, 3),
+            "reading": None if progress is None else round(worker.progress.rates(now).reading, 3),
             "memory_bytes": None if progress is None else progress.memory_bytes,
             "heard_sec": None if worker.heard is None else round(now - worker.heard, 3),
             "shows_stacks": worker.has_trained and worker.state != "ended",

@@ -27,6 +27,7 @@ class ProgressReport:
         steps: updates of its optimizers since `init()`.
         samples: that it has trained on since then; those of ranks with parts of one model are told by one of them.
         waited_sec: seconds in which it waited for other ranks.
+        data_sec: seconds in which it waited for its batches.
         memory_bytes: resident memory of the process.
         values: of the script, by name; NaN and infinities are there, too.
     """
@@ -35,6 +36,7 @@ class ProgressReport:
     steps: int
     samples: int
     waited_sec: float
+    data_sec: float
     memory_bytes: int
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -43,6 +45,7 @@ class ProgressReport:
         """Return a report; None if what was told makes no sense."""
         try:
             numbers = {name: float(told[name]) for name in ("time", "waited_sec")}
+            numbers["data_sec"] = float(told.get("data_sec", 0.0))
             counts = {name: int(told[name]) for name in ("steps", "samples", "memory_bytes")}
             values = dict(list(told.get("values", {}).items())[:_MAX_VALUES])
             values = {str(name)[:_MAX_NAME]: float(value) for name, value in values.items()}
@@ -55,11 +58,19 @@ class ProgressReport:
 
 @dataclass(frozen=True)
 class Rates:
-    """Means over the last seconds: steps and samples per second, and the part of the time spent waiting, 0 to 1."""
+    """Means over the last seconds: steps and samples per second; parts of the time, 0 to 1.
+
+    Args:
+        steps_per_sec: updates.
+        samples_per_sec: of this rank.
+        waiting: part of the time in which it waited for other ranks.
+        reading: part of the time in which it waited for its batches.
+    """
 
     steps_per_sec: float = 0.0
     samples_per_sec: float = 0.0
     waiting: float = 0.0
+    reading: float = 0.0
 
 
 class ProgressWindow:
@@ -96,10 +107,11 @@ class ProgressWindow:
         if seconds <= 0.0:
             return Rates()
         waiting = min(1.0, max(0.0, (last.waited_sec - first.waited_sec) / seconds))
+        reading = min(1.0, max(0.0, (last.data_sec - first.data_sec) / seconds))
         usual = seconds / (len(self._reports) - 1)
         if now - heard > 2.0 * usual + _PATIENCE_SEC:
             seconds += now - heard
-        return Rates((last.steps - first.steps) / seconds, (last.samples - first.samples) / seconds, waiting)
+        return Rates((last.steps - first.steps) / seconds, (last.samples - first.samples) / seconds, waiting, reading)
 
 
 class History:

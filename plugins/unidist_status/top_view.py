@@ -78,7 +78,7 @@ def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 def _ranks(ranks: list[dict[str, Any]], room: int | None, *, is_elastic: bool) -> Table:
     of_commits = ("commits", "work s", "wait s") if is_elastic else ()
-    numbers = ("rank", "process", "step", "wait %", "MiB", *of_commits, "heard s")
+    numbers = ("rank", "process", "step", "wait %", "data %", "MiB", *of_commits, "heard s")
     table = _table("rank", "state", "host", *numbers[1:], numbers=numbers)
     for rank in ranks[:room]:
         table.add_row(
@@ -88,6 +88,7 @@ def _ranks(ranks: list[dict[str, Any]], room: int | None, *, is_elastic: bool) -
             _number(rank["pid"] or None, "d"),
             _number(rank["steps"], "d"),
             _number(None if rank["waiting"] is None else 100 * rank["waiting"], ".0f"),
+            _number(None if rank["reading"] is None else 100 * rank["reading"], ".0f"),
             _number(None if rank["memory_bytes"] is None else rank["memory_bytes"] / 2**20, ".0f"),
             *(
                 [_number(rank["commits"], "d"), _number(rank["own_sec"], ".4f"), _number(rank["waited_sec"], ".4f")]

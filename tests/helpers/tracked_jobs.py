@@ -21,6 +21,7 @@ NAMES = {
     "steps_per_sec",
     "samples_per_sec",
     "waiting",
+    "reading",
     "memory_bytes",
     "world_size",
     "generation",

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
+from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare, Position
 from unidist.elastic.step_training import Progress, Redistributable
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training.reading import read_ahead, timed
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import SampleOrder
@@ -59,8 +61,32 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
         return None if share is None else share()
 
     def __iter__(self) -> Any:
+        return timed(self.unmeasured())
+
+    def unmeasured(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch, of which nobody counts how long it is waited for."""
         self._iterations += 1
         return self._iterate(self._iterations - 1)
+
+    def prefetch(self, count: int = 2) -> PrefetchedBatches:
+        """Return the same batches, which a thread reads ahead while a step runs; pinned where there is a GPU.
+
+            for x, y in ud.shard(loader).prefetch(): ...
+
+        For a loader without workers of its own (`num_workers`), which read ahead too.
+
+        Args:
+            count: number of batches that are read ahead, at least 1.
+
+        Raises:
+            UsageError: `count` is below 1, or the job is elastic: its batches are made for the ranks that there are.
+        """
+        if context.current().is_elastic:
+            raise UsageError(
+                "prefetch() in an elastic job: a batch that was read ahead would be for ranks that are gone. Leave it "
+                "out, and give the DataLoader num_workers="
+            )
+        return PrefetchedBatches(self, count)
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
@@ -132,6 +158,28 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
                 "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
                 "be. For evaluation use a loader of its own"
             )
+
+
+class PrefetchedBatches:
+    """The batches of a loader, read ahead by a thread in each iteration. Made by `ElasticLoader.prefetch`.
+
+    Args:
+        loader: that makes the batches.
+        count: how many are read ahead.
+    """
+
+    def __init__(self, loader: ElasticLoader, count: int) -> None:
+        self._loader = loader
+        self._count = count
+        read_ahead((), count)  # it says what is wrong with it
+
+    def __iter__(self) -> Iterator[Any]:
+        pin = pin_memory if torch.cuda.is_available() and not self._loader.pin_memory else None
+        return timed(read_ahead(self._loader.unmeasured(), self._count, pin))
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        return len(self._loader)
 
 
 def _itself(share: BatchShare) -> BatchShare:

@@ -83,7 +83,7 @@ def address(server: StatusServer) -> StatusAddress:
 def test_it_prints_ranks_recovery_and_who_is_slow(server: StatusServer) -> None:
     text = " ".join(run("--once", address(server).full_url).split())
     assert "generation 1 2 ranks" in text
-    assert re.search(r"1\s+training\s+h1(\s+-){4}\s+0\s+0\.3000\s+0\.0000", text)
+    assert re.search(r"1\s+training\s+h1(\s+-){5}\s+0\s+0\.3000\s+0\.0000", text)
     assert "The others wait for rank 1: it works 0.300 s per commit, they 0.100 s." in text
     assert "Last change: rank 1 was lost: [red]its connection ended" in text
     assert "first step in 0.500 s" in text

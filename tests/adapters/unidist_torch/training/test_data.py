@@ -58,3 +58,19 @@ def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
                 shard(loader(5), tail="cut")  # type: ignore[arg-type]  # that is the point
 
     pool(2).run(on_rank)
+
+
+def test_batches_that_are_read_ahead_are_the_same(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            samples = loader(10, shuffle=True)
+            plain, ahead = shard(samples), shard(samples).prefetch(3)
+            for _ in range(3):
+                assert [batch.tolist() for (batch,) in ahead] == [batch.tolist() for (batch,) in plain]
+            assert len(ahead) == len(plain) == 3
+            for _ in ahead:
+                break
+            with pytest.raises(UsageError, match=r"prefetch\(0\)"):
+                shard(samples).prefetch(0)
+
+    pool(2).run(on_rank)
