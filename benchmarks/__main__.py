@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import hosts, launch_time, recovery
+from benchmarks import hosts, launch_time, local_sgd, recovery
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
 
@@ -299,6 +299,30 @@ def _recovery_rows(groups: dict[str, dict[str, float]], repetitions: int) -> lis
     return rows
 
 
+def _local_sgd_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("training with DiLoCo ...")
+    names = {"data": local_sgd.DATA, "DiLoCo": local_sgd.DILOCO}
+    module, steps = "benchmarks.local_sgd", local_sgd.LOSS_STEPS
+    losses = {name: under_unidist(module, 2, steps, strategy)["loss"] for name, strategy in names.items()}
+    detail = f"DiLoCo {losses['DiLoCo']:.4f}, data {losses['data']:.4f}"
+    what = f"DiLoCo, np=2: loss after {steps} updates, of data"
+    rows = [Row(what, losses["DiLoCo"] / losses["data"], "x", "at most", 1.02, detail)]
+    if reason := local_sgd.why_not():
+        click.echo(f"slow link: left out: {reason}")
+        return rows
+    click.echo("training over a slow link ...")
+    link = {name: local_sgd.over_slow_link(strategy, local_sgd.LINK_STEPS) for name, strategy in names.items()}
+    seconds = {name: found["seconds"] for name, found in link.items()}
+    groups["update over 100 Mbit/s and 50 ms, np=2"] = seconds
+    sent = {name: found["bytes"] / local_sgd.LINK_STEPS for name, found in link.items()}
+    detail = f"DiLoCo {sent['DiLoCo'] / 1e3:.2f} kB an update, data {sent['data'] / 1e3:.2f} kB"
+    what = "DiLoCo over 100 Mbit/s and 50 ms, np=2"
+    rows.append(Row(f"{what}: bytes, of data", sent["DiLoCo"] / sent["data"], "x", "at most", 0.02, detail))
+    detail = f"DiLoCo {duration(seconds['DiLoCo'])}, data {duration(seconds['data'])}"
+    rows.append(Row(f"{what}: time, of data", seconds["DiLoCo"] / seconds["data"], "x", "at most", 0.3, detail))
+    return rows
+
+
 def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
@@ -318,6 +342,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "keras": (_keras_rows, True),
     "launch": (_launch_rows, False),
     "recovery": (_recovery_rows, False),
+    "local-sgd": (_local_sgd_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
     "trainers": (_trainer_rows, False),

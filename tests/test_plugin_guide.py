@@ -30,6 +30,7 @@ from unidist.strategy import (
     GradientOwner,
     InitializesModels,
     NamesPlugins,
+    OwnsParameters,
     RunsSteps,
     ShardsUpdates,
     Strategy,
@@ -83,8 +84,8 @@ def test_every_strategy_can_be_made_from_a_strategy_line(modules: list[ModuleTyp
         made = construct(Request(each.name, OPTIONS.get(each.__name__)), each)
         assert (made.state() == {}) != (each.__name__ == "ClipUsual")
     capabilities = (
-        GradientOwner, UpdateGate, ShardsUpdates, RunsSteps, ChoosesPrecision, SurvivesLoss, NamesPlugins,
-        InitializesModels,
+        GradientOwner, UpdateGate, ShardsUpdates, OwnsParameters, RunsSteps, ChoosesPrecision, SurvivesLoss,
+        NamesPlugins, InitializesModels,
     )  # fmt: skip
     for capability in capabilities:
         assert [each for each in found if issubclass(each, capability)], f"no example of {capability.__name__}"

@@ -124,7 +124,7 @@ class FusedExchange:
             self._announcements[2].announce()
         if not self.update.begin_step():
             return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
-        if self._announcements:
+        if self._announcements and not self.update.is_local:
             self._announcements[0].announce()
         return self._complete(None)
 

@@ -9,19 +9,28 @@ from typing import Any
 from unidist.errors import UsageError
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.arguments import Groups
+from unidist.optim.interface import BringsInnerStep
 from unidist.strategy.interface import Plan, ShardsUpdates
 
 __all__ = ["check_unsharded", "listed_groups", "local_variables", "with_groups"]
 
 
-def check_unsharded(plan: Plan, caller: str) -> None:
-    """Raise UsageError if a strategy of the plan shards updates over the ranks, for which `caller` sees too little."""
-    sharding = [item.name for item in plan.strategies if isinstance(item, ShardsUpdates)]
-    if sharding:
-        raise UsageError(
-            f"strategy {sharding[0]!r} shards updates over the ranks, and {caller} cannot; use "
-            "model, optimizer = distribute(model, optimizer)"
-        )
+def check_unsharded(plan: Plan, caller: str, *, has_optimizer: bool = True) -> None:
+    """Raise UsageError if a strategy of the plan updates in a way for which `caller` sees too little.
+
+    Args:
+        plan: of the run.
+        caller: for the message.
+        has_optimizer: it binds an optimizer, and only sharded updates are too much; else it only exchanges gradients.
+    """
+    for item in plan.strategies:
+        shards = isinstance(item, ShardsUpdates)
+        if shards or (not has_optimizer and isinstance(item, BringsInnerStep)):
+            what = "shards updates over the ranks" if shards else "brings its own updates"
+            raise UsageError(
+                f"strategy {item.name!r} {what}, and {caller} cannot; use "
+                "model, optimizer = distribute(model, optimizer)"
+            )
 
 
 def listed_groups(groups: Groups) -> Sequence[Sequence[Any]] | None:

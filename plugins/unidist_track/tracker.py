@@ -53,8 +53,8 @@ class Tracker(ABC):
             time: in seconds since the epoch.
             values: finite numbers by name. Those that scripts report have the script's names; the others are
                 `steps_per_sec`, `samples_per_sec` (of all ranks), `waiting` (part of the time in which ranks wait for
-                others, their mean, 0 to 1), `reading` (the same for batches), `memory_bytes` (of the largest rank), `world_size`, `generation` and
-                `recoveries` (changes of the world so far).
+                others, their mean, 0 to 1), `reading` (the same for batches), `memory_bytes` (of the largest rank),
+                `world_size`, `generation` and `recoveries` (changes of the world so far).
         """
 
     @abstractmethod

@@ -158,6 +158,8 @@ def load_job(
     saver = runtime.owned(make_saver)
     saver.wait()
     for optimizer in objects.optimizers():
+        if (update := states.update(optimizer)) is not None:
+            update.before_load()
         states.prepare_to_load(optimizer)
     extra = extra_values.Extra(states.framework, states.piece)
 

@@ -1,4 +1,4 @@
-"""Checkpoint state of a bound optimizer's `Update` and its strategies: the number of updates and the loss scale."""
+"""Checkpoint state of a bound optimizer's `Update` and its strategies: number of updates, loss scale, tensors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 from typing_extensions import override
 
+from unidist.buffer import Buffer
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
+from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece
+from unidist.optim.interface import KeepsTensors
 from unidist.optim.update import Update
 
 SECTION = "update"
+_OF = ":"  # between the name of a strategy and that of a tensor of its state
 
 
 class UpdateState(KeepsState):
@@ -29,8 +33,15 @@ class UpdateState(KeepsState):
 
     @override
     def pieces(self) -> Sequence[Piece]:
-        """Return no pieces: there are only plain values."""
-        return ()
+        return [
+            Piece.whole(f"{follower.name}{_OF}{name}", shape, memory)
+            for follower in self._keepers
+            for name, (shape, memory) in follower.tensors().items()
+        ]
+
+    @property
+    def _keepers(self) -> list[Any]:
+        return [follower for follower in self._update.strategies if isinstance(follower, KeepsTensors)]
 
     @override
     def values(self) -> dict[str, Plain]:
@@ -49,6 +60,15 @@ class UpdateState(KeepsState):
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
         self.load_values(section.values)
+        for follower in self._keepers:
+            found = {}
+            for name, info in section.tensors.items():
+                if name.startswith(prefix := f"{follower.name}{_OF}"):
+                    memory = Buffer.allocate(info.count, info.dtype)
+                    section.read(name, Part.whole(info.shape), memory)
+                    found[name.removeprefix(prefix)] = (info.shape, memory)
+            if found:
+                follower.load_tensors(found)
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Restore what `values` returned, in a job of any size: for checkpoints of another format."""

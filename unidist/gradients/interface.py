@@ -85,6 +85,11 @@ class GradientExchange(ABC):
     adds_passes: bool = False
     has_other_memory: bool = False
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the next round involves no other rank, so that nobody is told of it. The same on every rank."""
+        return False
+
     @abstractmethod
     def buffer(self, index: int) -> Buffer:
         """Return the buffer for the gradient of parameter `index`.

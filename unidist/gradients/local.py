@@ -44,6 +44,11 @@ class LocalExchange(GradientExchange):
             self._places |= {slot.parameter: memory.slice(slot.offset, slot.count) for slot in layout.slots}
         self._written: set[int] = set()
 
+    @property
+    @override
+    def is_local(self) -> bool:
+        return True
+
     @override
     def buffer(self, index: int) -> Buffer:
         return self._places[index]

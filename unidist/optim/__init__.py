@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ChecksBeforeSave,
         FollowsUpdates,
         InnerStep,
+        KeepsTensors,
         MakesInnerStep,
         MakesStepRunner,
         StepRunner,
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from unidist.optim.update import MakesExchange, Update, UpdateParts
 
 __all__ = [
-    "Accumulation", "BindsOptimizers", "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules",
-    "InnerStep", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "BringsInnerStep",
-    "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
+    "Accumulation", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave", "FollowsUpdates", "GradientRule",
+    "GradientRules", "InnerStep", "KeepsTensors", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner",
+    "NormRule", "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -36,8 +37,8 @@ __getattr__ = lazy_names(
     {
         "accumulation": "Accumulation Window",
         "interface": (
-            "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep MakesInnerStep MakesStepRunner "
-            "BringsInnerStep StepRunner"
+            "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep KeepsTensors MakesInnerStep "
+            "MakesStepRunner BringsInnerStep StepRunner"
         ),
         "loss_scaling": "LossScaler",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unidist.framework import Tensor
 
 if TYPE_CHECKING:
+    from unidist.buffer import Buffer
     from unidist.framework import Framework
     from unidist.optim.update import Update
     from unidist.runtime_api import RuntimeAPI
@@ -37,6 +38,24 @@ class ChecksBeforeSave(ABC):
     @abstractmethod
     def before_save(self) -> None:
         """Called on every rank when a checkpoint begins. May be collective; an exception ends the save."""
+
+    def before_load(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Called on every rank before a checkpoint replaces parameters and the optimizer's state."""
+
+
+class KeepsTensors(ABC):
+    """Capability of an observer of updates: its state includes tensors, equal on every rank, beside plain values.
+
+    A checkpoint has them in a section that jobs with other strategies leave alone.
+    """
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, tuple[Sequence[int], Buffer]]:
+        """Return shape and host memory of each tensor by name; the memory does not change while it is being saved."""
+
+    @abstractmethod
+    def load_tensors(self, found: Mapping[str, tuple[Sequence[int], Buffer]]) -> None:
+        """Restore what `tensors` returned: all that the checkpoint has of this observer, if it has anything."""
 
 
 class InnerStep(Protocol):

@@ -183,6 +183,11 @@ class Update:
         return self._factors.rules
 
     @property
+    def is_local(self) -> bool:
+        """Whether the next exchange involves no other rank. The same on every rank."""
+        return bool(self.exchanges) and all(exchange.is_local for exchange in self.exchanges)
+
+    @property
     def overflowed(self) -> bool:
         """Whether a reduced gradient was not finite: no rank steps, and the binding skips the inner step."""
         return self._factors.overflowed
@@ -366,6 +371,12 @@ class Update:
         for follower in self.strategies:
             if isinstance(follower, ChecksBeforeSave):
                 follower.before_save()
+
+    def before_load(self) -> None:
+        """Let those that follow the updates know that a checkpoint is about to be loaded. Collective."""
+        for follower in self.strategies:
+            if isinstance(follower, ChecksBeforeSave):
+                follower.before_load()
 
     def applied(self) -> None:
         """Start the next window, after the inner step."""

@@ -180,6 +180,11 @@ class GradientOwner(ABC):
         """Whether gradients are complete when the backward pass returns; else they are at the step."""
         return True
 
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a rank may make a step while the others make none: then the loss of a step is the rank's own."""
+        return False
+
     @abstractmethod
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
@@ -201,6 +206,24 @@ class ShardsUpdates(BringsInnerStep):
     Its exchange produces this rank's shard of the reduced gradients (`GradientExchange.reduced`). Its inner step for
     the framework updates that shard and sends the new parameters to all ranks.
     """
+
+
+class OwnsParameters(BringsInnerStep):
+    """Capability of a `GradientOwner`: keeps the parameters outside of the models, where pushed changes are applied.
+
+    Its exchange gives each rank its own gradients (`unidist.gradients.LocalExchange`). Its inner step pushes those, or
+    what the rank's own optimizer has made of them, and fetches parameters into the model.
+
+    For a checkpoint all ranks hold the same parameters: such a strategy is also `unidist.optim.ChecksBeforeSave`, and
+    makes its ranks equal in `before_save`.
+    """
+
+    @abstractmethod
+    def pull(self) -> None:
+        """Bring the newest parameters into this rank's model. Adapters call it before they evaluate.
+
+        Not collective. Does nothing before the first update.
+        """
 
 
 class RunsSteps(ABC):

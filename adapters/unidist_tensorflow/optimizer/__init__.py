@@ -7,6 +7,7 @@ from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
 from unidist_tensorflow.optimizer.inner_step import (
     Entry,
     InnerStep,
+    WholeStep,
     has_sharded_state,
     restoring,
     slot_lists,
@@ -15,6 +16,6 @@ from unidist_tensorflow.optimizer.inner_step import (
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "has_sharded_state",
+    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "WholeStep", "has_sharded_state",
     "needs_whole_variables", "restoring", "slot_lists", "variable_and_slots",
 ]  # fmt: skip

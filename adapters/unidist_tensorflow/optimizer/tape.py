@@ -190,7 +190,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             "distribute(model, optimizer) or DistributedOptimizer"
         )
     check_leaves_model(runtime.plan, "a tape")
-    check_unsharded(runtime.plan, "a tape")
+    check_unsharded(runtime.plan, "a tape", has_optimizer=False)
     if isinstance(gradtape, DistributedTapeMixin):
         raise UsageError("this tape is distributed already")
     arguments = OptimizerArguments(

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.runtime import context
-from unidist.strategy.interface import RunsSteps
+from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
@@ -53,6 +53,8 @@ class TrainStep:
         self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
         self._loss_fn = loss_fn
         self._mean_loss = MeanLoss(runtime)
+        self._owner = plan.find(OwnsParameters)
+        self._steps_alone = plan.the(GradientOwner).steps_alone
 
     @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
@@ -66,7 +68,8 @@ class TrainStep:
             targets: likewise, for the loss function.
 
         Returns:
-            The mean loss over the batches of all ranks, a scalar, equal on every rank.
+            The mean loss over the batches of all ranks, a scalar, equal on every rank. If ranks step alone
+            (local_sgd, parameter_server=async), that of this rank's batch.
 
         Raises:
             PeerLostError: a rank has died or could not go on; names it.
@@ -79,7 +82,9 @@ class TrainStep:
             inputs,
             lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
         )
-        loss = self._mean(self._runner.run(inputs, targets))
+        loss = self._runner.run(inputs, targets)
+        if not self._steps_alone:
+            loss = self._mean(loss)
         shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
         context.current().progress.report({"loss": loss}, int(shapes[0][0]) if shapes else 0)
         return loss
@@ -89,6 +94,8 @@ class TrainStep:
         """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
         inputs, targets = structure_of(inputs), structure_of(targets)
         build_on_all_ranks(self.model, self.optimizer, inputs)
+        if self._owner is not None:
+            self._owner.pull()
         return self._mean(self._runner.evaluate(inputs, targets))
 
     @calling("train_step.predict()")

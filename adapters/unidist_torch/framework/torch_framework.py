@@ -78,7 +78,12 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
 
     @override
     def add(self, source: Buffer, target: Buffer) -> None:
-        reduce_into(target, source, ReduceOp.SUM)
+        if target.memory == HOST:
+            reduce_into(target, source, ReduceOp.SUM)
+            return
+        from unidist_torch.memory import tensor_of
+
+        tensor_of(target).add_(tensor_of(source))
 
     @override
     def convert(self, source: Buffer, target: Buffer) -> None:

@@ -6,9 +6,9 @@ May import `framework`, `gradients` and the modules at the root of this package.
 from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_
 from unidist_torch.optimizer.clone import clone_for, options_of
 from unidist_torch.optimizer.elementwise import needs_closure, needs_whole_tensors
-from unidist_torch.optimizer.inner_step import InnerStep, has_sharded_state, refuse_scaler
+from unidist_torch.optimizer.inner_step import InnerStep, WholeStep, has_sharded_state, refuse_scaler
 
 __all__ = [
-    "InnerStep", "clip_grad_norm_", "clip_grad_value_", "clone_for", "has_sharded_state", "needs_closure",
+    "InnerStep", "WholeStep", "clip_grad_norm_", "clip_grad_value_", "clone_for", "has_sharded_state", "needs_closure",
     "needs_whole_tensors", "options_of", "refuse_scaler",
 ]  # fmt: skip

@@ -12,7 +12,8 @@ from unidist.runtime import context
 class Announcements:
     """The announcements of one optimizer. They cost a named operation of one byte each.
 
-    Only an optimizer whose gradients go to every rank announces: a joined rank serves all that is announced.
+    Only an optimizer whose gradients go to every rank announces: a joined rank serves all that is announced. A local
+    exchange (`GradientExchange.is_local`) is not announced.
 
     Args:
         update: of the optimizer.
@@ -32,6 +33,7 @@ class Announcements:
         take_part_in_pass: Callable[[], None],
         take_part_in_extra_pass: Callable[[], None],
     ) -> None:
+        self._update = update
         self._announcements: list[Announcement] = []
         runtime = context.current()
         if update.options.process_set is None and 1 < update.num_ranks == runtime.topology.world_size:
@@ -61,5 +63,5 @@ class Announcements:
         self._announce(4)
 
     def _announce(self, number: int) -> None:
-        if self._announcements:
+        if self._announcements and not self._update.is_local:
             self._announcements[number].announce()

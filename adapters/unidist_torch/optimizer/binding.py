@@ -322,8 +322,8 @@ class Binding:
 
     def _mean_loss(self, loss: Any) -> Any:
         """Average the loss over the ranks: an optimizer that looks at it must decide the same everywhere."""
-        if loss is None:  # on every rank: a closure that returns nothing
-            return None
+        if loss is None or self._update.is_local:
+            return loss  # None on every rank: a closure that returns nothing
         value = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
         self._announcements.announce_loss()
         self._average(value)

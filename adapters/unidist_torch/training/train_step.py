@@ -9,7 +9,7 @@ import torch
 from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
 from unidist.runtime import context
-from unidist.strategy.interface import RunsSteps
+from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
@@ -94,7 +94,8 @@ class TrainStep:
             targets: likewise, for the loss function.
 
         Returns:
-            The mean loss over the batches of all ranks, a detached scalar, equal on every rank.
+            The mean loss over the batches of all ranks, a detached scalar, equal on every rank. If ranks step alone
+            (parameter_server=async), that of this rank's batch.
 
             A step of an elastic job that was broken off, and a rank's first one where the others are further, return
             that of the last step that counts (NaN: there was none).
@@ -115,7 +116,7 @@ class TrainStep:
         loss = self._runner.run(inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        mean = self._mean(loss)
+        mean = self._mean_of_step(loss)
         context.current().progress.report({"loss": mean}, num_samples(inputs))
         return mean
 
@@ -125,6 +126,8 @@ class TrainStep:
 
         In elastic training, where ranks join and leave in between, it is not collective: the loss of this rank's batch.
         """
+        if (owner := self._plan.find(OwnsParameters)) is not None:
+            owner.pull()
         if self._training is not None:
             return self._like_parameters(float(self._runner.evaluate(inputs, targets)))
         return self._mean(self._runner.evaluate(inputs, targets))
@@ -133,6 +136,9 @@ class TrainStep:
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
         return self._runner.predict(inputs)
+
+    def _mean_of_step(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._plan.the(GradientOwner).steps_alone else self._mean(loss)
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
         return torch.tensor(self._mean_loss(float(loss)), dtype=loss.dtype, device=loss.device)

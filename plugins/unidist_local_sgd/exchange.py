@@ -1,0 +1,96 @@
+"""The exchange of gradients between two meetings: over all ranks while training warms up, then within each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from unidist.buffer import HOST
+from unidist.communicator import ReduceOp
+from unidist.gradients import LocalExchange, ParameterInfo, RoundResult
+
+if TYPE_CHECKING:
+    from unidist.communicator import Communicator
+    from unidist.framework import Framework
+    from unidist.optim import Update
+
+
+class GroupExchange(LocalExchange):
+    """Averages gradients over all ranks in the first updates, then over the ranks of a group.
+
+    In the first updates the numbers are those of `data` (post-local SGD, Lin et al. 2020,
+    https://arxiv.org/abs/1808.07217). Gradients are exchanged when all of a round are there, not as they become ready.
+
+    Args:
+        parameters: of the gradients.
+        framework: allocates the memory, and multiplies.
+        everyone: communicators over all ranks by kind of memory, "host" and, if needed, "device".
+        group: the same over the ranks of the group; empty: this rank is alone.
+        after: number of the first updates.
+
+    Attributes:
+        update: whose gradients these are; set when the exchange was made.
+    """
+
+    update: Update
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        framework: Framework,
+        everyone: Mapping[str, Communicator],
+        group: Mapping[str, Communicator],
+        after: int,
+    ) -> None:
+        super().__init__(parameters, framework, everyone[HOST].size)
+        self._everyone = everyone
+        self._group = group
+        self._after = after
+        self._status = everyone[HOST].allocate(len(self.parameters) + 1)
+
+    @property
+    @override
+    def is_local(self) -> bool:
+        return self.update.step >= self._after
+
+    @override
+    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+        own = super().finish(scale=scale, notice=notice)
+        communicators = self._group if self.is_local else self._everyone
+        if not communicators:
+            return own
+        status = self._status.bytes()
+        for index, is_present in enumerate(own.present):
+            status[index] = is_present
+        status[-1] = notice
+        works = [communicators[HOST].allreduce(self._status, self._status, op=ReduceOp.MAX)]
+        for memory in self.reduced().memory:
+            over = communicators[HOST if memory.memory == HOST else "device"]
+            works.append(over.allreduce(memory, memory, scale=1.0 / over.size))
+        for work in works:
+            self.update.context.recorder.wait(work)
+        values = status.tolist()
+        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+
+    @override
+    def close(self) -> None:
+        super().close()
+        for communicator in (*self._group.values(), *self._everyone.values()):
+            communicator.close()
+
+
+def ranks_of_host(communicator: Communicator, host: int) -> Communicator:
+    """Return a communicator over the ranks of the same host. Collective.
+
+    Args:
+        communicator: over all ranks.
+        host: number of this rank's.
+    """
+    from unidist.negotiation import gather_objects
+
+    hosts = gather_objects(communicator, host)
+    group = communicator.split([rank for rank, other in enumerate(hosts) if other == host])
+    assert group is not None, "this rank is in its group"
+    return group

@@ -1,0 +1,338 @@
+"""The meetings of one optimizer's parameters: where a window began, what is exchanged when, and the outer step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from unidist.buffer import HOST, Buffer, DType
+from unidist.errors import ConfigurationError, PeerLostError, StalledError
+from unidist.negotiation import gather_objects
+from unidist.optim import ChecksBeforeSave, KeepsTensors
+from unidist_local_sgd.exchange import GroupExchange
+from unidist_local_sgd.fragment import FragmentExchange
+from unidist_local_sgd.schedule import Due, divide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from unidist.communicator import Communicator
+    from unidist.framework import Framework
+    from unidist.gradients import ExchangeOptions, GradientExchange, ParameterInfo
+    from unidist.optim import Update
+    from unidist_local_sgd.binding import TrainedState
+    from unidist_local_sgd.strategy import LocalSGD
+
+_WIDE_BYTES = 4
+"""Values of fewer bytes for each element are exchanged, and kept at the start of a window, in float32."""
+
+
+_MEETINGS: weakref.WeakKeyDictionary[Any, weakref.ref[Meetings]] = weakref.WeakKeyDictionary()
+"""Of each bound optimizer, which keeps them."""
+
+
+def meet(optimizer: Any) -> bool:
+    """End the present window: the parameters of an optimizer meet now, and are equal on all ranks afterwards.
+
+    For the end of training, and before a model is evaluated or exported. Collective: every rank calls it between the
+    same two updates. The optimizer's state stays each rank's own.
+
+    Args:
+        optimizer: as `distribute` has returned it.
+
+    Returns:
+        Whether the strategy of the optimizer is `local_sgd`; under another one nothing is done.
+    """
+    found = _MEETINGS.get(optimizer)
+    meetings = None if found is None else found()
+    if meetings is not None:
+        meetings.end_window()
+    return meetings is not None
+
+
+class Meetings(ChecksBeforeSave, KeepsTensors):
+    """See the module's text. Follows the updates of the optimizer.
+
+    A checkpoint ends the window: before it is written all parameters meet, and the ranks' optimizer states are
+    averaged, so that training goes on in the same way whether it is resumed from the checkpoint or not.
+
+    Args:
+        strategy: its options.
+        update: the framework-free side of the optimizer.
+        framework: does the arithmetic.
+        trained: parameters and state of the optimizer.
+        optimizer: for `meet`.
+    """
+
+    name = "local_sgd.outer"
+
+    def __init__(
+        self, strategy: LocalSGD, update: Update, framework: Framework, trained: TrainedState, optimizer: Any
+    ) -> None:
+        self._strategy = strategy
+        self._schedule, self._outer = strategy.schedule, strategy.outer_optimizer
+        self._update = update
+        self._framework = framework
+        self._trained = trained
+        self._position = 0  # updates since all parameters were equal
+        self._slots_differ = False  # the ranks' optimizers have different state
+        self._step = 0
+        self._parameters: tuple[ParameterInfo, ...] = ()
+        self._fragments: list[tuple[range, FragmentExchange]] = []
+        self._communicators: dict[str, Communicator] = {}
+        self._starts: list[Buffer] = []
+        self._velocities: list[Buffer] = []
+        self._loaded: Mapping[str, tuple[Sequence[int], Buffer]] = {}
+        update.make_exchanges_by(self._make_exchange)
+        _MEETINGS[optimizer] = weakref.ref(self)
+
+    # Set-up
+
+    def _make_exchange(self, parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> GradientExchange:
+        update = self._update
+        made = self._strategy.make_exchange(parameters, update.context, self._framework, options)
+        if isinstance(made, GroupExchange):
+            made.update = update
+        return made
+
+    def begin(self, parameters: Sequence[ParameterInfo]) -> None:
+        """Set up the exchange of these parameters, which are equal on all ranks. Collective.
+
+        Call `end_window` before if others were set up.
+
+        Raises:
+            ConfigurationError: there are fewer parameters than fragments.
+        """
+        count = self._schedule.fragments
+        if len(parameters) < count:
+            raise ConfigurationError(
+                f"local_sgd:fragments={count}: the optimizer has {len(parameters)} parameters, and a fragment has at "
+                "least one; give fewer fragments"
+            )
+        framework, update = self._framework, self._update
+        wide = [replace(each, dtype=_wide(each.dtype)) for each in parameters]
+        memories = {HOST if each.memory == HOST else "device" for each in wide} | {HOST}
+        for memory in sorted(memories - self._communicators.keys()):
+            kind = HOST if memory == HOST else "cuda"
+            self._communicators[memory] = update.options.communicator(update.context, memory=kind)
+        for _, exchange in self._fragments:
+            exchange.close()
+        self._parameters = tuple(wide)
+        compressor = self._strategy.compressor(update.context.plugins)
+        self._fragments = [
+            (
+                indices,
+                FragmentExchange(
+                    [self._parameters[index] for index in indices],
+                    framework=framework,
+                    communicators=self._communicators,
+                    compressor=compressor,
+                ),
+            )
+            for indices in divide([each.count for each in wide], count)
+        ]
+        if self._strategy.is_relative:
+            self._starts = [framework.allocate(each.count, each.dtype, each.memory) for each in wide]
+        if self._outer.has_momentum:
+            for each in wide[len(self._velocities) :]:  # those before stay as they are
+                self._velocities.append(framework.allocate(each.count, each.dtype, each.memory))
+            self.load_tensors(self._loaded)
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the gradients of the next update are exchanged, as `after` says."""
+        return self._update.step < self._strategy.after
+
+    # Updates
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether `keep_start` is to be called before the next update. The same on every rank."""
+        return self._strategy.is_relative and self._position == 0 and not self.is_warming_up
+
+    def keep_start(self, values: Sequence[Buffer]) -> None:
+        """Keep these values, which are equal on all ranks, as the start of the first window."""
+        for value, start in zip(values, self._starts, strict=True):
+            self._framework.convert(value, start)
+
+    def advance(self, step: int) -> Due:
+        """Note that update number `step` (from 1) was made; return what is due now. The same on every rank."""
+        self._step = step
+        if step <= self._strategy.after:
+            return Due((), ())
+        self._position += 1
+        self._slots_differ = True
+        for _, exchange in self._fragments:
+            exchange.progress()
+        return self._schedule.due(self._position)
+
+    def run(self, due: Due, values: Sequence[Buffer]) -> None:
+        """Exchange and apply what is due. Collective over the ranks that train together.
+
+        Args:
+            due: as `advance` has returned it.
+            values: of all parameters, changed in place.
+        """
+        with self._reporting_failure():
+            for fragment in due.apply:
+                self._apply(fragment, values, self._strategy.mix)
+            for fragment in due.send:
+                self._send(fragment, values)
+            if not self._schedule.delay:
+                for fragment in due.send:
+                    self._apply(fragment, values, self._strategy.mix)
+
+    def end_window(self) -> None:
+        """Let all parameters meet now, unless they just have: they are equal on all ranks afterwards. Collective."""
+        just_met = (
+            self._position % self._schedule.every == 0 and self._schedule.meets_at_once and not self._strategy.mix
+        )
+        if self._position and not just_met:
+            values = self._trained.values()
+            with self._reporting_failure():
+                for fragment, (_, exchange) in enumerate(self._fragments):
+                    if exchange.is_pending:
+                        self._apply(fragment, values, self._strategy.mix)
+                for fragment in range(len(self._fragments)):
+                    self._send(fragment, values)
+                for fragment in range(len(self._fragments)):
+                    self._apply(fragment, values, 0.0)
+            self._trained.store(values)
+        self._position = 0
+
+    def average(self) -> None:
+        """Give all ranks the mean of their present parameters, without an outer step; a window begins. Collective."""
+        values = self._trained.values()
+        with self._reporting_failure():
+            for indices, exchange in self._fragments:
+                exchange.wait(self._update.context.recorder.wait)
+                self._exchange(indices, exchange, values, is_relative=False)
+                exchange.wait(self._update.context.recorder.wait)
+                for place, index in enumerate(indices):
+                    self._framework.convert(exchange.buffer(place), values[index])
+        self._trained.store(values)
+        self._position = 0
+
+    def _send(self, fragment: int, values: Sequence[Buffer]) -> None:
+        self._exchange(*self._fragments[fragment], values, is_relative=self._strategy.is_relative)
+
+    def _exchange(
+        self, indices: range, exchange: FragmentExchange, values: Sequence[Buffer], *, is_relative: bool
+    ) -> None:
+        """Start the exchange of a fragment's values, or of their differences to the start point."""
+        framework = self._framework
+        for place, index in enumerate(indices):
+            target = exchange.buffer(place)
+            framework.convert(values[index], target)
+            if is_relative:  # the outer gradient
+                framework.multiply(target, -1.0)
+                framework.add(self._starts[index], target)
+        exchange.start()
+
+    def _apply(self, fragment: int, values: Sequence[Buffer], mix: float) -> None:
+        """Complete an exchange, make the outer step, and mix the result with this rank's values."""
+        framework = self._framework
+        indices, exchange = self._fragments[fragment]
+        exchange.wait(self._update.context.recorder.wait)
+        for place, index in enumerate(indices):
+            result = exchange.buffer(place)
+            if self._strategy.is_relative:
+                velocity = self._velocities[index] if self._velocities else None
+                self._outer.step(framework, self._starts[index], result, velocity)
+                framework.convert(self._starts[index], result)
+            if mix:
+                own = framework.allocate(result.count, result.dtype, result.memory)
+                framework.convert(values[index], own)
+                framework.multiply(own, mix)
+                framework.multiply(result, 1.0 - mix)
+                framework.add(own, result)
+            framework.convert(result, values[index])
+
+    def _average_slots(self) -> None:
+        """Average the optimizer's state over the ranks. Collective.
+
+        What some rank does not have, of a parameter that never had a gradient there, is left alone.
+        """
+        communicator = self._update.communicator
+        slots = self._trained.slots()
+        everyone: list[dict[str, int]] = gather_objects(
+            communicator, {name: slot.count for name, slot in slots.items()}
+        )
+        shared = [name for name in slots if all(each.get(name) == slots[name].count for each in everyone)]
+        for name in sorted(shared):
+            slot = slots[name]
+            over = self._communicators[HOST if slot.memory == HOST else "device"]
+            over.allreduce(slot, slot, scale=1.0 / over.size).wait()
+        self._trained.store_slots(slots)
+
+    @contextmanager
+    def _reporting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLostError as exc:
+            if isinstance(exc, StalledError):
+                exc.add_note(
+                    f"local_sgd: on rank {self._update.context.topology.rank} the parameters meet after its update "
+                    f"{self._step}. Every rank makes equally many updates; look for one with less data."
+                )
+            self._update.context.report_failure(exc)
+            raise
+
+    # As one that follows the updates
+
+    def on_step(self, step: int) -> None:
+        """Make the meeting of this update, if the framework has writable parameters; see the bindings."""
+
+    @override
+    def before_save(self) -> None:
+        self.end_window()
+        if self._slots_differ:
+            with self._reporting_failure():
+                self._average_slots()
+            self._slots_differ = False
+
+    @override
+    def before_load(self) -> None:
+        """Forget the present window: what is loaded is equal on all ranks."""
+        for _, exchange in self._fragments:
+            exchange.wait(self._update.context.recorder.wait)
+        for velocity in self._velocities:
+            self._framework.zero(velocity)
+        self._position = 0
+        self._slots_differ = False
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: at a checkpoint a window begins."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    @override
+    def tensors(self) -> Mapping[str, tuple[Sequence[int], Buffer]]:
+        """Return the outer momentum of each parameter, by its number: paths of Keras differ between two models."""
+        found = {}
+        for number, velocity in enumerate(self._velocities):
+            held = velocity
+            if velocity.memory != HOST:
+                held = self._framework.allocate(velocity.count, velocity.dtype, HOST)
+                self._framework.convert(velocity, held)
+            found[f"momentum.{number}"] = (self._parameters[number].shape, held)
+        return found
+
+    @override
+    def load_tensors(self, found: Mapping[str, tuple[Sequence[int], Buffer]]) -> None:
+        self._loaded = {} if self._parameters else found  # until `begin`
+        for number, velocity in enumerate(self._velocities):
+            shape, memory = found.get(f"momentum.{number}", ((), velocity))
+            if tuple(shape) == self._parameters[number].shape:
+                self._framework.convert(memory, velocity)
+
+
+def _wide(dtype: DType) -> DType:
+    return DType.FLOAT32 if dtype.is_floating and dtype.itemsize < _WIDE_BYTES else dtype

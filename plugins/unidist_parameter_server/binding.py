@@ -1,0 +1,32 @@
+"""Interface between the strategy and a framework, registered as `BindingSpec("parameter_server", FRAMEWORK, path)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from unidist.optim import MakesInnerStep
+    from unidist_parameter_server.strategy import ParameterServer
+
+
+class StoreStep(Protocol):
+    """What the strategy asks of an inner step."""
+
+    def pull(self) -> None:
+        """Bring the newest parameters into the model of this rank. Not collective; nothing before the first update."""
+
+    def settle(self) -> None:
+        """Push what was not pushed, and make the parameters of all ranks equal: those of the store. Collective."""
+
+
+class ParameterServerBinding(ABC):
+    """The strategy for one framework. Made without arguments."""
+
+    @abstractmethod
+    def inner_step(self, strategy: ParameterServer) -> MakesInnerStep:
+        """Return a factory of inner steps, each a `StoreStep`, one for each optimizer.
+
+        Creating one raises ConfigurationError where the store has no counterpart of the optimizer; see
+        `BringsInnerStep.inner_step`.
+        """

@@ -1,0 +1,34 @@
+"""Registers the strategy `parameter_server`."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import Registry
+from unidist.strategy import BindingSpec, StrategySpec
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
+    """Register `parameter_server`, and `central_storage`."""
+    registry.add(
+        StrategySpec(
+            "parameter_server",
+            "unidist_parameter_server.strategy:ParameterServer",
+            "keep parameters in shared memory, to which workers push gradients, together (sync) or at once (async)",
+        )
+    )
+    registry.add(
+        StrategySpec(
+            "central_storage",
+            "unidist_parameter_server.strategy:CentralStorage",
+            "tf.distribute's CentralStorageStrategy: `parameter_server=sync`",
+        )
+    )
+
+
+@hookimpl
+def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+    """Register the bindings to frameworks."""
+    for name in ("parameter_server", "central_storage"):
+        registry.add(BindingSpec(name, "torch", "unidist_parameter_server._torch.step:TorchParameterServer"))
+        registry.add(BindingSpec(name, "tensorflow", "unidist_parameter_server._keras.step:KerasParameterServer"))

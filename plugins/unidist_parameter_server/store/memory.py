@@ -1,0 +1,203 @@
+"""The arrays of a store in shared memory.
+
+A shard is changed with a redo log (write-ahead logging, as databases do it). The worker that changes it writes the new
+contents to its journal, notes in the shard's header that the journal has the next version, by one store of 8 bytes,
+copies the journal to the shard, and advances the version, by another store. A process that is killed before the note
+has changed nothing. If it is killed after the note, whoever takes the lock next copies the journal again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unidist_parameter_server.store.shards import Shard
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ALIGNMENT = 64
+_NUMBERS = 8
+_VERSION, _NOTE = 0, 1
+_WORKER_BITS = 16
+
+
+@dataclass(frozen=True)
+class StoreShape:
+    """The sizes of a store's memory.
+
+    Args:
+        shards: of the parameters.
+        num_slots: arrays of the optimizer.
+        num_workers: number of workers.
+        num_parameters: number of parameters.
+        collects: gradients of a step are collected before they are applied.
+        log_length: number of updates that are remembered for each shard.
+    """
+
+    shards: Sequence[Shard]
+    num_slots: int
+    num_workers: int
+    num_parameters: int
+    collects: bool
+    log_length: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory in bytes."""
+        carver = _Carver(None)
+        _carve(self, carver)
+        return carver.nbytes
+
+
+@dataclass(frozen=True)
+class ShardContents:
+    """What is changed with a shard, together.
+
+    Args:
+        values: of the parameters, `(count,)`.
+        slots: of the optimizer.
+        counts: number of updates of each piece, int64.
+        numbers: the last push of each worker that was applied, int64.
+        memory: all of these, uint8.
+    """
+
+    values: Array
+    slots: tuple[Array, ...]
+    counts: Array
+    numbers: Array
+    memory: Array
+
+
+@dataclass(frozen=True)
+class ShardMemory:
+    """One shard. Whoever changes or reads it holds its lock.
+
+    Args:
+        header: the version, and the note: version and worker of a complete journal; int64.
+        contents: of the present version, unless `is_interrupted`.
+        journals: for each worker, where it writes the next contents.
+        inbox: for each worker its gradient of the present step; empty where nothing is collected.
+        log: worker and number of the push that made each version, `(log_length, 2)`, int64.
+    """
+
+    header: Array
+    contents: ShardContents
+    journals: tuple[ShardContents, ...]
+    inbox: tuple[Array, ...]
+    log: Array
+
+    @property
+    def version(self) -> int:
+        """Number of updates of this shard."""
+        return int(self.header[_VERSION])
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a worker has noted the next version and did not come to its end."""
+        return int(self.header[_NOTE]) >> _WORKER_BITS == self.version + 1
+
+    def complete(self) -> None:
+        """Bring a noted change to its end."""
+        if self.is_interrupted:
+            worker = int(self.header[_NOTE]) & ((1 << _WORKER_BITS) - 1)
+            self.contents.memory[:] = self.journals[worker].memory
+            self.header[_VERSION] = self.version + 1
+
+    def advance(self, worker: int) -> None:
+        """Make the contents of a worker's journal, which are complete, those of the shard."""
+        self.header[_NOTE] = (self.version + 1) << _WORKER_BITS | worker
+        self.complete()
+
+
+@dataclass(frozen=True)
+class Board:
+    """What all workers know of each other; int64 numbers, each written by one store.
+
+    Args:
+        numbers: the number of synchronous steps that were applied; one above the label of the step that is closed.
+        clocks: see `Clocks`; one for each worker, as all that follow.
+        members: see `Clocks`.
+        arrived: see `StepArrivals`.
+        counted: see `StepArrivals`.
+        processes: process identifiers.
+        times: of the last step, in ns of the system's monotonic clock.
+        present: which parameters have a gradient of the present step, `(workers, parameters)`, uint8.
+    """
+
+    numbers: Array
+    clocks: Array
+    members: Array
+    arrived: Array
+    counted: Array
+    processes: Array
+    times: Array
+    present: Array
+
+
+def make_arrays(shape: StoreShape, memory: memoryview) -> tuple[Board, list[ShardMemory]]:
+    """Return the arrays over memory of `shape.nbytes`, which is zero at first."""
+    return _carve(shape, _Carver(memory))
+
+
+class _Carver:
+    """Gives out pieces of memory one after the other; without memory it measures.
+
+    Args:
+        memory: all of it, or None.
+        begin: offset of the first piece.
+    """
+
+    def __init__(self, memory: memoryview | None, begin: int = 0) -> None:
+        self.memory = memory
+        self.nbytes = begin
+
+    def array(self, dtype: str, count: int) -> Array:
+        """Return the next piece."""
+        kind = np.dtype(dtype)
+        offset = self.nbytes
+        self.nbytes += -(-count * kind.itemsize // _ALIGNMENT) * _ALIGNMENT
+        if self.memory is None or not count:
+            return np.empty(0, kind)
+        return np.frombuffer(self.memory, kind, count, offset)
+
+    def contents(self, shape: StoreShape, shard: Shard) -> ShardContents:
+        """Return the next pieces as the contents of a shard."""
+        begin = self.nbytes
+        dtype = shard.dtype.value
+        values = self.array(dtype, shard.count)
+        slots = tuple(self.array(dtype, shard.count) for _ in range(shape.num_slots))
+        counts = self.array("int64", len(shard.pieces))
+        numbers = self.array("int64", shape.num_workers)
+        whole = np.empty(0, np.uint8)
+        if self.memory is not None:
+            whole = np.frombuffer(self.memory, np.uint8, self.nbytes - begin, begin)
+        return ShardContents(values, slots, counts, numbers, whole)
+
+
+def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]]:
+    workers = shape.num_workers
+    numbers = carver.array("int64", _NUMBERS)
+    clocks, members, arrived, counted, processes, times = (carver.array("int64", workers) for _ in range(6))
+    present = carver.array("uint8", workers * shape.num_parameters)
+    board = Board(numbers, clocks, members, arrived, counted, processes, times, present)
+    journals = []
+    for _ in range(workers):
+        begin, end = carver.nbytes, carver.nbytes
+        views = []
+        for shard in shape.shards:  # one at a time: all are at the same place
+            place = _Carver(carver.memory, begin)
+            views.append(place.contents(shape, shard))
+            end = max(end, place.nbytes)
+        journals.append(views)
+        carver.nbytes = end
+    shards = []
+    for index, shard in enumerate(shape.shards):
+        header = carver.array("int64", _NUMBERS)
+        contents = carver.contents(shape, shard)
+        inbox = tuple(carver.array(shard.dtype.value, shard.count) for _ in range(workers if shape.collects else 0))
+        log = carver.array("int64", 2 * shape.log_length)
+        shards.append(ShardMemory(header, contents, tuple(views[index] for views in journals), inbox, log))
+    return board, shards
