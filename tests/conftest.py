@@ -19,6 +19,9 @@ settings.load_profile("repeatable")
 # A test starts processes by the dozen: none of them is to compile what the one before it has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Tests of JAX compile small programs by the hundred: that takes longer than running them, however slow they are.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # A shell that starts the tests in the background has SIGINT ignored, and nohup SIGHUP, for everything that they start,
 # too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,7 +40,10 @@ _ONE_AT_A_TIME = {"ray", "spark", "unidist_ray", "unidist_spark"}
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group."""
+    """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group.
+
+    Those of JAX are several groups, since most of their time is spent in compiling: two processes may have a pool each.
+    """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
 
@@ -49,10 +55,10 @@ def pytest_collection_finish() -> None:
 
 
 def _group(item: pytest.Item) -> str:
+    file = item.nodeid.partition("::")[0]
     for fixture in ("tensorflow_pools", "torch_pools", "jax_pools"):
         if fixture in getattr(item, "fixturenames", ()):
-            return fixture
-    file = item.nodeid.partition("::")[0]
+            return f"{fixture} {file.split('/')[1]}" if fixture == "jax_pools" else fixture
     if set(file.split("/")) & _ONE_AT_A_TIME:
         return "clusters"
     return "/".join(file.split("/")[:3]) if file.startswith("tests/adapters/") else file

@@ -1,10 +1,39 @@
-"""The plugin of the JAX adapter: registers its framework. Imports no jax."""
+"""The plugin of the JAX adapter: registers its framework and the engine `xla`. Imports no jax."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unidist import hookimpl
+from unidist.engine import EngineSpec
 from unidist.framework import FrameworkSpec
-from unidist.registry import Registry
+from unidist.registry import Registry, load_object
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+XLA = "xla"
+
+
+@hookimpl
+def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
+    """Register `xla`, which is used only if it is named, beside the engine that moves host memory."""
+    registry.add(
+        EngineSpec(
+            XLA,
+            "unidist_jax.xla_engine:XlaEngine",
+            "collectives of XLA within programs of JAX (ud.spmd, TrainStep); never run on a TPU",
+            memory_kinds=frozenset((XLA,)),
+            priority=-1,
+        )
+    )
+
+
+@hookimpl
+def unidist_initialized(context: Context) -> None:
+    """Let the processes of the job be one system of JAX, if the engine is `xla`."""
+    if context.settings.engine == XLA:
+        load_object("unidist_jax.spmd.processes:join_processes", f"engine {XLA!r}")(context)
 
 
 @hookimpl

@@ -24,8 +24,8 @@ from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.settings.environment import set_variables
 from unidist.testing._training import largest_error
+from unidist_keras.checkpoint import stable_paths
 from unidist_pipeline._keras.tied import TiedVariables
-from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.training.conformance import computing_in_float64
 

@@ -17,7 +17,7 @@ from keras import ops
 import unidist.tensorflow as ud
 import unidist_zero
 from unidist.runtime import context
-from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_keras.checkpoint import stable_paths
 from unidist_tensorflow.training.conformance import computing_in_float64
 
 Batches = Sequence[tuple[Any, ...]]

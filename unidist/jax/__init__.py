@@ -15,6 +15,7 @@ from unidist.horovod_api.lifecycle import (
     rank,
     remove_process_set,
     report,
+    role,
     size,
     start_timeline,
     stop_timeline,
@@ -52,6 +53,7 @@ from unidist_jax.operations import (
     send,
     shutdown,
 )
+from unidist_jax.spmd import spmd
 from unidist_jax.training.data import shard
 from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_jax.training.train_step import TrainStep
@@ -60,9 +62,9 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op",
     "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
     "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute", "elastic", "empty",
-    "flush", "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init",
-    "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "rank", "recv", "reducescatter",
-    "remove_process_set", "report", "save", "seed", "send", "shard", "shutdown", "size", "start_timeline",
-    "stop_timeline", "translated", "world",
+    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute", "elastic", "empty", "flush",
+    "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init", "is_homogeneous",
+    "is_initialized", "join", "load", "local_rank", "local_size", "rank", "recv", "reducescatter", "remove_process_set",
+    "report", "role", "save", "seed", "send", "shard", "shutdown", "size", "spmd", "start_timeline", "stop_timeline",
+    "translated", "world",
 ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 `HostOperation` is what is called, `bind` adds a call of it to whatever JAX is tracing. The kernel waits for its peers
 inside the program, one call after the other, in the order in which they were traced. The ranks match them by name all
-the same, so programs that differ are an error and never a wrong number.
+the same, so programs that differ are an error and never a wrong number. In programs for several devices of this process
+the calls of the devices meet, and one of them does the work (`devices`).
 
 Imports the modules at the root of this package.
 """

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 
 import jax
 
+from unidist.negotiation.process_sets import global_process_set
+from unidist.runtime import context
+from unidist_arrays.operations import start_barrier
+
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=8)
 """The last ones, with the texts that their programs end with. A program may have failed long before anybody asks."""
 _not_raised: list[BaseException] = []
@@ -40,12 +44,15 @@ def translated() -> Iterator[None]:
 
     JAX raises an error whose text has ours in it, when the program is called or when its results are waited for, so
     wait within the block. It is `jax.errors.JaxRuntimeError`, or ValueError from programs that it has called before.
+    A collective of XLA that has failed because a rank is gone is a PeerLostError, too.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as exc:
         failure = _failure_of(str(exc))
         if failure is None:
+            if "Gloo" in str(exc) and context.is_initialized():  # a collective of XLA on CPUs, which does not say who
+                start_barrier([], "after a collective of XLA has failed", process_set=global_process_set).wait()
             raise
         _not_raised.clear()
         raise failure from exc

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from unidist.errors import UsageError
 from unidist_arrays.memory import Array, empty_array
 
 
@@ -73,6 +74,24 @@ class HostOperation(ABC):
         results = [empty_array(each.shape, each.dtype) for each in types]
         self.run(operands, results)
         return results
+
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        """Return the results as operations of XLA over a named axis, on which each rank is a device.
+
+        Called in place of all others while a program over all ranks is traced. It must be the same program on every
+        rank: what a rank does alone follows from `jax.lax.axis_index(axis)`.
+
+        Args:
+            operands: tracers or arrays.
+            axis: its name.
+
+        Raises:
+            UsageError: there is no such operation of XLA.
+        """
+        raise UsageError(
+            f"{self.title} is in a program of ud.spmd, where XLA exchanges arrays itself, and has no such operation: "
+            "call it outside of the program"
+        )
 
     def prepared(self, operands: Sequence[Array], results: Sequence[Array]) -> Callable[[], None]:
         """Return a function that does what `run` does with this memory. It is called each time the program uses it.

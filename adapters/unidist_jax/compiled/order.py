@@ -42,6 +42,7 @@ COMMUNICATES = _Communicates()
 
 for _allowed in (
     jax_effects.ordered_effects,
+    jax_effects.shardable_ordered_effects,
     jax_effects.lowerable_effects,
     jax_effects.control_flow_allowed_effects,
     jax_effects.custom_derivatives_allowed_effects,
@@ -119,17 +120,6 @@ def _messages(jaxpr: Any) -> Iterator[HostOperation]:
             yield operation
     for inner in jax_core.subjaxprs(jaxpr):
         yield from _messages(inner)
-
-
-def check_one_device(ctx: Any, title: str) -> None:
-    """Raise UsageError if a program that is being lowered runs on several devices of this process."""
-    axes = ctx.module_context.axis_context
-    count = getattr(axes, "num_devices", None) or getattr(getattr(axes, "mesh", None), "size", None)
-    if count is not None and count > 1:
-        raise UsageError(
-            f"{title} is in a program for {count} devices of this process; unidist's operations run in programs for "
-            "one. Start a rank for each device (unidist launch -np N), or call the operation outside of the program"
-        )
 
 
 _wrap_whole_programs()

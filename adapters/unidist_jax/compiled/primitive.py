@@ -16,14 +16,16 @@ import numpy as np
 from jax._src import core as jax_core
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unidist.buffer import Buffer
 from unidist.errors import UsageError
 from unidist_arrays.memory import Array, array_of_buffer
 from unidist_jax import _handler
+from unidist_jax.compiled.devices import Meeting, device_count, on_every_device
 from unidist_jax.compiled.failures import remember_failure
 from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
-from unidist_jax.compiled.order import COMMUNICATES, check_one_device
+from unidist_jax.compiled.order import COMMUNICATES
 from unidist_jax.memory import array_of, dtype_of, jax_array
 
 _TARGET = "unidist_host_call"
@@ -48,8 +50,12 @@ def flush() -> None:
     XLA runs the programs that a thread calls one after the other: so when one that is called now has ended. Those that
     failed have ended, too; their errors come up where their results are used.
     """
-    cpu = jax.local_devices(backend="cpu")[0]
-    (jax.device_put(np.zeros(()), cpu) + 0).block_until_ready()
+    devices = jax.local_devices(backend="cpu")
+    (jax.device_put(np.zeros(()), devices[0]) + 0).block_until_ready()
+    if _call_of_several_devices:  # programs for several devices run one after the other, beside those for one
+        mesh = Mesh(np.array(devices), ("devices",))
+        numbers = jax.device_put(np.zeros(len(devices)), NamedSharding(mesh, PartitionSpec("devices")))
+        (numbers + jnp.sum(numbers)).block_until_ready()
 
 
 _call_p = core.Primitive("unidist")
@@ -60,7 +66,19 @@ _call_p.multiple_results = True
 def _run_at_once(*operands: Any, operation: HostOperation) -> list[jax.Array]:
     if operation.matched_by_order:
         flush()  # those of programs that were called come first
-    return [jax_array(result) for result in operation.run_at_once([array_of(operand) for operand in operands])]
+    results = operation.run_at_once([array_of(operand) for operand in operands])
+    return [
+        _placed(jax_array(result), operands[place] if place < len(operands) else None)
+        for place, result in enumerate(results)
+    ]
+
+
+def _placed(result: jax.Array, operand: Any) -> jax.Array:
+    """Return a result on the devices of the operand of the same place, if these are several and it has its shape."""
+    sharding = getattr(operand, "sharding", None)
+    if sharding is None or sharding.num_devices == 1 or operand.shape != result.shape:
+        return result
+    return jax.device_put(result, sharding)
 
 
 @_call_p.def_effectful_abstract_eval
@@ -110,10 +128,14 @@ class _Call:
         operation: what is called.
         operands: their types.
         results: their types.
+        devices: number of devices of this process that run the program, on equal values.
     """
 
-    def __init__(self, operation: HostOperation, operands: Sequence[ShapeDtype], results: Sequence[ShapeDtype]) -> None:
+    def __init__(
+        self, operation: HostOperation, operands: Sequence[ShapeDtype], results: Sequence[ShapeDtype], devices: int
+    ) -> None:
         self._operation = operation
+        self._meeting = None if devices == 1 else Meeting(devices, operation.title, self._run_once)
         types = [(each, dtype_of(each), int(np.prod(each.shape))) for each in (*operands, *results)]
         self._types = [(count, dtype, each.shape) for each, dtype, count in types]
         self._num_operands = len(operands)
@@ -122,8 +144,25 @@ class _Call:
     def run(self, addresses: tuple[int, ...]) -> str | None:
         """Run the operation on the memory at these addresses; returns the text of an error."""
         try:
+            if self._meeting is not None:
+                return self._meeting.run(addresses)
             run = self._prepared.get(addresses)
             (run or self._prepare(addresses))()
+        except BaseException as exc:
+            return remember_failure(exc)
+        return None
+
+    def _run_once(self, calls: Sequence[tuple[int, ...]]) -> str | None:
+        """Run the operation on the memory of one device, and give its results to the others."""
+        try:
+            chosen = min(calls)  # the same one each time, as far as XLA uses the same memory
+            run = self._prepared.get(chosen)
+            (run or self._prepare(chosen))()
+            made = self._arrays(chosen)[self._num_operands :]
+            for addresses in calls:
+                for target, source in zip(self._arrays(addresses)[self._num_operands :], made, strict=True):
+                    if addresses is not chosen:
+                        np.copyto(target, source)
         except BaseException as exc:
             return remember_failure(exc)
         return None
@@ -148,6 +187,8 @@ class _Call:
 _calls: dict[int, _Call] = {}
 """By number. They are kept for ever: JAX's fast path holds on to nothing but XLA's program, whose end nobody tells."""
 _numbers = itertools.count(1)
+_call_of_several_devices = False
+"""Whether a program for several devices has calls."""
 
 
 def _run_call(number: int, addresses: tuple[int, ...]) -> str | None:
@@ -162,10 +203,12 @@ jax.ffi.register_ffi_target(_TARGET, _handler.handler(), platform="cpu")
 
 
 def _lower(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
-    check_one_device(ctx, operation.title)
+    global _call_of_several_devices
+    devices = device_count(ctx, operation.title)
+    _call_of_several_devices = _call_of_several_devices or devices > 1
     given = [ShapeDtype(tuple(each.shape), np.dtype(each.dtype)) for each in ctx.avals_in]
     made = [ShapeDtype(tuple(each.shape), np.dtype(each.dtype)) for each in ctx.avals_out]
-    call = _Call(operation, given, made)
+    call = _Call(operation, given, made, devices)
     number = next(_numbers)
     if not _calls:  # before Python, or the runtime, ends: after what `init` has registered, so it runs before that
         atexit.register(flush)
@@ -173,7 +216,12 @@ def _lower(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
     token = jax_core.abstract_token
     tokened = ctx.replace(avals_in=(token, *ctx.avals_in), avals_out=(token, *ctx.avals_out))
     lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=_aliases(given, made))
-    after, *results = lower(tokened, ctx.tokens_in.get(COMMUNICATES), *operands, number=np.int64(number))
+
+    def call_host(*values: Any) -> Any:
+        return lower(tokened, *values, number=np.int64(number))
+
+    inputs = (ctx.tokens_in.get(COMMUNICATES), *operands)
+    after, *results = call_host(*inputs) if devices == 1 else on_every_device(tokened, devices, inputs, call_host)
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({COMMUNICATES: after})))
     return results
 

@@ -15,10 +15,12 @@ import jax
 import keras
 
 from unidist.buffer import DType
+from unidist.elastic.rebinding import follow_generations
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
+from unidist.runtime_api import RuntimeAPI
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.compiled import is_tracing, take_failure
@@ -42,11 +44,13 @@ class Binding:
         inner: what updates the variables.
         scale_local: gradients of local variables are divided by the number of ranks, as those that are averaged.
         groups: lists of variables whose gradients travel together, or None; until the first update.
+        model: of whose trainable variables it is the optimizer; None: nobody has said so.
     """
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self.scale_local = True
         self.groups: Sequence[Sequence[Any]] | None = None
+        self.model: Any = None
         self._optimizer = optimizer
         self._plain = plain
         self._update = update
@@ -55,7 +59,26 @@ class Binding:
         self._local: set[int] = set()
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._is_stepping = False
+        self._weight: Any = None
+        self._has_weighted = False
         self.inner = self._make_inner()
+        follow_generations(self)
+
+    def rebind(self, context: RuntimeAPI) -> None:
+        """Go on in a new generation of an elastic job, with the same compiled programs. Collective.
+
+        Raises:
+            ConfigurationError: the optimizer was built on some ranks only.
+        """
+        if len(set(gather_objects(context.axis("data"), self._leaves is None))) > 1:
+            raise ConfigurationError(
+                "a distributed optimizer was built on some ranks, and on others not yet: make its elastic state, "
+                "KerasState(model), on every rank before the elastic function begins"
+            )
+        if self._leaves is None:
+            self._update.rebind(context)
+        else:
+            self._leaves.fused.prepare()
 
     def _make_inner(self) -> InnerStep:
         brings = self._update.inner_steps
@@ -105,16 +128,27 @@ class Binding:
         self.broadcast_initial()
         self.inner.build(self._built_for, self.exchange)
         self._optimizer.built = True
+        if self._update.context.is_elastic:
+            self.exchange()  # here, where every rank does it, and not while some trace their first step
+
+    def build_to_load(self) -> None:
+        """Shard the state of an optimizer, so that it can be loaded. Collective if it shards, and is not built."""
+        if not self.inner.sharded or self.inner.is_built or self.model is None:
+            return
+        if not all(layer.built for layer in self.model._flatten_layers()):
+            return  # loading a model that has no weights yet is an error
+        with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+            self.build(self.model.trainable_variables)
 
     @property
-    def _trained(self) -> list[Any]:
+    def trained(self) -> list[Any]:
         """The variables of the model that the optimizer is for."""
         return list(self._optimizer._trainable_variables if self._built_for is None else self._built_for)
 
     def exchange(self) -> GradientLeaves:
         """Return the exchange of this optimizer's gradients, agreed on by all ranks. Collective the first time."""
         if self._leaves is None:
-            variables = [each for each in self._trained if id(each) not in self._local]
+            variables = [each for each in self.trained if id(each) not in self._local]
             for variable in variables:
                 if getattr(variable, "overwrite_with_gradient", False):
                     raise UsageError(
@@ -152,12 +186,12 @@ class Binding:
                 self.build(list(trainable_variables))
         ordered = self._ordered(gradients, trainable_variables)
         state = [variable.value for variable in self._optimizer.variables]
-        values = [variable.value for variable in self._trained]
+        values = [variable.value for variable in self.trained]
         self._assign(*self.stateless_apply(state, ordered, values))
 
     def _ordered(self, gradients: list[Any], variables: Any) -> list[Any]:
         """Return the gradients in the order of the optimizer's variables."""
-        trained = self._trained
+        trained = self.trained
         given = trained if variables is None else list(variables)
         if len(given) != len(gradients):
             raise UsageError(f"{len(gradients)} gradients for {len(given)} variables: give one for each")
@@ -172,7 +206,7 @@ class Binding:
         return [found[id(variable)] for variable in trained]
 
     def _assign(self, values: Values, state: Values) -> None:
-        for variable, value in zip(self._trained, values, strict=True):
+        for variable, value in zip(self.trained, values, strict=True):
             variable.assign(value)
         for variable, value in zip(self._optimizer.variables, state, strict=True):
             variable.assign(value)
@@ -181,7 +215,7 @@ class Binding:
         """Exchange the gradients; return new values of the variables, and the new state. See Keras' method."""
         check_can_distribute()
         leaves = self.exchange()
-        variables = self._trained
+        variables = self.trained
         if len(gradients) != len(variables) or any(gradient is None for gradient in gradients):
             raise UsageError(
                 f"{len(gradients)} gradients for {len(variables)} variables: give one for each, and zeros for those "
@@ -202,7 +236,7 @@ class Binding:
         left = iter(reduced)
         return [
             gradient * factor if id(variable) in self._local else next(left)
-            for gradient, variable in zip(own, self._trained, strict=True)
+            for gradient, variable in zip(own, self.trained, strict=True)
         ]
 
     def _stepped(self, complete: Any, state: Values, reduced: Values, values: Values) -> tuple[list[Any], list[Any]]:
@@ -213,7 +247,8 @@ class Binding:
         def stay() -> tuple[list[Any], list[Any]]:
             return list(values), list(state)
 
-        if self._update.accumulation.passes == 1 and self._update.scaler is None:
+        is_counted = self._update.accumulation.passes > 1 or self._update.context.is_elastic
+        if not is_counted and self._update.scaler is None:
             return step()
         if not is_traced(complete):
             return step() if complete else stay()
@@ -229,6 +264,35 @@ class Binding:
         finally:
             self._is_stepping = False
 
+    def accumulate_steps(self, steps: int) -> None:
+        """Let the next update take this many passes; every rank calls it between the same two updates."""
+        self.exchange().fused.accumulate_steps(steps)
+
+    @contextmanager
+    def weighting_loss(self, weight: Any) -> Iterator[None]:
+        """Multiply the losses that are scaled within the block by a weight.
+
+        Raises:
+            UsageError: the loss was not scaled.
+        """
+        self._weight, self._has_weighted = weight, False
+        try:
+            yield
+        finally:
+            self._weight = None
+        if not self._has_weighted:
+            raise UsageError(
+                "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
+                "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
+            )
+
+    def weighted(self, loss: Any) -> Any:
+        """Return the loss with the weight that `weighting_loss` gives it."""
+        if self._weight is None:
+            return loss
+        self._has_weighted = True
+        return loss * self._weight.astype(loss.dtype)
+
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""
         if self._leaves is None or self._update.accumulation.passes == 1:
@@ -238,7 +302,7 @@ class Binding:
         if result is None or not result.complete:
             return False
         state = [variable.value for variable in self._optimizer.variables]
-        values = [variable.value for variable in self._trained]
+        values = [variable.value for variable in self.trained]
         self._assign(*self._stepped(True, state, self.inner.flushed(result), values))
         if not self.inner.sharded:
             self._update.applied()

@@ -8,7 +8,8 @@ import keras
 
 from unidist_jax.compiled import flush, take_failure
 from unidist_jax.keras.binding import broadcast_variables, raise_failure
-from unidist_keras import callbacks
+from unidist_jax.keras.checkpoint import load, save
+from unidist_keras import backup, callbacks
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -87,3 +88,13 @@ class BestModelCheckpoint(callbacks.SavesBestModel, keras.callbacks.ModelCheckpo
         filepath: str | None = None,
     ) -> None:
         super().__init__(monitor, verbose, False, mode, save_freq, filepath=filepath)
+
+
+class BackupAndRestore(backup.BacksUpTraining, keras.callbacks.Callback):
+    """Saves the state of `fit` as it goes on, and resumes from it: see `backup.BacksUpTraining`."""
+
+    def _save(self, path: str, *, step: int, keep: int, extra: dict[str, Any]) -> None:
+        save(path, self.model, self.model.optimizer, step=step, keep=keep, extra=extra)
+
+    def _load(self, path: str) -> dict[str, Any]:
+        return load(path, self.model, self.model.optimizer).extra

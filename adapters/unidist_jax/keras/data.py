@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 import hashlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+from typing_extensions import override
 
+from unidist.elastic.batches import BatchShare, Position, SampleOrder
+from unidist.elastic.step_training import Progress, Redistributable
 from unidist.errors import UsageError
+from unidist.runtime import context
 from unidist.training.sharding import Tail
+from unidist_jax.elastic import ShardedArrays
 from unidist_jax.training.data import shard as shard_any
 from unidist_keras.unsharded_data import add_rows
+
+
+class ElasticBatches(Redistributable):
+    """Batches of arrays that are redistributed when ranks join or leave, for `fit` in an elastic job.
+
+    Args:
+        arrays: a tree of arrays with one row per sample.
+        order: of the samples.
+        batch_size: samples of a batch of a rank.
+    """
+
+    def __init__(self, arrays: Any, order: SampleOrder, batch_size: int) -> None:
+        self.order = order
+        self.batch_size: int = batch_size
+        self._arrays = arrays
+        self._progress: Callable[[], Progress] | None = None
+        self._shares: Iterator[BatchShare] = iter(())
+        self._expected: Any = None
+
+    @override
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        self._progress = progress
+
+    @override
+    def take_share(self) -> BatchShare | None:
+        """Return this rank's share of the step that progress calls for."""
+        assert self._progress is not None, "somebody trains on it"
+        now, place = self._progress(), context.current().topology
+        state = (now.position, now.global_batch, place.rank, place.world_size)
+        if state != self._expected:
+            self._shares = self.order.shares(
+                now.position, rank=place.rank, size=place.world_size, global_batch=now.global_batch
+            )
+        found = next(self._shares)
+        is_end = found.following.epoch > now.position.epoch
+        self._expected = None if is_end else (found.following, *state[1:])
+        return found
+
+    def take_share_alone(self) -> BatchShare:
+        """Return the first batch of a single rank, to try a step with. Changes no progress."""
+        return next(self.order.shares(Position(), rank=0, size=1, global_batch=self.batch_size))
+
+    def batch(self, rows: Sequence[int]) -> Any:
+        """Return the samples in these rows, a tree like the arrays."""
+        return jax.tree.map(operator.itemgetter(np.asarray(rows, np.int64)), self._arrays)
 
 
 class ShardedBatches(keras.utils.PyDataset):
@@ -23,11 +75,16 @@ class ShardedBatches(keras.utils.PyDataset):
 
     Args:
         arrays: this rank's share of arrays, as `unidist.jax.shard` returns it.
+        whole: the arrays.
+
+    Attributes:
+        elastic: the batches for elastic jobs.
     """
 
-    def __init__(self, arrays: Any) -> None:
+    def __init__(self, arrays: ShardedArrays, whole: Any) -> None:
         super().__init__()
         self._arrays = arrays
+        self.elastic = ElasticBatches(whole, arrays.order, arrays.batch_size)
         self._epoch: Any = iter(())
         self._given = 0
 
@@ -100,4 +157,4 @@ def shard(
             "or a sequence of samples"
         )
     dealt = shard_any(data, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail)
-    return dealt if batch_size is None else ShardedBatches(dealt)
+    return dealt if batch_size is None else ShardedBatches(dealt, data)

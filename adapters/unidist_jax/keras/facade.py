@@ -1,13 +1,23 @@
 """The names of `unidist.keras` for Keras 3 on JAX."""
 
 from unidist_jax.keras.callbacks import (
+    BackupAndRestore,
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
+from unidist_jax.keras.checkpoint import load, save
 from unidist_jax.keras.data import shard
+from unidist_jax.keras.elastic import (
+    CommitStateCallback,
+    KerasState,
+    Policy,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+    run,
+)
 from unidist_jax.keras.functions import (
     allgather,
     allreduce,
@@ -26,9 +36,10 @@ from unidist_jax.keras.training import DistributedOptimizer, PartialDistributedO
 from unidist_jax.operations import Adasum, Average, Compression, Sum, shutdown
 
 __all__ = [
-    "Adasum", "Average", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "Compression",
-    "DistributedOptimizer", "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback",
-    "PartialDistributedOptimizer", "Sum", "SyncBatchNormalization", "TrainStep", "allgather", "allreduce", "broadcast",
-    "cuda_built", "device", "distribute", "load_model", "nccl_built", "reducescatter", "rocm_built", "seed", "shard",
-    "shutdown",
+    "Adasum", "Average", "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback", "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
+    "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "allgather",
+    "allreduce", "broadcast", "cuda_built", "device", "distribute", "load", "load_model", "nccl_built",
+    "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from unidist_arrays.fused_exchange import ExchangeResult
-from unidist_jax.optimizer import GradientLeaves
+from unidist_jax.optimizer import GradientLeaves, LeafPiece
 
 Values = Sequence[Any]
 """Arrays or tracers, one for each variable."""
@@ -44,6 +44,10 @@ class InnerStep(ABC):
             variables: of the model, which the optimizer is for.
             leaves: returns the exchange of their gradients, which is made at the first call. Collective then.
         """
+
+    def pieces(self) -> Sequence[LeafPiece] | None:
+        """Return of which elements of each variable the optimizer's state is on this rank, once built; None: of all."""
+        return None
 
     @abstractmethod
     def reduce(self, leaves: GradientLeaves, gradients: Values) -> tuple[Any, list[Any]]:

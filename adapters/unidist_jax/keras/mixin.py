@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unidist.elastic.state import HostsUpdatedInterrupt
 from unidist.optim.update import Update
 from unidist_jax.compiled import translated
 from unidist_jax.keras.binding import Binding, raise_failure
 from unidist_jax.optimizer.cell import release_abandoned
 from unidist_keras import mixin
+from unidist_keras.elastic_fit import LostAtBeginningError
 
 
 class DistributedOptimizerMixin(mixin.DistributedOptimizerMixin):
@@ -36,6 +39,11 @@ class DistributedOptimizerMixin(mixin.DistributedOptimizerMixin):
             raise ValueError("the optimizer is not built: call optimizer.build(model.trainable_variables) first")
         return self._unidist.stateless_apply(optimizer_variables, grads, trainable_variables)
 
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss as gradients are taken of it; Keras' train step calls it."""
+        scaled = super().scale_loss(loss)  # type: ignore[misc]  # of an optimizer
+        return self._unidist.weighted(scaled)
+
     @property
     def variables(self) -> list[Any]:
         """The optimizer's own variables. `fit` asks for them between epochs, so it ends there if a step has failed."""
@@ -46,9 +54,13 @@ class DistributedOptimizerMixin(mixin.DistributedOptimizerMixin):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Give variables their moving averages, if the optimizer keeps them; `fit` calls it at its end.
 
+        Not where `fit` is left for a change of the ranks of an elastic job, and goes on afterwards.
+
         Raises:
             UnidistError: a step has failed.
         """
+        if isinstance(sys.exc_info()[1], HostsUpdatedInterrupt | LostAtBeginningError):
+            return
         raise_failure(wait=True)
         with translated():  # averages of a step that has failed, where its error was raised before
             super().finalize_variable_values(var_list)

@@ -49,7 +49,7 @@ class TrainStep:
     """
 
     def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
-        runtime = context.current()
+        runtime = self._runtime = context.current()
         self.model = model
         self.optimizer = bind_model(model, optimizer, runtime.plan_for(strategy))
         self._loss_fn = loss_fn
@@ -127,4 +127,7 @@ class TrainStep:
         return sum((jnp.asarray(each, loss.dtype) for each in losses), loss), new
 
     def _mean(self, loss: Any) -> Any:
+        runtime = context.current()
+        if runtime is not self._runtime:  # in a later generation of an elastic job
+            self._runtime, self._mean_loss = runtime, MeanLoss(runtime)
         return jnp.asarray(self._mean_loss(float(loss)), loss.dtype)

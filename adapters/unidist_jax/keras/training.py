@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
 from unidist.gradients.options import ExchangeOptions
@@ -16,13 +17,14 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
-from unidist.strategy.interface import ChoosesPrecision, Plan
+from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
 from unidist_jax.compiled import flush, take_failure
 from unidist_jax.framework import JaxFramework
 from unidist_jax.keras.binding import Binding, check_can_distribute, raise_failure
 from unidist_jax.keras.data import fingerprint
+from unidist_jax.keras.elastic_fit import ElasticFit
 from unidist_jax.keras.mixin import bind
 from unidist_jax.operations import Average, Compression, Sum
 from unidist_keras.arguments import check_unsharded, listed_groups, local_variables
@@ -35,7 +37,7 @@ def distribute(
     optimizer: Any = None,
     strategy: StrategyLike = None,
     *,
-    elastic: Any = None,
+    elastic: bool | Policy | None = None,
     op: Op = Average,
 ) -> tuple[Any, Any]:
     """Distribute training over all ranks, for `model.fit` and for custom training loops.
@@ -57,8 +59,10 @@ def distribute(
             policy mixed_float16 it is put into a LossScaleOptimizer, as `compile` does.
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
-        elastic: for jobs whose ranks join and leave, in which Keras does not train on JAX: there it is an error,
-            elsewhere it changes nothing.
+        elastic: for jobs whose ranks join and leave (`unidist launch --min-np`). True, or a `ud.elastic.Policy`: each
+            step of `fit` is a transaction, and data of `ud.shard((x, y), batch_size=...)` is redistributed, see
+            docs/elastic.md. False: nothing. Default: True if the data is such, and no `ud.elastic.run` leads the
+            training. In other jobs it changes nothing.
         op: Average, or Sum: gradients are added up over the ranks, for losses that are sums over samples.
 
     Returns:
@@ -66,18 +70,22 @@ def distribute(
 
     Raises:
         ConfigurationError: the strategies do not fit the world, each other, or Keras on JAX; `keras.distribution` is
-            active; the job is elastic.
+            active; `zero` in an elastic job.
         NotInitializedError: `init()` was not called.
         UsageError: no optimizer, or one that is distributed already.
     """
-    del elastic
     plan = context.current().plan_for(strategy)
+    if elastic:
+        passes_of_step(plan)
     chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
     if chosen is None:
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
     bound = bind_model(model, chosen, plan, average=averages(op))
     _check_each_step(model)
-    warn_in_fit(model, fingerprint)
+    if context.current().is_elastic:  # ranks that join later could not compare their data
+        ElasticFit(model, bound, plan, elastic)
+    else:
+        warn_in_fit(model, fingerprint)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     return model, bound
@@ -101,6 +109,7 @@ def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) 
     if model.dtype_policy.name == "mixed_float16":
         optimizer = _scaling_loss(optimizer)
     bound = bind(optimizer, update)
+    bound._unidist.model = model
     for item in plan.strategies:
         item.attach(model, update, framework)
     if runtime.topology.world_size > 1 or update.inner_steps is not None:
@@ -138,11 +147,6 @@ def _check_each_step(model: Any) -> None:
 
 def _check_plan(plan: Plan) -> None:
     """Raise ConfigurationError if the plan has a strategy that Keras on JAX cannot use."""
-    if context.current().is_elastic:
-        raise ConfigurationError(
-            "this job is elastic, and Keras on JAX does not train in elastic jobs. Launch it without --min-np, "
-            "--max-np and --host-discovery-script, or set KERAS_BACKEND=tensorflow"
-        )
     for item in plan.strategies:
         if item.changes_model or item.axis in plan.model_axes:
             raise ConfigurationError(
@@ -153,6 +157,12 @@ def _check_plan(plan: Plan) -> None:
         raise ConfigurationError(
             "strategy 'precision' does not work with Keras on JAX; give the model a policy instead: "
             'keras.config.set_dtype_policy("mixed_bfloat16")'
+        )
+    if context.current().is_elastic and plan.find(ShardsUpdates) is not None:
+        raise ConfigurationError(
+            "this job is elastic, and strategy 'zero' is not elastic with Keras on JAX: with a rank its shard would be "
+            "lost. Leave zero out, launch without --min-np, --max-np and --host-discovery-script, or set "
+            "KERAS_BACKEND=tensorflow"
         )
     check_leaves_loop(plan)
 

@@ -17,6 +17,7 @@ from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
 from unidist_jax.compiled import HostOperation, bind, is_tracing
 from unidist_jax.memory import as_jax, is_traced
+from unidist_jax.spmd import AXIS, is_within
 
 Leaves = Sequence[Any]
 
@@ -71,11 +72,11 @@ def call(operation: HostOperation, leaves: Leaves, backward: Callable[[list[Any]
             differentiates through the operation if one does. None: the operation has no gradient.
     """
     if backward is None or not is_traced(*leaves):
-        return bind(operation, leaves)
+        return _bind(operation, leaves)
 
     @jax.custom_vjp
     def run(*operands: Any) -> list[Any]:
-        return bind(operation, operands)
+        return _bind(operation, operands)
 
     def run_backward(_: None, gradients: list[Any]) -> tuple[Any, ...]:
         floating = [place for place, leaf in enumerate(leaves) if _has_gradient(leaf)]
@@ -84,6 +85,15 @@ def call(operation: HostOperation, leaves: Leaves, backward: Callable[[list[Any]
 
     run.defvjp(lambda *operands: (run(*operands), None), run_backward)  # through `run`: gradients of gradients
     return list(run(*leaves))
+
+
+def _bind(operation: HostOperation, operands: Leaves) -> list[Any]:
+    return operation.lowered(operands, AXIS) if is_within() else bind(operation, operands)
+
+
+def own_place(process_set: ProcessSet) -> Any:
+    """Return the number of this rank in a process set: within a program over all ranks, one that is found there."""
+    return jax.lax.axis_index(AXIS) if is_within() else scope_of(process_set).rank
 
 
 def _has_gradient(leaf: Any) -> bool:

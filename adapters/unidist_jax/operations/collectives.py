@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
@@ -18,6 +20,7 @@ from unidist.runtime import context
 from unidist_arrays import operations
 from unidist_arrays.memory import Array
 from unidist_jax.compiled import HostOperation, ShapeDtype
+from unidist_jax.spmd import summed
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,14 @@ class Collective(HostOperation):
     @override
     def title(self) -> str:
         return f"{type(self).__name__.lower()} {self.name!r}"
+
+    def check_whole_axis(self) -> None:
+        """Raise UsageError if the operation is in a program over all ranks, and takes some of them only."""
+        if self.process_set.process_set_id != 0:
+            raise UsageError(
+                f"{self.title} over a process set is in a program of ud.spmd, which is over all ranks: call it outside "
+                "of the program"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +75,36 @@ class AllReduce(Collective):
             outputs=results,
         ).wait()
 
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        self.check_whole_axis()
+        scaled = [_scaled(each, self.prescale) for each in operands]
+        is_sum = self.op in (Op.Average, Op.Sum)
+        reduced = summed(scaled, axis) if is_sum else [self._reduced(each, axis) for each in scaled]
+        return [_scaled(each, self._after(axis)) for each in reduced]
+
+    def _reduced(self, array: Any, axis: str) -> Any:
+        if not array.size:
+            return array
+        if self.op is Op.Product:
+            return jnp.prod(jax.lax.all_gather(array, axis), axis=0, dtype=array.dtype)
+        if array.dtype.kind == "c":
+            raise OperationError(f"{self.title}: complex numbers have no {self.op.name}")
+        return (jax.lax.pmin if self.op is Op.Min else jax.lax.pmax)(array, axis)
+
+    def _after(self, axis: str) -> float:
+        return self.postscale / (jax.lax.axis_size(axis) if self.op is Op.Average else 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Adasum(AllReduce):
     """The all-reduces of several arrays by Adasum, which looks at each array as a whole."""
 
     can_be_batched: ClassVar[bool] = False
+
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        return HostOperation.lowered(self, operands, axis)
 
     @override
     def prepared(self, operands: Sequence[Array], results: Sequence[Array]) -> Callable[[], None]:
@@ -112,7 +147,7 @@ class ReduceScatter(Collective):
         scope = scope_of(self.process_set)
         reducescattering(self.op, prescale=1, postscale=1, size=scope.size)
         for each in operands:
-            _check_rows(self, each)
+            _check_rows(self, each.shape)
         return [
             ShapeDtype((reducescatter_rows(each.shape[0], scope.size)[scope.rank], *each.shape[1:]), each.dtype)
             for each in operands
@@ -129,6 +164,21 @@ class ReduceScatter(Collective):
             process_set=self.process_set,
             outputs=results,
         ).wait()
+
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        self.check_whole_axis()
+        size = jax.lax.axis_size(axis)
+        reducescattering(self.op, prescale=1, postscale=1, size=size)
+        after = self.postscale / (size if self.op is Op.Average else 1)
+        found = []
+        for each in operands:
+            _check_divides(self, each.shape, size)
+            scaled = _scaled(each, self.prescale)
+            counted = scaled.astype(np.int32) if each.dtype == bool else scaled
+            rows = jax.lax.psum_scatter(counted, axis, tiled=True) if each.size else counted[: each.shape[0] // size]
+            found.append(_scaled(rows.astype(each.dtype), after))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +212,22 @@ class AllGather(Collective):
         self.rows.update(enumerate(pending.rows))
         return results
 
-    def own_rows(self, place: int, operand: ShapeDtype) -> slice:
-        """Return which rows of the result of an operand of this type are this rank's."""
-        rank, rows = scope_of(self.process_set).rank, operand.shape[0] if operand.shape else 1
-        start = sum(self.rows[place][:rank]) if place in self.rows else rank * rows
-        return slice(start, start + rows)
+    def own_start(self, rank: Any, place: int, operand: ShapeDtype) -> Any:
+        """Return the first of a rank's rows in the result of an operand of this type.
+
+        Args:
+            rank: a number, or within a program over all ranks a scalar.
+            place: of the operand.
+            operand: its type.
+        """
+        if place in self.rows:
+            return sum(self.rows[place][:rank])
+        return rank * (operand.shape[0] if operand.shape else 1)
+
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        self.check_whole_axis()
+        return [_gathered(each if each.ndim else each[None], axis) for each in operands]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +246,12 @@ class Broadcast(Collective):
         operations.start_broadcast(
             operands, self.name, root_rank=self.root_rank, process_set=self.process_set, outputs=results
         ).wait()
+
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        self.check_whole_axis()
+        is_root = jax.lax.axis_index(axis) == scope_of(self.process_set).root(self.root_rank)
+        return summed([jnp.where(is_root, each, jnp.zeros_like(each)) for each in operands], axis)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,15 +272,23 @@ class AllToAll(Collective):
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
         size = scope_of(self.process_set).size
         [rows] = operands
-        _check_rows(self, rows)
+        self._check(rows.shape, size)
+        return [rows]
+
+    def _check(self, shape: tuple[int, ...], size: int) -> None:
         if self.splits is not None:
             raise UsageError(
                 f"{self.title} with splits= within a compiled function: the shape of the result would depend on the "
                 "other ranks. Leave splits out, for equal shares, or call it outside of the compiled function"
             )
-        if rows.shape[0] % size:
-            raise OperationError(f"{self.title}: {rows.shape[0]} rows do not divide over {size} ranks")
-        return [rows]
+        _check_divides(self, shape, size)
+
+    @override
+    def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
+        self.check_whole_axis()
+        [rows] = operands
+        self._check(rows.shape, jax.lax.axis_size(axis))
+        return [jax.lax.all_to_all(rows, axis, 0, 0, tiled=True) if rows.size else rows]
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
@@ -296,8 +371,30 @@ class Receive(HostOperation):
         operations.start_receive(operands, "", source=self.source, outputs=results).wait()
 
 
-def _check_rows(operation: Collective, operand: ShapeDtype) -> None:
-    if not operand.shape:
+def _check_divides(operation: Collective, shape: tuple[int, ...], size: int) -> None:
+    """Raise OperationError unless an array has as many rows for each rank."""
+    _check_rows(operation, shape)
+    if shape[0] % size:
+        raise OperationError(f"{operation.title}: {shape[0]} rows do not divide over {size} ranks")
+
+
+def _gathered(array: Any, axis: str) -> Any:
+    if not array.size:
+        return jnp.zeros((jax.lax.axis_size(axis) * array.shape[0], *array.shape[1:]), array.dtype)
+    return jax.lax.all_gather(array, axis, tiled=True)
+
+
+def _scaled(array: Any, factor: float) -> Any:
+    """Return an array times a factor; whole numbers are multiplied as floating-point ones, and truncated."""
+    if factor == 1.0:
+        return array
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return array * np.asarray(factor, array.dtype)
+    return (array.astype(jnp.float64 if jax.config.jax_enable_x64 else jnp.float32) * factor).astype(array.dtype)
+
+
+def _check_rows(operation: Collective, shape: tuple[int, ...]) -> None:
+    if not shape:
         raise OperationError(f"{operation.title} divides rows; a scalar has none")
 
 

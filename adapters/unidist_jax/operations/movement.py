@@ -16,7 +16,7 @@ from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_jax.compiled import flush, is_tracing
 from unidist_jax.memory import jax_array
-from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of, only
+from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of, only, own_place
 from unidist_jax.operations.collectives import (
     AllGather,
     AllReduce,
@@ -51,9 +51,13 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     def backward(gradients: list[Any]) -> Leaves:
         reduced = call(AllReduce(f"{operation.name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
         floating = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        own = own_place(process_set)
+        starts = [operation.own_start(own, place, leaves[place]) for place in floating]
         return [
-            each[operation.own_rows(place, leaves[place])].reshape(leaves[place].shape)
-            for each, place in zip(reduced, floating, strict=True)
+            jax.lax.dynamic_slice_in_dim(each, start, leaves[place].shape[0] if leaves[place].ndim else 1).reshape(
+                leaves[place].shape
+            )
+            for each, start, place in zip(reduced, starts, floating, strict=True)
         ]
 
     return jax.tree.unflatten(structure, call(operation, leaves, backward))
@@ -83,8 +87,8 @@ def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: P
 
     def backward(gradients: list[Any]) -> Leaves:
         averaged = call(AllReduce(f"{name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
-        is_root = context.current().topology.rank == root_rank
-        return averaged if is_root else [jnp.zeros_like(each) for each in averaged]
+        is_root = own_place(process_set) == scope_of(process_set).root(root_rank)
+        return [jnp.where(is_root, each, jnp.zeros_like(each)) for each in averaged]
 
     return jax.tree.unflatten(structure, call(Broadcast(name, process_set, root_rank), leaves, backward))
 

@@ -4,7 +4,9 @@
 operations to what they use, `inner_step` the part that a strategy replaces if it shards updates, `binding` the bound
 optimizer, and `elementwise` tries whether an optimizer may update parts of leaves (`leaf_piece`) by themselves.
 
-May import `compiled`, `operations`, `framework` and the modules at the root of this package.
+`spmd_step` is the step within programs over all ranks.
+
+May import `compiled`, `operations`, `spmd`, `framework` and the modules at the root of this package.
 """
 
 from unidist_jax.optimizer.binding import BoundOptimizer, bind
@@ -13,8 +15,9 @@ from unidist_jax.optimizer.elementwise import needs_whole_leaves
 from unidist_jax.optimizer.exchange import GradientLeaves, copy_array
 from unidist_jax.optimizer.inner_step import InnerStep, TracedStep
 from unidist_jax.optimizer.leaf_piece import LeafPiece
+from unidist_jax.optimizer.spmd_step import check_strategies
 
 __all__ = [
     "BoundOptimizer", "Cell", "GradientLeaves", "InnerStep", "LeafPiece", "TracedStep", "bind",
-    "copy_array", "needs_whole_leaves",
+    "check_strategies", "copy_array", "needs_whole_leaves",
 ]  # fmt: skip

@@ -26,6 +26,8 @@ from unidist_jax.optimizer.cell import release_abandoned
 from unidist_jax.optimizer.exchange import GradientLeaves
 from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
 from unidist_jax.optimizer.leaf_piece import LeafPiece
+from unidist_jax.optimizer.spmd_step import SpmdStep
+from unidist_jax.spmd import is_chosen
 
 
 class BoundOptimizer(optax.GradientTransformationExtraArgs):
@@ -70,6 +72,8 @@ class Binding:
 
     def _make_inner(self) -> InnerStep:
         update = self.distributed_update
+        if is_chosen():
+            return SpmdStep(self._plain, update)
         if update.inner_steps is None:
             always = update.accumulation.passes == 1 and update.scaler is None and not update.context.is_elastic
             return WholeStep(self._plain, always=always)
@@ -168,8 +172,14 @@ class Binding:
             gathers=False,
             step_on_joined=_step_on_joined(self.inner) if self.inner.sharded else None,
         )
-        exchange.prepare()
+        if self.inner.uses_exchange:
+            exchange.prepare()
         return GradientLeaves(exchange)
+
+    def count_pass(self) -> None:
+        """Count a pass in a program over all ranks, which cannot do so itself."""
+        if self.distributed_update.window.count_step():
+            self.distributed_update.applied()
 
     def flush(self, state: Any, params: Any) -> tuple[Any, Any, bool]:
         """See `BoundOptimizer.flush`."""

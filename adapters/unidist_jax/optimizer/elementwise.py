@@ -8,7 +8,7 @@ labels choose as they do for those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -135,19 +135,24 @@ class _Trial:
             return jax.tree.unflatten(self._structure, [jnp.asarray(leaf) for leaf in own])
 
         params = tree(self._params)
-        state = self._optimizer.init(params)
+        state = _compiled(self._optimizer.init, params)(params)
+        step_once = _compiled(self._step, tree(self._gradients[0]), state, params)
         found: list[list[Array]] = []
         num_counted = 0
         for step in range(_MOST_STEPS):
             gradients = tree(self._gradients[step % len(_SCALES)])
-            updates, state = self._optimizer.update(gradients, state, params, value=jnp.asarray(0.5))
-            params = jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), params, updates)
+            updates, state, params = step_once(gradients, state, params)
             found.append([np.asarray(update) for update in jax.tree.leaves(updates)])
             num_counted += any(bool(np.any(update)) for update in found[-1])
             if num_counted == len(_SCALES):
                 break
         numbers = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.number)]
         return _Outcome(found, [np.asarray(leaf) for leaf in numbers])
+
+    def _step(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any, Any]:
+        updates, state = self._optimizer.update(gradients, state, params, value=jnp.asarray(0.5))
+        params = jax.tree.map(lambda leaf, update: (leaf + update).astype(leaf.dtype), params, updates)
+        return updates, state, params
 
     def agrees(self, whole: _Outcome, pieces: Sequence[LeafPiece]) -> bool:
         """Say whether a rank with these pieces gets the updates of one that has everything.
@@ -167,6 +172,24 @@ class _Trial:
             mine.shape != expected.shape or mine.shape in of_others or _alike(mine, expected)
             for mine, expected in zip(found.state, whole.state, strict=True)
         )
+
+
+def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """Return a function as one program: at once, each of its operations would be compiled by itself.
+
+    Args:
+        function: of trees of arrays.
+        arguments: like those that it will be called with.
+
+    Returns:
+        The function itself where it cannot be a program: it looks at values, say, or returns what is no array.
+    """
+    program = jax.jit(function)
+    try:
+        program.trace(*arguments)
+    except Exception:  # whatever a transformation of the script's own raises; at once it may work
+        return function
+    return program
 
 
 def _small(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,10 @@ class InnerStep(ABC):
     Attributes:
         sharded: this rank updates only its shard of the parameters, so it keeps the state of that shard only.
         has_moved: since `rebind` the script's state is of other pieces; what loads the present ones clears it.
+        uses_exchange: it reduces gradients by the `GradientLeaves` that it is given.
     """
+
+    uses_exchange: ClassVar[bool] = True
 
     sharded: bool = False
     has_moved: bool = False

@@ -19,7 +19,8 @@ from unidist.training.binding import averages, check_counts_alone, check_leaves_
 from unidist_jax.framework import JaxFramework
 from unidist_jax.models import DividedParameters
 from unidist_jax.operations import Average, Compression, Op, Sum, broadcast_parameters
-from unidist_jax.optimizer import BoundOptimizer, TracedStep, bind
+from unidist_jax.optimizer import BoundOptimizer, TracedStep, bind, check_strategies
+from unidist_jax.spmd import is_chosen
 
 
 @overload
@@ -86,6 +87,8 @@ def divided(plan: Plan, params: Any, optimizer: Any) -> Any:
         A tree, or `DividedParameters`.
     """
     runtime = context.current()
+    if is_chosen():
+        check_strategies(plan.strategies)
     if plan.model_axes:
         runtime.divide()
     prepared = plan.prepare(params, runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
-from unidist.errors import PluginError, UsageError
+from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.runtime import context
 from unidist.strategy.interface import RunsSteps
 from unidist.strategy.plan import StrategyLike
@@ -26,8 +27,10 @@ from unidist_jax.models import DividedParameters, StepRunner
 from unidist_jax.operations import allreduce, broadcast_parameters
 from unidist_jax.optimizer import TracedStep
 from unidist_jax.optimizer.binding import Binding
+from unidist_jax.spmd import is_chosen, spmd
 from unidist_jax.training.compute_types import ComputeTypes
 from unidist_jax.training.distributed_optimizer import bind_to, divided
+from unidist_jax.training.local_devices import LocalDevices
 from unidist_jax.training.parameter_trees import merged, split
 
 if TYPE_CHECKING:
@@ -50,7 +53,8 @@ class TrainStep(Training):
     Args:
         loss_fn: `loss_fn(params, *batch)` returns the mean loss over the samples, a scalar. It is traced by `jax.jit`.
         params: a tree built in the same way on every rank. Its arrays are of floating point, and are trained. Leaves
-            that are no arrays (functions, texts) are passed to `loss_fn` as they are.
+            that are no arrays (functions, texts) are passed to `loss_fn` as they are. Arrays that are on several
+            devices of this process (with a `NamedSharding`) stay there, and the rows of a batch are divided over them.
         optimizer: of optax.
         strategy: a strategy line ("zero=1,accumulate=2"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
@@ -87,8 +91,11 @@ class TrainStep(Training):
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
+        self._is_spmd = is_chosen()
         if elastic:
             passes_of_step(plan)
+            if self._is_spmd:
+                raise ConfigurationError("elastic training needs another engine than xla: leave --engine out")
         self._plan, self._elastic = plan, elastic
         self._training: StepTraining | None = None
         self._held: Any = None
@@ -96,12 +103,16 @@ class TrainStep(Training):
         self._loss_fn, self._has_aux = loss_fn, has_aux
         self._types = ComputeTypes(plan.precision)
         params, self._rest = split(params)
-        prepared = divided(plan, broadcast_parameters(params), optimizer)
+        params = broadcast_parameters(params)
+        self._devices = LocalDevices(params)
+        prepared = divided(plan, params, optimizer)
         self._division = prepared if isinstance(prepared, DividedParameters) else None
         params = prepared if self._division is None else self._division.tree
         self.optimizer = bind_to(plan, optimizer, params, average=True, places=self.places)
         self._binding: Binding = self.optimizer.binding
         runs = plan.find(RunsSteps)
+        traces = isinstance(self._binding.inner, TracedStep)
+        self._devices.check_left_whole(divides=self._division is not None or runs is not None or traces)
         self._runner: StepRunner | None = None
         if runs is not None:
             self._runner = self._made_runner(runs.step_runner(JaxFramework(), runtime))
@@ -114,8 +125,11 @@ class TrainStep(Training):
         inner = self._binding.inner
         self._inner = inner if isinstance(inner, TracedStep) else None
         self._hold(params)
-        self._run = jax.jit(self._traced, donate_argnums=(0, 1))
-        self._evaluate = jax.jit(self._evaluated, static_argnames="together")
+        options = self._devices.compiler_options(runtime.settings.timeout)
+        compiled = spmd if self._is_spmd else functools.partial(jax.jit, compiler_options=options)
+        self._run = compiled(self._traced, donate_argnums=(0, 1))
+        self._evaluate_together = compiled(functools.partial(self._evaluated, together=True))
+        self._evaluate_alone = jax.jit(functools.partial(self._evaluated, together=False), compiler_options=options)
 
     def __call__(self, *batch: Any, **state: Any) -> Any:
         """Train on this rank's batch; returns the mean loss over all ranks, a scalar, or `(loss, aux)`.
@@ -155,9 +169,13 @@ class TrainStep(Training):
             scaler.was_applied = True
         if self._runner is not None:
             return self._run_by(self._runner, batch, state, scale=scale, trains=True)
+        batch = self._devices.divided(batch)
         with translated():
             self._held, self.opt_state, result = self._run(self._held, self.opt_state, scale, weight, batch, state)
-            return self._result(jax.block_until_ready(result))
+            jax.block_until_ready(result)
+        if self._is_spmd:
+            self._binding.count_pass()
+        return self._result(result)
 
     def evaluate(self, *batch: Any, **state: Any) -> Any:
         """Return the mean loss of the ranks' batches, or `(loss, aux)`, without an update. Collective.
@@ -166,9 +184,10 @@ class TrainStep(Training):
         """
         if self._runner is not None:
             return self._run_by(self._runner, batch, state, scale=None, trains=False)
+        batch = self._devices.divided(batch)
+        evaluate = self._evaluate_together if self._training is None else self._evaluate_alone
         with translated():
-            together = self._training is None
-            return self._result(jax.block_until_ready(self._evaluate(self._held, batch, state, together=together)))
+            return self._result(jax.block_until_ready(evaluate(self._held, batch, state)))
 
     def flush(self) -> bool:
         """Apply a window of `accumulate=N` that was cut short; returns whether there was one. Collective."""
@@ -281,9 +300,10 @@ class TrainStep(Training):
             (loss, aux), held, state = self._inner.train(loss_of, self._leaves, held, state)
         else:
             self._binding.leaves(held)
-            function = jax.value_and_grad(lambda params: loss_of(self._handing_over(params)), has_aux=True)
+            groups = [] if self._is_spmd else self._groups
+            function = jax.value_and_grad(lambda params: loss_of(self._handing_over(params, groups)), has_aux=True)
             (_, (loss, aux)), gradients = function(held)
-            early = [place for group in self._groups for place in group]
+            early = [place for group in groups for place in group]
             held, state = self._binding.apply(gradients, state, held, early=early)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
 
@@ -312,11 +332,11 @@ class TrainStep(Training):
         _check_loss(loss)
         return self._types.widened(loss), aux
 
-    def _handing_over(self, params: Any) -> Any:
+    def _handing_over(self, params: Any, groups: Sequence[Sequence[int]]) -> Any:
         """Return the parameters, with gradients that are handed over as soon as the backward pass has computed them."""
         flat, structure = jax.tree.flatten(params)
         leaves = self._leaves
-        for places in self._groups:
+        for places in groups:
 
             @jax.custom_vjp
             def same(*group: Any) -> tuple[Any, ...]:

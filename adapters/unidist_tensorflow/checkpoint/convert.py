@@ -12,7 +12,7 @@ import keras
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.reader import Checkpoint
 from unidist.errors import ConfigurationError
-from unidist_tensorflow.checkpoint.states import ModelState
+from unidist_keras.checkpoint import ModelState
 from unidist_tensorflow.framework import TensorFlowFramework
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from unidist.checkpoint.format.interface import placements_of
 from unidist.errors import UsageError
-from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_keras.checkpoint import stable_paths
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables

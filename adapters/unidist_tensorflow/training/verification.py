@@ -28,8 +28,7 @@ from unidist.verification import (
     pending_check,
     replica_check,
 )
-from unidist_tensorflow.checkpoint.names import stable_paths
-from unidist_tensorflow.checkpoint.states import ModelState
+from unidist_keras.checkpoint import ModelState, stable_paths
 from unidist_tensorflow.memory import dtype_of
 
 if TYPE_CHECKING:

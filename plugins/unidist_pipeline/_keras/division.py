@@ -10,6 +10,7 @@ import keras
 
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError, UsageError
+from unidist_keras.checkpoint import stable_paths
 from unidist_pipeline._keras.model import PipelineModel
 from unidist_pipeline._keras.module import StageModule
 from unidist_pipeline._keras.placements import StagePlacements
@@ -18,7 +19,6 @@ from unidist_pipeline._keras.tracing.costs import measured_costs
 from unidist_pipeline._keras.tracing.program import Program
 from unidist_pipeline._keras.tracing.split import Segment, balanced_starts, corresponding, segments_of, starts_at
 from unidist_pipeline._keras.tracing.tracer import programs_of
-from unidist_tensorflow.checkpoint.names import stable_paths
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI

@@ -11,7 +11,7 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import UsageError
-from unidist_tensorflow.checkpoint.names import stable_paths
+from unidist_keras.checkpoint import stable_paths
 
 
 class StagePlacements(PlacesParameters):

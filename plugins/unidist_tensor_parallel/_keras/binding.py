@@ -14,6 +14,7 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, PlacesParameters, placements_of
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError
+from unidist_keras.checkpoint import stable_paths
 from unidist_tensor_parallel._keras.describe import candidates, describe, heads_of, why_whole
 from unidist_tensor_parallel._keras.flow import Flow, is_element_wise
 from unidist_tensor_parallel._keras.global_norm import GlobalNorms
@@ -36,7 +37,6 @@ from unidist_tensor_parallel._keras.sequence import cut_blocks, find_blocks
 from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.cuts import AXIS, Cut, Heads, even
 from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, report
-from unidist_tensorflow.checkpoint.names import stable_paths
 from unidist_tensorflow.memory import array_of, buffer_of_array
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unidist_keras.checkpoint import stable_paths
 from unidist_tensor_parallel._keras.flow import OUTSIDE, Flow, is_element_wise
 from unidist_tensor_parallel._keras.layers.cut import ATTENTIONS, DENSE, EMBEDDING, KINDS
 from unidist_tensor_parallel.layout.roles import Kind, Layer
-from unidist_tensorflow.checkpoint.names import stable_paths
 
 
 def candidates(model: Any) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class KerasShardedStep(InnerStep):
         if self._inner is not self._optimizer:  # a LossScaleOptimizer, which skips a step if a gradient is not finite
             self._optimizer.__dict__["check_finite"] = self._check_finite
 
+    @override
+    def pieces(self) -> Sequence[LeafPiece]:
+        return self._pieces
+
     # Steps
 
     @override

@@ -15,9 +15,7 @@ from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
-from unidist_tensorflow.checkpoint.names import stable_paths
-from unidist_tensorflow.checkpoint.optimizer import OptimizerState, plain_class, slot_of
-from unidist_tensorflow.checkpoint.tensors import piece_of, read_into
+from unidist_keras.checkpoint import OptimizerState, piece_of, plain_class, read_into, slot_of, stable_paths
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, buffer_of_array, dtype_of, empty_array
 from unidist_tensorflow.optimizer.inner_step import slot_lists
 from unidist_zero._keras.fragments.variables import Fragment

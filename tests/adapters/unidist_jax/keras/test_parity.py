@@ -46,9 +46,20 @@ def _error(name: str, strategy: str | None, way: str = "fit", batch: int = BATCH
         model, optimizer = ud.distribute(network(), OPTIMIZERS[name](), strategy)
         weights = values(model)
         WAYS[way](model, optimizer)
-        wanted = alone(weights, OPTIMIZERS[name](), batch=batch, eagerly=way in ("fit eagerly", "apply"))
+        wanted = _in_one_process(name, weights, batch=batch, eagerly=way in ("fit eagerly", "apply"))
         assert any(np.abs(one - other).max() > 1e-3 for one, other in zip(weights, wanted, strict=True))
         return max(float(np.abs(one - other).max()) for one, other in zip(values(model), wanted, strict=True))
+
+
+_known: dict[Any, list[Any]] = {}
+"""What one process has computed: the strategies of one test are compared with the same."""
+
+
+def _in_one_process(name: str, weights: list[Any], *, batch: int, eagerly: bool) -> list[Any]:
+    key = (name, batch, eagerly, *(weight.tobytes() for weight in weights))
+    if key not in _known:
+        _known[key] = alone(weights, OPTIMIZERS[name](), batch=batch, eagerly=eagerly)
+    return _known[key]
 
 
 def _errors(cases: list[tuple[Any, ...]]) -> dict[str, float]:
@@ -60,9 +71,8 @@ def _check(pool: PartOfPool, cases: list[tuple[Any, ...]], *, tolerance: float =
         assert {case: error for case, error in found.items() if not error < tolerance} == {}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_every_strategy_does_what_one_process_does(two: PartOfPool, name: str) -> None:
-    _check(two, [(name, strategy) for strategy in ("data", "zero=1", "zero=2", "zero=1:whole=true")])
+def test_every_strategy_does_what_one_process_does(two: PartOfPool) -> None:
+    _check(two, [("adamw", strategy) for strategy in ("data", "zero=1", "zero=2", "zero=1:whole=true")])
 
 
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "moving averages", "scaled loss"])

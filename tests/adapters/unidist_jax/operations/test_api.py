@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from _programs import MODES, call, runtime
 from part_pools import PartOfPool, PartPools
-from unidist_command import Command
 
 import unidist.jax as ud
 from unidist.buffer import DType
@@ -532,33 +530,3 @@ def test_says_what_cannot_be_exchanged(two: PartOfPool) -> None:
             assert ud.allreduce(1.0).item() == 1.0
 
     two.run(on_rank)
-
-
-def test_programs_for_several_devices_of_a_process_are_refused(command: Command) -> None:
-    script = command.script(
-        """
-        import jax, jax.numpy as jnp, numpy as np, unidist.jax as ud
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        from unidist.errors import UsageError
-
-        ud.init()
-        mesh = Mesh(np.array(jax.devices()), ("d",))
-        x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("d")))
-        assert ud.allreduce(x).tolist() == [0, 1, 2, 3]
-        second = jax.device_put(jnp.arange(4.0), jax.devices()[1])
-        assert jax.jit(ud.allreduce)(second).device == jax.devices()[1]
-        inside = jax.shard_map(lambda x: ud.allreduce(x, name="loss"), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-        for function in (jax.jit(lambda x: ud.allreduce(x, name="loss")), jax.jit(inside), inside):
-            try:
-                function(x)
-            except UsageError as exc:
-                assert "allreduce 'loss' is in a program for 2 devices of this process" in str(exc), exc
-            else:
-                raise AssertionError("no error")
-        print("refused")
-        """
-    )
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = command.run("launch", "-np", "1", sys.executable, script, env=flags)
-    assert done.returncode == 0, done.stderr
-    assert "refused" in done.stdout

@@ -97,6 +97,14 @@ def test_what_needs_more_than_gradients_is_refused() -> None:
         asked(optax.lbfgs())
 
 
+def test_an_optimizer_that_no_program_can_hold_is_tried_at_once() -> None:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(updates))
+        return jax.tree.map(lambda leaf: leaf * (1.0 if largest > 0 else 0.0), updates), state
+
+    assert not asked(optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+
+
 def test_it_may_be_asked_while_a_function_is_traced() -> None:
     answers = []
     jax.jit(lambda x: answers.append(asked(optax.adam(1e-3))) or x)(1.0)

@@ -14,9 +14,8 @@ from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
 from unidist.checkpoint.format.slots import KERAS, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
-from unidist_tensorflow.checkpoint.names import stable_paths
-from unidist_tensorflow.checkpoint.tensors import piece_of, read_into
-from unidist_tensorflow.memory import dtype_of
+from unidist_keras.checkpoint.names import stable_paths
+from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
 
 _OPTIONS = "learning_rate"
 _LISTS_OF_ALL = frozenset(("_variables", "_trainable_variables"))
@@ -54,8 +53,9 @@ class OptimizerState(KeepsState):
         """Return the slots; none before the optimizer is built."""
         found = []
         for _, placement, slot, value in self._slots():
-            info, part = self._info(placement, slot, value)
-            found.append(piece_of(info, part, value))
+            place = self._place(placement, slot, value)
+            if place is not None:
+                found.append(piece_of(*place, value))
         return found
 
     @override
@@ -100,7 +100,10 @@ class OptimizerState(KeepsState):
                 self._optimizer.build(self._variables())
         fresh: dict[tuple[int, str], Any] | None = None
         for index, placement, slot, value in self._slots():
-            info, part = self._info(placement, slot, value)
+            place = self._place(placement, slot, value)
+            if place is None:
+                continue
+            info, part = place
             if info.name in section.tensors:
                 factor = self._factor(slot, record, placement.name)
                 read_into(section, info.name, part, value, factor=factor)
@@ -149,7 +152,8 @@ class OptimizerState(KeepsState):
                     slot = slot_of(value, variable, attribute)
                     yield index, self._placement(variable), self._naming.neutral(slot), value
 
-    def _info(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part]:
+    def _place(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part] | None:
+        """Return which part of which tensor a slot is; None if it stands for nothing."""
         local = placement.local_shape
         if tuple(value.shape) == local:
             return placement.tensor(dtype_of(value), slot), placement.part()
@@ -182,7 +186,7 @@ class OptimizerState(KeepsState):
     def _fresh(self) -> dict[tuple[int, str], Any]:
         """Return the values of the slots before the first update."""
         made = plain_class(self._inner).from_config(self._inner.get_config())
-        made.build(self._variables())
+        made.build(list(self._inner._trainable_variables))
         return {(index, slot): value.value for index, _, slot, value in self._slots(made)}
 
     def _factor(self, slot: str, record: OptimizerRecord, path: str) -> float:

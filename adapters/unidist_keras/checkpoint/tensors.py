@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
-from unidist.buffer import Buffer
+from unidist.buffer import Buffer, DType
 from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist_tensorflow.memory import NUMPY_DTYPES, buffer_of_array, dtype_of, empty_array, tensor_of_array
+from unidist.errors import UsageError
+from unidist_arrays.memory import NUMPY_DTYPES, buffer_of_array, empty_array
+
+
+def dtype_of(tensor: Any) -> DType:
+    """Return the element type of a variable or tensor, or raise UsageError for one without a counterpart (string)."""
+    try:
+        return DType(keras.backend.standardize_dtype(tensor.dtype))
+    except ValueError:
+        raise UsageError(f"tensors of {tensor.dtype} cannot be saved; choices: {', '.join(DType)}") from None
 
 
 def piece_of(info: TensorInfo, part: Part, tensor: Any) -> Piece:
@@ -29,4 +39,4 @@ def read_into(section: SavedSection, name: str, part: Part, variable: Any, *, fa
     section.read(name, part, buffer_of_array(array))
     if factor != 1.0:
         array *= array.dtype.type(factor)
-    variable.assign(tensor_of_array(array))
+    variable.assign(array)

@@ -1,0 +1,14 @@
+"""Programs over all ranks, whose exchanges XLA runs itself: the engine `xla`, for devices that only XLA reaches.
+
+`processes` joins the processes of the job by `jax.distributed`, `program` has `spmd`, which makes a program over all
+ranks of a function, `sums` the sums over the ranks. What another operation is in such a program it says itself, see
+`HostOperation.lowered`.
+
+May import `compiled` and the modules at the root of this package.
+"""
+
+from unidist_jax.spmd.processes import AXIS, is_chosen
+from unidist_jax.spmd.program import is_within, spmd
+from unidist_jax.spmd.sums import summed
+
+__all__ = ["AXIS", "is_chosen", "is_within", "spmd", "summed"]
