@@ -186,7 +186,7 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 $(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) $(NATIVE)
 	@echo "installing into $(JAX_VENV), with JAX"
 	@rm -f $(BUILT)  # as above
-	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,jax-models,torch,examples,test]'
+	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,jax-models,torch,mpi,examples,test]'
 	@touch $@
 
 $(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) $(NATIVE)
