@@ -11,7 +11,7 @@ from part_pools import PartPools
 pytest.importorskip("tensorflow")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
-import _keras_training as training
+import _store_keras as training
 
 pytestmark = pytest.mark.parallel
 LIMIT = 1e-12

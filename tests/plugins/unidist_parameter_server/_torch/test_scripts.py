@@ -11,7 +11,7 @@ from part_pools import PartPools
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
-from _torch_scripts import SCRIPTS
+from _store_torch_scripts import SCRIPTS
 
 pytestmark = pytest.mark.parallel
 

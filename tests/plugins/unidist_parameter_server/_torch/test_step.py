@@ -15,7 +15,7 @@ from unidist.testing import StrategyConformance
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
-import _torch_training as training
+import _store_torch as training
 
 pytestmark = pytest.mark.parallel
 LIMIT = 1e-12

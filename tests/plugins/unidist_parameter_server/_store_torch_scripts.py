@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from _torch_training import OPTIMIZERS, batches, loss_of, made, unidist_with, values
+from _store_torch import OPTIMIZERS, batches, loss_of, made, unidist_with, values
 
 import unidist.torch as ud
 from unidist.errors import ConfigurationError, MismatchError, NotInitializedError, UsageError
