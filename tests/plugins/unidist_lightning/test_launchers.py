@@ -15,7 +15,7 @@ pytest.importorskip("lightning")
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
-SCRIPT = str(Path(__file__).parent / "_script.py")
+SCRIPT = str(Path(__file__).parent / "_lightning_script.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
-SCRIPT = str(Path(__file__).parent / "_script.py")
+SCRIPT = str(Path(__file__).parent / "_transformers_script.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -1,6 +1,6 @@
 """A script of the transformers library with UnidistTrainer; prints what rank 0 has at the end.
 
-python _script.py BATCH_SIZE [STEP TO KILL RANK 1 IN]
+python _transformers_script.py BATCH_SIZE [STEP TO KILL RANK 1 IN]
 """
 
 import os

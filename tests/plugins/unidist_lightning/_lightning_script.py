@@ -1,6 +1,6 @@
 """A script for Lightning that imports nothing of unidist: fits a module, and prints what rank 0 has at the end.
 
-python _script.py BATCH_SIZE [STEP TO KILL RANK 1 IN]
+python _lightning_script.py BATCH_SIZE [STEP TO KILL RANK 1 IN]
 """
 
 import os
