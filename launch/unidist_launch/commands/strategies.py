@@ -75,26 +75,21 @@ def _print_pairs(console: Console, tried: list[Pair], names: tuple[str, ...]) ->
 
     items = list(dict.fromkeys(name for pair in tried for name in (pair.first, pair.second)))
     errors = list(dict.fromkeys(pair.error for pair in tried if pair.error))
-    cells = {frozenset((pair.first, pair.second)): pair for pair in tried}
-    table = Table(box=None, padding=(0, 1, 0, 0), title="what goes together (+), or which reason below says why not")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="what does not go together, and why")
     table.title_justify = "left"
     table.add_column(no_wrap=True)
-    for number in range(1, len(items) + 1):
-        table.add_column(str(number), justify="right", no_wrap=True)
-    for number, row in enumerate(items, start=1):
+    for row in items:
         if names and row.partition("=")[0] not in names:
-            table.add_row(f"{number} {row}")
             continue
-        table.add_row(f"{number} {row}", *(_cell(cells.get(frozenset((row, other))), errors) for other in items))
+        refused = [
+            f"{pair.second if pair.first == row else pair.first} [red]{_mark(errors.index(pair.error))}[/red]"
+            for pair in tried
+            if pair.error and row in (pair.first, pair.second)
+        ]
+        table.add_row(row, f"not with {', '.join(refused)}" if refused else "with every other one")
     console.print(table)
     for number, error in enumerate(errors):
         console.print(f"[red]{_mark(number)}[/red]: {escape(error)}", highlight=False, soft_wrap=True)
-
-
-def _cell(pair: Pair | None, errors: list[str]) -> str:
-    if pair is None:
-        return ""
-    return "[green]+[/green]" if pair.worlds else f"[red]{_mark(errors.index(pair.error))}[/red]"
 
 
 def _mark(number: int) -> str:
