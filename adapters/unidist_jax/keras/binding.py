@@ -62,6 +62,7 @@ class Binding:
         self._weight: Any = None
         self._has_weighted = False
         self.inner = self._make_inner()
+        take_failure()  # of programs that the script has called before, and looked at itself
         follow_generations(self)
 
     def rebind(self, context: RuntimeAPI) -> None:

@@ -154,3 +154,18 @@ def test_ranks_with_different_models_are_told(two: PartOfPool) -> None:
                 model.fit(np.ones((4, 3)), np.ones((4, 2 + ud.rank())), verbose=0)
 
     two.run(on_rank)
+
+
+def test_an_earlier_failure_of_another_program_is_not_that_of_a_new_optimizer(two: PartOfPool) -> None:
+    def on_rank() -> None:
+        import jax
+
+        import unidist.jax
+
+        with runtime():
+            uneven = jax.jit(lambda x: unidist.jax.allreduce(x, name="uneven"))
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="do not agree"):
+                jax.block_until_ready(uneven(np.ones(2 + ud.rank())))
+            by_fit(*ud.distribute(network(), keras.optimizers.SGD(0.1)))
+
+    two.run(on_rank)
