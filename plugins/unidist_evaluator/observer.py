@@ -11,8 +11,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from typing_extensions import override
@@ -69,7 +69,8 @@ class EvaluatingObserver(JobObserver):
         if event == "end":
             self._is_over = True
             if fields["exit_code"] == 0:
-                self._finish()
+                with _noticing_signals() as received:
+                    self._finish(received)
 
     @override
     def close(self) -> None:
@@ -87,7 +88,7 @@ class EvaluatingObserver(JobObserver):
             self._starts = _MAX_STARTS
             self._job.message(f"unidist: the evaluator: {exc}")
 
-    def _finish(self) -> None:
+    def _finish(self, received: Sequence[int]) -> None:
         deadline = time.monotonic() + _LAST_EVALUATIONS_SEC
         while self._process is not None or self._starts < _MAX_STARTS:
             if self._process is None:
@@ -101,6 +102,12 @@ class EvaluatingObserver(JobObserver):
                 self._ended(code)
                 if code == 0:
                     return
+            elif received:
+                self._job.message(
+                    f"unidist: {signal.Signals(received[0]).name} ends the evaluator; its last evaluation is that of "
+                    f"checkpoint {self._last_step}"
+                )
+                return
             elif time.monotonic() > deadline:
                 self._job.message(
                     f"unidist: the evaluator has not ended {_LAST_EVALUATIONS_SEC:g} s after the job, and is ended; "
@@ -205,6 +212,20 @@ class _Process:
         self._processes.close()
         self._output.close()
         self._socket.close()
+
+
+@contextmanager
+def _noticing_signals() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM in a list, in place of the launcher, whose ranks have ended."""
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _read(read: Any) -> bytes:

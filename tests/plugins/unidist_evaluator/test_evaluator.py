@@ -84,6 +84,18 @@ def test_ctrl_c_ends_it(command: Command) -> None:
     assert process.returncode == 130
 
 
+def test_ctrl_c_ends_the_last_evaluation(command: Command) -> None:
+    evaluate = command.script("open('began', 'w'); time.sleep(1000)", "evaluate.py")
+    job = command.script("\nwhile not os.path.exists('began'): time.sleep(0.01)\nopen('ended', 'w')", "train.py")
+    with command.start("launch", "-np", "1", "--evaluator", evaluate, job) as process:
+        assert command.wait_until((command.folder / "ended").exists, 30)
+        assert not command.wait_until(lambda: process.poll() is not None, 2), "it waits for the evaluator"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "SIGINT ends the evaluator; its last evaluation is that of checkpoint -1" in told
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
