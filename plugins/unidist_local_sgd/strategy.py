@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesLoss, EstimatesMemory):
-    """Lets every rank make H updates of its own, without communication; then the parameters meet.
+    """Lets every rank make H updates without communication, then synchronizes the parameters: they meet.
 
     Without an outer optimizer a meeting averages the parameters (local SGD, Stich 2019,
     https://arxiv.org/abs/1805.09767). With one it takes the way from the start of the window to the average for a

@@ -1,6 +1,6 @@
 """The strategies of `tf.distribute` under their names, each with the rules that its name implies.
 
-`plugin` registers them, `strategies` defines them by those that there are already. No framework is imported.
+`plugin` registers them, `strategies` defines them in terms of existing ones. No framework is imported.
 """
 
 from __future__ import annotations

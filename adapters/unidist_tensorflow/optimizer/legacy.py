@@ -146,7 +146,8 @@ class LegacyBinding(Binding):
     def _make_inner(self) -> InnerStep:
         if self._update.inner_steps is not None:
             raise ConfigurationError(
-                "the strategy brings an update of its own, which optimizers of tf_keras cannot use; use one of Keras 3"
+                "the strategy replaces the optimizer's update, which optimizers of tf_keras do not support; use one of "
+                "Keras 3"
             )
         return super()._make_inner()
 

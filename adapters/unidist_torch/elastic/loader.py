@@ -73,13 +73,13 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
 
             for x, y in ud.shard(loader).prefetch(): ...
 
-        For a loader without workers of its own (`num_workers`), which read ahead too.
+        For a loader without worker processes (`num_workers=0`); workers read ahead by themselves.
 
         Args:
             count: number of batches that are read ahead, at least 1.
 
         Raises:
-            UsageError: `count` is below 1, or the job is elastic: its batches are made for the ranks that there are.
+            UsageError: `count` is below 1, or the job is elastic: batches depend on which ranks are in the job.
         """
         if context.current().is_elastic:
             raise UsageError(

@@ -58,7 +58,7 @@ class Contents:
 class Store(ABC):
     """Parameters in shards, with the state of their optimizer, and the clocks of the workers.
 
-    Each worker has an object of its own. Methods may be called by one thread at a time.
+    Each worker has its own object. Call its methods from one thread at a time.
 
     Attributes:
         shards: equal on every worker.

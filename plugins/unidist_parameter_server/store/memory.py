@@ -3,7 +3,7 @@
 A shard is changed with a redo log (write-ahead logging, as databases do it). The worker that changes it writes the new
 contents to its journal, notes in the shard's header that the journal has the next version, by one store of 8 bytes,
 copies the journal to the shard, and advances the version, by another store. A process that is killed before the note
-has changed nothing. If it is killed after the note, whoever takes the lock next copies the journal again.
+has changed nothing. If it is killed after the note, the next process that takes the lock copies the journal again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ShardContents:
 
 @dataclass(frozen=True)
 class ShardMemory:
-    """One shard. Whoever changes or reads it holds its lock.
+    """One shard. Hold its lock to change it or to read it.
 
     Args:
         header: the version, and the note: version and worker of a complete journal; int64.

@@ -244,7 +244,7 @@ class SharedStore(Store):
             if left == pending:  # others apply these
                 self._wait_for_others(left[-1], label)
             pending = left
-        # All shards have the version label + 1; whoever is first says so.
+        # All shards have the version label + 1; the first worker to see that records it.
         with self._locks.hold(self._board_lock, self._wait_for_board):
             self._board.numbers[_VERSION] = max(self.version, label + 1)
 
