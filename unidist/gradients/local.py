@@ -27,7 +27,8 @@ class LocalExchange(GradientExchange):
     Args:
         parameters: of the gradients.
         framework: allocates the memory, and multiplies.
-        num_ranks: `scale` has this divisor, which makes a mean of a sum over the ranks; it is taken out again.
+        num_ranks: `scale` has this divisor, which makes a mean of a sum over the ranks; it is taken out again. Where
+            gradients are added up over the ranks, each rank has its own times this number, an estimate of the sum.
     """
 
     def __init__(self, parameters: Sequence[ParameterInfo], framework: Framework, num_ranks: int) -> None:

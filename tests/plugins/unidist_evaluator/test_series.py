@@ -35,8 +35,9 @@ def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert list(evaluations(tmp_path / "runs" / "1")) == []
 
 
-def test_a_slow_reader_gets_each_of_a_job_that_keeps_one(tmp_path: Path) -> None:
-    series = tmp_path / "run"
+@pytest.mark.parametrize("name", ["run", "run[1]*"])
+def test_a_slow_reader_gets_each_of_a_job_that_keeps_one(tmp_path: Path, name: str) -> None:
+    series = tmp_path / name
     found = []
     with CheckpointSeries(series) as reading:
 
@@ -53,7 +54,7 @@ def test_a_slow_reader_gets_each_of_a_job_that_keeps_one(tmp_path: Path) -> None
             found.append((each.step, int((each.path / index.NAME).read_text())))
         thread.join()
     assert found == [(step, step) for step in range(1, 30)]
-    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+    assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
 def test_another_process_goes_on_for_a_reader(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Readers of a series of checkpoints that want each of them, also those that the job removes (`save(keep=2)`).
 
-A reader has a folder beside the series, `.NAME.reader-ID`, and touches it while it lives. Whoever removes a checkpoint
-first links its files into the folders of the readers.
+A reader has a folder beside the series, `.NAME.reader-ID`, and touches it while it lives. Before a checkpoint is
+removed, its files are linked into the folders of the readers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import time
@@ -23,7 +24,8 @@ def reader_folder(series: Path, reader: str) -> Path:
 
 def hand_over(series: Path, checkpoint: Path) -> None:
     """Give a complete checkpoint of a series to its readers, as far as the file system has hard links."""
-    for folder in reader_folder(series, "").parent.glob(reader_folder(series, "*").name):
+    anyone = reader_folder(series, "")
+    for folder in anyone.parent.glob(f"{glob.escape(anyone.name)}*"):
         with contextlib.suppress(OSError, shutil.Error):
             if abs(time.time() - folder.stat().st_mtime) < _FRESH_SEC:
                 link(checkpoint, folder)
