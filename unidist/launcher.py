@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
@@ -27,6 +28,9 @@ __all__ = [
     "ObservedWorker",
     "RemoteShell",
     "RunsElasticJobs",
+    "SharedValues",
+    "SideProcess",
+    "StartsSideProcesses",
     "interval_of",
 ]
 
@@ -149,6 +153,53 @@ class ElasticLimits:
 
 
 @dataclass(frozen=True)
+class SideProcess:
+    """A process of a job beside its ranks: a parameter server, an evaluator, a worker that prepares data.
+
+    It is started before the ranks and ended after them: SIGTERM, the job's grace period, SIGKILL. It gets the job's
+    variables and secret but no rank, strategy or engine: `init()` in it makes a world of one process. It finds the
+    others by `unidist.control.job_values`.
+
+    Args:
+        command: program and arguments.
+        role: what it does ("ps", "evaluator", "data", or another word): `ud.role()` there. Of letters, digits, "-"
+            and "_".
+        index: counts the processes of a role.
+        env: variables for it alone, on top of those of the job.
+        host: index of the job's host that it runs on; None: the launcher spreads such processes over the hosts.
+        is_vital: when it fails (a signal, or an exit code other than 0) before the ranks have ended, the job ends with
+            exit code 1.
+        label: precedes the lines that it prints; default: role and index.
+
+    Raises:
+        ConfigurationError: there is no command, or the role, index or host is none.
+    """
+
+    command: tuple[str, ...]
+    role: str
+    index: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    host: int | None = None
+    is_vital: bool = False
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigurationError(f"side process {self.role} {self.index}: give a command")
+        if re.fullmatch(r"[A-Za-z0-9_-]+", self.role) is None:
+            raise ConfigurationError(f"side process of the role {self.role!r}: a role has letters, digits, - and _")
+        if self.index < 0 or (self.host is not None and self.host < 0):
+            raise ConfigurationError(
+                f"side process {self.role} {self.index} on host {self.host}: index and host are counted from 0"
+            )
+
+    @property
+    def name(self) -> str:
+        """The process in messages: its label, or role and index ("ps 0")."""
+        return self.label or f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True)
 class ObservedWorker:
     """A process of a job whose launcher has died, as another launcher finds it.
 
@@ -167,6 +218,16 @@ class ObservedWorker:
     seat: int
     pid: int
     rank: int | None
+
+
+class SharedValues(Protocol):
+    """What the processes of a job share; `unidist.control.KeyValues` is the implementation."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a value."""
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of these keys, None where there is none yet. Does not wait."""
 
 
 class ObservedJob(ABC):
@@ -194,6 +255,28 @@ class ObservedJob(ABC):
     def signal(self, worker: int, number: int) -> None:
         """Send signal `number` to a worker; ignored if the worker has ended."""
 
+    @abstractmethod
+    def start_process(self, process: SideProcess) -> int:
+        """Start a process beside the ranks and return its number, which is never used again.
+
+        Only for observers with `starts_processes`. To be called in `turn`, or later. The process may still be waiting
+        for its host when this returns. `JobObserver.process_exited` tells its end, also if it could not be started.
+
+        Raises:
+            ConfigurationError: the job has no host of that index.
+        """
+
+    @abstractmethod
+    def end_process(self, number: int) -> None:
+        """Ask a process that `start_process` has started to end: SIGTERM, the grace period, SIGKILL. Does not wait."""
+
+    @abstractmethod
+    def values(self) -> SharedValues:
+        """Return the values that the job's processes share, for observers with `starts_processes`. To be called once.
+
+        Asking for values is quick: the launcher serves them itself.
+        """
+
 
 class JobObserver:
     """Watches a job in its launcher. The default of every method does nothing.
@@ -203,9 +286,11 @@ class JobObserver:
 
     Attributes:
         wants_output: the observer is given the lines that ranks print (`printed`).
+        starts_processes: the observer may call `ObservedJob.start_process`; ranks then get UNIDIST_JOB_VALUES.
     """
 
     wants_output: bool = False
+    starts_processes: bool = False
 
     def start(self, job: ObservedJob) -> None:
         """Begin to watch `job`. Called once, before anything of it is started. Start threads in `turn`, not here.
@@ -238,6 +323,23 @@ class JobObserver:
             seat: label of its output; the rank in a job that is not elastic.
             lines: without their newlines.
         """
+
+    def process_exited(self, number: int, returncode: int) -> None:
+        """A process that an observer has started has ended. Every observer is told; compare the number.
+
+        Args:
+            number: what `ObservedJob.start_process` has returned.
+            returncode: as `subprocess` gives it: negative for a signal. 127 if it could not be started, and 255 if its
+                host was lost.
+        """
+
+    def finishing(self) -> bool:
+        """Return whether to wait for processes that this observer has started. Asked after the event `end`.
+
+        The launcher asks in every turn once all ranks have ended, and goes on with its turns meanwhile. It ends the
+        processes when no observer asks for more time, or a signal comes.
+        """
+        return False
 
     def turn(self) -> None:
         """Another turn of the launcher's loop, several times a second: the place to call `ObservedJob.signal`."""
@@ -273,6 +375,10 @@ class Job:
         heartbeat: a host that sends nothing for longer counts as lost.
         elastic: limits of the number of ranks; None: it does not change.
         observers: of the job.
+        side_processes: beside the ranks, started before them and ended after them. For launchers that have the
+            capability `StartsSideProcesses`.
+        outlives_ranks: a rank other than 0 that a signal has ended, or whose host is lost, does not end the job. Not
+            for elastic jobs, which have rules of their own.
     """
 
     command: tuple[str, ...]
@@ -292,6 +398,13 @@ class Job:
     heartbeat: timedelta = timedelta(seconds=5)
     elastic: ElasticLimits | None = None
     observers: tuple[JobObserver, ...] = ()
+    side_processes: tuple[SideProcess, ...] = ()
+    outlives_ranks: bool = False
+
+    @property
+    def has_side_processes(self) -> bool:
+        """Whether there are processes beside the ranks, or may be."""
+        return bool(self.side_processes) or any(observer.starts_processes for observer in self.observers)
 
 
 class KnowsHosts(ABC):
@@ -311,6 +424,10 @@ class KnowsHosts(ABC):
 
 class RunsElasticJobs:
     """Capability of a launcher: runs elastic jobs (`Job.elastic`), whose ranks join and leave. Found by isinstance."""
+
+
+class StartsSideProcesses:
+    """Capability of a launcher: starts processes beside the ranks (`Job.side_processes`). Found by isinstance."""
 
 
 class Launcher(ABC):

@@ -2,7 +2,7 @@
 
 `wire` defines the protocol, `connection` transfers its bytes, `server` and `client` are the two ends. `meeting` and
 `coordinator` decide, without touching a socket; `rendezvous` is a rank's interface to them. `key_values` are what
-ranks share while an engine connects.
+the processes of a job share: ranks while an engine connects, and the others that work beside them.
 Imports `settings` and the root.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unidist.control.client import connect
     from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
     from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostJoined, HostLost, HostMessage
-    from unidist.control.key_values import KeyValues, KeyValueService
+    from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues, job_values
     from unidist.control.meeting import refusal
     from unidist.control.rendezvous import ControlRendezvous
     from unidist.control.server import ControlServer
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Action", "Address", "BEATS_PER_LIMIT", "Connection", "ConnectionClosed", "ConnectionLost", "ControlRendezvous",
     "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost", "HostMessage", "KeyValueService", "KeyValues",
-    "Message", "Publish", "Send", "Service", "WireError", "connect", "format_address", "refusal",
+    "Message", "Publish", "Send", "Service", "WireError", "WithKeyValues", "connect", "format_address", "job_values",
+    "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -35,7 +36,7 @@ __getattr__ = lazy_names(
         "client": "connect",
         "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
         "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage",
-        "key_values": "KeyValues KeyValueService",
+        "key_values": "KeyValues KeyValueService WithKeyValues job_values",
         "meeting": "refusal",
         "rendezvous": "ControlRendezvous",
         "server": "ControlServer",

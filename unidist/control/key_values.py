@@ -1,8 +1,11 @@
-"""Keys and values that the processes of a job share while an engine connects: authenticated, and served by one of them.
+"""Keys and values that the processes of a job share: authenticated, and served by one of them.
+
+Ranks share them while an engine connects. In a job with processes beside its ranks the launcher serves some as well, by
+which all of these find each other (`job_values`).
 
 Messages of a client, and the answers:
 
-    member   its rank                  -> none; a rank whose connection ends without `leave` is lost
+    member   its rank, or null         -> none; a rank whose connection ends without `leave` is lost
     set      key, value                -> done
     get      keys                      -> values; null where there is none yet, and which ranks are lost
     leave                              -> none
@@ -14,7 +17,7 @@ import base64
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from typing_extensions import override
@@ -25,6 +28,7 @@ from unidist.control.connection import Address, ConnectionLost
 from unidist.control.service import Action, Send, Service
 from unidist.control.wire import Message, WireError
 from unidist.errors import PeerLostError, StalledError
+from unidist.settings.placement import values_place
 
 _FIRST_PAUSE_SEC = 0.001
 _LONGEST_PAUSE_SEC = 0.05
@@ -45,7 +49,8 @@ class KeyValueService(Service):
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
         kind = message["type"]
         if kind == "member":
-            self._ranks[peer] = int(message["rank"])
+            if message["rank"] is not None:
+                self._ranks[peer] = int(message["rank"])
         elif kind == "set":
             self._values[str(message["key"])] = str(message["value"])
             yield Send(peer, {"type": "done"})
@@ -69,13 +74,49 @@ class KeyValueService(Service):
         yield from ()
 
 
+class WithKeyValues(Service):
+    """Serves values beside another service, on the same port. A peer whose first message is `member` is theirs.
+
+    Args:
+        service: of all other peers.
+        values: the values.
+    """
+
+    def __init__(self, service: Service, values: KeyValueService) -> None:
+        self._service = service
+        self._values = values
+        self._members: set[int] = set()
+
+    @override
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        if message["type"] == "member":
+            self._members.add(peer)
+        return self._of(peer).received(peer, message, now)
+
+    @override
+    def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
+        service = self._of(peer)
+        self._members.discard(peer)
+        return service.lost(peer, reason, now)
+
+    @override
+    def tick(self, now: float) -> Iterable[Action]:
+        return self._service.tick(now)
+
+    def _of(self, peer: int) -> Service:
+        return self._values if peer in self._members else self._service
+
+
 class KeyValues:
-    """A rank's view of the shared values. From any thread.
+    """A process's view of the shared values. From any thread.
 
     Args:
         address: of the server.
         secret: of the values; both ends prove that they know it.
-        rank: of this process, for messages on all ranks.
+        rank: of this process, for messages on all ranks; its loss ends the others' waiting. None: this is no rank, or
+            the others go on without it.
+        name: of this process in errors; default: its rank.
+        served_by: what serves the values, for errors.
         timeout: longest wait for the server's answer; a minute at most.
 
     Raises:
@@ -83,8 +124,18 @@ class KeyValues:
         StalledError: it does not answer.
     """
 
-    def __init__(self, address: Address, secret: bytes, *, rank: int, timeout: timedelta) -> None:
-        self._rank = rank
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes,
+        *,
+        rank: int | None,
+        timeout: timedelta,
+        name: str = "",
+        served_by: str = "rank 0",
+    ) -> None:
+        self._name = name or f"rank {rank}"
+        self._served_by = served_by
         self._timeout_sec = min(timeout.total_seconds(), _ANSWER_SEC)
         self._lock = threading.Lock()
         self._client: ControlClient | None = None
@@ -95,6 +146,11 @@ class KeyValues:
     def set(self, key: str, value: bytes) -> None:
         """Set a value. Raises as the class."""
         self._ask({"type": "set", "key": key, "value": base64.b64encode(value).decode()})
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of these keys, None where there is none yet. Raises as the class."""
+        found = self._ask({"type": "get", "keys": list(keys)})["values"]
+        return [None if value is None else base64.b64decode(value) for value in found]
 
     def present(self, keys: Sequence[str]) -> bool:
         """Return whether all of these have a value. Raises as the class."""
@@ -115,14 +171,12 @@ class KeyValues:
                 return [base64.b64decode(value) for value in answer["values"]]
             if answer["lost"]:
                 raise PeerLostError(
-                    f"rank {self._rank}: rank(s) {format_ranks(answer['lost'])} were lost while the ranks connected",
+                    f"{self._name}: rank(s) {format_ranks(answer['lost'])} were lost while the ranks connected",
                     ranks=answer["lost"],
                 )
             if time.monotonic() + pause > deadline:
                 missing = [key for key, value in zip(keys, answer["values"], strict=True) if value is None]
-                raise StalledError(
-                    f"rank {self._rank}: {', '.join(missing)} did not come in {timeout.total_seconds():g} s"
-                )
+                raise StalledError(f"{self._name}: {', '.join(missing)} did not come in {timeout.total_seconds():g} s")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_SEC, 2 * pause)
 
@@ -144,13 +198,38 @@ class KeyValues:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        where = f"rank {self._rank}: the keys that ranks share while they connect"
+        where = f"{self._name}: the values that the processes of the job share"
         try:
             yield
         except TimeoutError as exc:
             raise StalledError(f"{where} cannot be read: {exc}") from exc
         except (ConnectionLost, WireError) as exc:
-            raise PeerLostError(f"{where} cannot be read: {exc}. Has rank 0 ended?") from exc
+            raise PeerLostError(f"{where} cannot be read: {exc}. Has {self._served_by} ended?") from exc
 
 
-__all__ = ["KeyValueService", "KeyValues"]
+def job_values(
+    environ: Mapping[str, str] | None = None, *, name: str = "", timeout: timedelta = timedelta(seconds=60)
+) -> KeyValues:
+    """Connect to the values that all processes of this job share: its ranks, and those beside them.
+
+    The launcher serves them in a job with processes beside its ranks, for as long as the job runs. They are for
+    addresses and the like: small, and set once. A process that ends leaves its values there, and ends nobody's `wait`.
+
+    Args:
+        environ: the environment; default: that of this process.
+        name: of this process in errors; default: its role and index, or its rank.
+        timeout: longest wait for the launcher's answer; a minute at most.
+
+    Raises:
+        ConfigurationError: nothing serves such values: this is no process of `unidist launch`, or its job has no
+            processes beside the ranks.
+        PeerLostError: the launcher is gone.
+        StalledError: it does not answer.
+    """
+    place = values_place(environ)
+    return KeyValues(
+        place.address, place.secret, rank=None, name=name or place.name, served_by="`unidist launch`", timeout=timeout
+    )
+
+
+__all__ = ["KeyValueService", "KeyValues", "WithKeyValues", "job_values"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import MeetingPlace
-from unidist.settings.environment import elastic_timeout
+from unidist.settings.environment import ROLE_VARIABLE, elastic_timeout
 from unidist.settings.inherited import path_of_inherited
 from unidist.settings.launcher_variables import CONTRACTS, Contract
 from unidist.settings.values import integer, required, seconds
@@ -51,6 +51,45 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
         if contract.marker in env and (contract.source != "srun" or integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
             return _read_contract(env, contract)
     return Placement(Topology())
+
+
+@dataclass(frozen=True)
+class ValuesPlace:
+    """Where the values that a job's processes share are served.
+
+    Args:
+        address: of the server.
+        secret: the job's secret.
+        name: of this process: its role and index, or its rank.
+    """
+
+    address: tuple[str, int]
+    secret: bytes
+    name: str
+
+
+def values_place(environ: Mapping[str, str] | None = None) -> ValuesPlace:
+    """Return where the values that the job's processes share are served.
+
+    Raises:
+        ConfigurationError: nowhere, or the variables cannot be read.
+    """
+    env = os.environ if environ is None else environ
+    text = env.get("UNIDIST_JOB_VALUES", "")
+    role, index, rank = env.get(ROLE_VARIABLE, ""), env.get("UNIDIST_ROLE_INDEX", "0"), env.get("UNIDIST_RANK", "")
+    name = f"{role} {index}" if role else f"rank {rank}" if rank else "this process"
+    if not text:
+        raise ConfigurationError(
+            f"{name}: UNIDIST_JOB_VALUES is not set, so there is nothing by which it could find the other processes of "
+            "the job. `unidist launch` sets it in a job with processes beside its ranks (parameter servers, "
+            "evaluators); start the script by it, and do not clear the environment."
+        )
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigurationError(
+            f"{name}: UNIDIST_JOB_VALUES={text!r} is not HOST:PORT; `unidist launch` sets it, do not change it."
+        )
+    return ValuesPlace((host.strip("[]"), int(port)), _read_secret(env), name)
 
 
 def job_secret() -> bytes:

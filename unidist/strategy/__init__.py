@@ -18,8 +18,10 @@ if TYPE_CHECKING:
         ChoosesPrecision,
         GradientOwner,
         NamesPlugins,
+        OutlivesRanks,
         OwnsParameters,
         Plan,
+        RunsSideProcesses,
         RunsSteps,
         ShardsUpdates,
         Strategy,
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActsOnGradients", "BindingSpec", "ChoosesPrecision", "Described", "GradientOwner", "InitializesModels",
-    "NamesPlugins", "Option", "OwnsParameters", "Pair", "Plan", "RunsSteps", "ShardsUpdates", "Strategy",
-    "StrategyLike", "StrategySpec", "SurvivesLoss", "UpdateGate", "build", "check_initialized_by", "check_plan",
-    "described", "find_binding", "make_plan", "obstacle", "pairs",
+    "NamesPlugins", "Option", "OutlivesRanks", "OwnsParameters", "Pair", "Plan", "RunsSideProcesses", "RunsSteps",
+    "ShardsUpdates", "Strategy", "StrategyLike", "StrategySpec", "SurvivesLoss", "UpdateGate", "build",
+    "check_initialized_by", "check_plan", "described", "find_binding", "make_plan", "obstacle", "pairs",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -44,8 +46,8 @@ __getattr__ = lazy_names(
         "composition": "Described Option Pair described pairs",
         "elastic_support": "check_plan obstacle",
         "interface": (
-            "ActsOnGradients ChoosesPrecision GradientOwner NamesPlugins OwnsParameters Plan RunsSteps ShardsUpdates "
-            "Strategy StrategySpec SurvivesLoss UpdateGate"
+            "ActsOnGradients ChoosesPrecision GradientOwner NamesPlugins OutlivesRanks OwnsParameters Plan "
+            "RunsSideProcesses RunsSteps ShardsUpdates Strategy StrategySpec SurvivesLoss UpdateGate"
         ),
         "lazy_init": "InitializesModels check_initialized_by",
         "plan": "StrategyLike build make_plan",

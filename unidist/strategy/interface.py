@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unidist.gradients.interface import GradientExchange
     from unidist.gradients.options import ExchangeOptions
     from unidist.gradients.precision import Precision
+    from unidist.launcher import SideProcess
     from unidist.optim.interface import MakesStepRunner
     from unidist.optim.rules import GradientRule
     from unidist.optim.update import Update
@@ -301,6 +302,34 @@ class SurvivesLoss(ABC):
     @abstractmethod
     def elastic_obstacle(self, plan: Plan) -> str:
         """Return why it cannot be used, and what to do instead; "" if it can. Pure; also called by the launcher."""
+
+
+class RunsSideProcesses(ABC):
+    """Capability: needs processes beside the ranks, such as parameter servers.
+
+    `unidist launch` starts them before the ranks and ends them after the ranks, on any host of the job. They and the
+    ranks find each other by `unidist.control.job_values`. What else starts ranks has no such processes, so a rank that
+    needs one says so when `job_values` raises.
+    """
+
+    @abstractmethod
+    def side_processes(self, plan: Plan) -> Sequence[SideProcess]:
+        """Return the processes that a job with this plan needs; none if it needs none. Pure; called by the launcher.
+
+        Called once, after the plan was checked and before any process starts.
+        """
+
+
+class OutlivesRanks(ABC):
+    """Capability: ranks may go on without one that is lost, in a job that is not elastic."""
+
+    @abstractmethod
+    def tolerates_lost_ranks(self, plan: Plan) -> bool:
+        """Return whether the others can go on when a rank other than 0 is lost. Pure; called by the launcher.
+
+        If so, a rank that a signal has ended, or whose host is lost, does not end the job. One whose script has failed
+        does.
+        """
 
 
 class NamesPlugins(ABC):
