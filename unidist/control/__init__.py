@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from unidist.control.rendezvous import ControlRendezvous
     from unidist.control.server import ControlServer
     from unidist.control.service import Action, Drop, Publish, Send, Service
-    from unidist.control.wire import Message, WireError
+    from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 
 __all__ = [
     "Action", "Address", "BEATS_PER_LIMIT", "Connection", "ConnectionClosed", "ConnectionLost", "ControlRendezvous",
     "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost", "HostMessage", "KeyValueService", "KeyValues",
-    "Message", "Publish", "Send", "Service", "WireError", "WithKeyValues", "connect", "format_address", "job_values",
-    "refusal",
+    "MAX_FRAME_BYTES", "Message", "Publish", "Send", "Service", "Wire", "WireError", "WithKeyValues",
+    "connect", "format_address", "job_values", "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -41,6 +41,6 @@ __getattr__ = lazy_names(
         "rendezvous": "ControlRendezvous",
         "server": "ControlServer",
         "service": "Action Drop Publish Send Service",
-        "wire": "Message WireError",
+        "wire": "MAX_FRAME_BYTES Message Wire WireError",
     },
 )

@@ -7,6 +7,7 @@ Messages of a client, and the answers:
 
     member   its rank, or null         -> none; a rank whose connection ends without `leave` is lost
     set      key, value                -> done
+    claim    key, value                -> the value that the key has now: this one, or the one that it had
     get      keys                      -> values; null where there is none yet, and which ranks are lost
     leave                              -> none
 """
@@ -54,6 +55,9 @@ class KeyValueService(Service):
         elif kind == "set":
             self._values[str(message["key"])] = str(message["value"])
             yield Send(peer, {"type": "done"})
+        elif kind == "claim":
+            held = self._values.setdefault(str(message["key"]), str(message["value"]))
+            yield Send(peer, {"type": "values", "values": [held]})
         elif kind == "get":
             found = [self._values.get(str(key)) for key in message["keys"]]
             yield Send(peer, {"type": "values", "values": found, "lost": sorted(self._lost)})
@@ -146,6 +150,14 @@ class KeyValues:
     def set(self, key: str, value: bytes) -> None:
         """Set a value. Raises as the class."""
         self._ask({"type": "set", "key": key, "value": base64.b64encode(value).decode()})
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Set a value unless the key has one, and return the one that it has then. Of several processes, one wins.
+
+        Raises as the class.
+        """
+        (held,) = self._ask({"type": "claim", "key": key, "value": base64.b64encode(value).decode()})["values"]
+        return base64.b64decode(held)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of these keys, None where there is none yet. Raises as the class."""

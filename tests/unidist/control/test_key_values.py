@@ -85,3 +85,12 @@ def _receive(sock: socket.socket) -> bytes:
         return sock.recv(4096)
     except ConnectionResetError:
         return b""
+
+
+def test_of_several_claims_the_first_holds(server: ControlServer) -> None:
+    first, second = client(server, 0), client(server, 1)
+    assert second.claim("a", b"second") == b"second"
+    assert first.claim("a", b"first") == b"second"
+    assert first.wait(["a"], WAIT) == [b"second"]
+    first.close()
+    second.close()
