@@ -30,6 +30,7 @@ class Push:
         factor: of the learning rate, or of the difference.
         read_versions: for each shard, its version when this worker read it, where the rate is divided by the number of
             updates since then (its staleness); None: it is not.
+        is_kept: what `change` returns stays as it is until the push is complete; else until `change` is called again.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Push:
     present: Sequence[bool]
     factor: float = 1.0
     read_versions: Sequence[int] | None = None
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,44 @@ class Store(ABC):
             receive: is given the new values.
             waits: while another worker uses the shard; False: then None is returned, and nothing is done.
         """
+
+    def read_all(self, order: Sequence[int], receiver: Callable[[int], Receive]) -> dict[int, int]:
+        """Read several shards, each as `read` does, and return their versions.
+
+        Args:
+            order: numbers of the shards. They may come in another order, and at the same time.
+            receiver: returns what takes the values of a shard.
+        """
+        return {index: self.read(index, receiver(index)) for index in order}
+
+    def push_all(
+        self, order: Sequence[int], push: Push, receiver: Callable[[int], Receive] | None = None
+    ) -> dict[int, int]:
+        """Apply a push to several shards, each as `push` does, and return their versions.
+
+        The default passes over shards that other workers use, and comes back to them later.
+
+        Args:
+            order: numbers of the shards. They may come in another order, and at the same time.
+            push: of this worker.
+            receiver: returns what takes the new values of a shard.
+        """
+        versions: dict[int, int] = {}
+        pending, waits = list(order), False
+        while pending:
+            busy = []
+            for index in pending:
+                version = self.push(index, push, None if receiver is None else receiver(index), waits=waits)
+                if version is None:
+                    busy.append(index)
+                else:
+                    versions[index] = version
+            waits = len(busy) == len(pending)
+            pending = busy
+        return versions
+
+    def saved(self) -> None:  # noqa: B027 - stores that cannot be lost need not know
+        """What was pushed until now is saved elsewhere, as far as this worker knows."""
 
     @abstractmethod
     def finish_step(self, bound: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -224,13 +224,13 @@ class Worker:
     def fetch(self) -> None:
         """Bring the parameters of the store to the targets, with the differences that were not pushed yet."""
         self._label = self.store.version
-        for index in self._order:
-            self._versions[index] = self.store.read(index, self._receiver(index))
+        self._note(self.store.read_all(self._order, self._receiver))
 
     def _step_together(self) -> None:
         self._number += 1
         self._pending = 0
-        push = Push(self._number, self._change, self._rules, self._present)
+        is_kept = not self._options.difference
+        push = Push(self._number, self._change, self._rules, self._present, is_kept=is_kept)
         waits = not self._options.backup or waits_for_step(self._calls, self.store.version)
         self.store.push_together(push, self._label, waits=waits)
         self.fetch()
@@ -254,21 +254,18 @@ class Worker:
         self._number += 1
         self._pending = 0
         versions = tuple(self._versions) if self._options.modulates else None
-        push = Push(self._number, self._change, self._rules, self._present, self._factor, versions)
-        pending, waits = self._order, False
-        while pending:
-            busy = []
-            for index in pending:
-                version = self.store.push(index, push, None if receiver is None else receiver(index), waits=waits)
-                if version is None:
-                    busy.append(index)  # comes later, when the other worker is done with it
-                elif receiver is not None:
-                    self._versions[index] = version
-            waits = len(busy) == len(pending)
-            pending = busy
+        is_kept = not self._options.difference
+        push = Push(self._number, self._change, self._rules, self._present, self._factor, versions, is_kept)
+        applied = self.store.push_all(self._order, push, receiver)
+        if receiver is not None:
+            self._note(applied)
         if self._accrued is not self._gradients:
             for accrued in self._accrued:
                 accrued[:] = 0
+
+    def _note(self, versions: Mapping[int, int]) -> None:
+        for index, version in versions.items():
+            self._versions[index] = version
 
     def _descend(self) -> None:
         """Step by the plain gradient, until parameters are fetched again, as the workers of Downpour SGD do."""
