@@ -68,7 +68,7 @@ def train(strategy: str, steps: int) -> dict[str, float]:
     import torch
 
     import unidist.torch as ud
-    from unidist_local_sgd import meet
+    from unidist_local_sgd import synchronize
 
     sys.path.insert(0, str(ROOT / "examples" / "torch"))
     import char_gpt
@@ -91,7 +91,7 @@ def train(strategy: str, steps: int) -> dict[str, float]:
         char_gpt.next_character_loss(model(inputs), targets).backward()
         optimizer.step()
         schedule.step()
-    meet(optimizer)
+    synchronize(optimizer)
     seconds, nbytes = (time.monotonic() - began) / steps, _sent_bytes() - before
     inputs, targets = char_gpt.draw(text.validation, VALIDATION, CONTEXT, torch.Generator().manual_seed(1000))
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""The strategy `local_sgd`: ranks train by themselves, and their parameters meet from time to time.
+"""The strategy `local_sgd`: ranks train by themselves, and synchronize their parameters from time to time.
 
-`schedule` says which fragment meets when, `outer` makes the step of a meeting, `meetings` does both for one optimizer:
-they know buffers and communicators only. `exchange` has the gradient exchanges between two meetings. `_torch` and
-`_keras` bind the strategy to a framework, by the interface in `binding`.
+`schedule` says which fragment is synchronized when, `outer` makes the step of the outer optimizer, `synchronization`
+does both for one optimizer: they know buffers and communicators only. `exchange` has the gradient exchanges between two
+synchronizations. `_torch` and `_keras` bind the strategy to a framework, by the interface in `binding`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_local_sgd.binding import LocalSGDBinding
-    from unidist_local_sgd.meetings import Meetings, meet
     from unidist_local_sgd.strategy import LocalSGD
+    from unidist_local_sgd.synchronization import Synchronizer, synchronize
 
 __all__ = [
-    "LocalSGD", "LocalSGDBinding", "Meetings", "meet",
+    "LocalSGD", "LocalSGDBinding", "Synchronizer", "synchronize",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "binding": "LocalSGDBinding",
-        "meetings": "Meetings meet",
+        "synchronization": "Synchronizer synchronize",
         "strategy": "LocalSGD",
     },
 )

@@ -19,8 +19,8 @@ class LocalSGDBinding(ABC):
     def inner_step(self, strategy: LocalSGD) -> MakesInnerStep:
         """Return a factory of inner steps, one for each optimizer; see `BringsInnerStep.inner_step`.
 
-        An inner step calls `Meetings.begin` when its parameters are known, `Meetings.keep_start` before each update and
-        `Meetings.run` after those at which `Meetings.advance` says so.
+        An inner step calls `Synchronizer.begin` when its parameters are known, `Synchronizer.keep_start` before each
+        update and `Synchronizer.run` after those at which `Synchronizer.advance` says so.
         """
 
 

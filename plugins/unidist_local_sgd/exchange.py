@@ -1,4 +1,4 @@
-"""The exchange of gradients between two meetings: over all ranks while training warms up, then within each host."""
+"""Exchanges of gradients between two synchronizations: over all ranks at the beginning, then within each host."""
 
 from __future__ import annotations
 

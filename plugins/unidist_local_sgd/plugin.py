@@ -14,7 +14,7 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
         StrategySpec(
             "local_sgd",
             "unidist_local_sgd.strategy:LocalSGD",
-            "H updates without communication, then parameters meet (local SGD, DiLoCo)",
+            "H updates without communication, then parameters are synchronized (local SGD, DiLoCo)",
         )
     )
 

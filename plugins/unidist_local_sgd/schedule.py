@@ -1,4 +1,4 @@
-"""When each fragment of the parameters meets, and which parameters are in it. Pure; the same on every rank.
+"""When each fragment of the parameters is synchronized, and which parameters are in it. Pure; the same on every rank.
 
 The updates since all parameters were equal have the *positions* 1, 2, 3, ... Fragment k of K is sent after the
 positions at which (position - offset of k) is a multiple of H, and the result is applied `delay` updates later
@@ -33,7 +33,7 @@ class Schedule:
     """See the module's text.
 
     Args:
-        every: H, the updates between two meetings of a fragment, at least 1.
+        every: H, the updates between two synchronizations of a fragment, at least 1.
         fragments: K, at most H.
         delay: updates between sending and applying, below H.
     """
@@ -43,23 +43,23 @@ class Schedule:
     delay: int = 0
 
     @property
-    def meets_at_once(self) -> bool:
-        """Whether all parameters meet after the same updates, and are equal then."""
+    def is_simultaneous(self) -> bool:
+        """Whether all parameters are synchronized after the same updates, and are equal then."""
         return self.fragments == 1 and not self.delay
 
     def offset(self, fragment: int) -> int:
-        """Return the position of the fragment's first meeting: they are spread evenly, the last is at H."""
+        """Return the position of the fragment's first synchronization: they are spread evenly, the last is at H."""
         return -(-(fragment + 1) * self.every // self.fragments)
 
     def due(self, position: int) -> Due:
         """Return the fragments to handle after the update at this position, from 1."""
         everyone = range(self.fragments)
-        sent = tuple(k for k in everyone if self._meets(k, position))
+        sent = tuple(k for k in everyone if self._is_sent(k, position))
         if not self.delay:
             return Due((), sent)
-        return Due(tuple(k for k in everyone if self._meets(k, position - self.delay)), sent)
+        return Due(tuple(k for k in everyone if self._is_sent(k, position - self.delay)), sent)
 
-    def _meets(self, fragment: int, position: int) -> bool:
+    def _is_sent(self, fragment: int, position: int) -> bool:
         first = self.offset(fragment)
         return position >= first and (position - first) % self.every == 0
 

@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesLoss, EstimatesMemory):
-    """Lets every rank make H updates without communication, then synchronizes the parameters: they meet.
+    """Lets every rank make H updates without communication, then synchronizes the parameters.
 
-    Without an outer optimizer a meeting averages the parameters (local SGD, Stich 2019,
+    Without an outer optimizer a synchronization averages the parameters (local SGD, Stich 2019,
     https://arxiv.org/abs/1805.09767). With one it takes the way from the start of the window to the average for a
     gradient (DiLoCo, Douillard et al. 2023, https://arxiv.org/abs/2311.08105). The state of the optimizer, and buffers
-    such as those of batch normalization, stay each rank's own. A checkpoint ends the window by an early meeting, at
-    which the optimizer's state is averaged as well. Every rank calls `step` equally often.
+    such as those of batch normalization, stay each rank's own. A checkpoint ends the window by an early
+    synchronization, at which the optimizer's state is averaged as well. Every rank calls `step` equally often.
 
     Args:
-        every: H, the updates from one meeting of a parameter to the next, at least 1.
+        every: H, the updates from one synchronization of a parameter to the next, at least 1.
         after: the gradients of so many first updates are averaged over the ranks, as `data` does (post-local SGD, Lin
             et al. 2020, https://arxiv.org/abs/1808.07217).
-        outer: what a meeting does with the outer gradient, start - mean(parameters): "average" subtracts it, "sgd"
-            multiplies it by a rate before, "momentum" and "nesterov" are those of PyTorch's SGD.
+        outer: what a synchronization does with the outer gradient, start - mean(parameters): "average" subtracts it,
+            "sgd" multiplies it by a rate before, "momentum" and "nesterov" are those of PyTorch's SGD.
         outer_lr: rate of the outer optimizer, above 0; default: 1 for sgd, 0.7 for the others.
         outer_momentum: from 0 to below 1; default: 0.9.
-        fragments: the parameters are divided into so many parts of about equal size, which meet one after another
+        fragments: the parameters are divided into so many parts of about equal size, synchronized one after another
             (streaming DiLoCo, Douillard et al. 2025, https://arxiv.org/abs/2501.18512). At most H.
         delay: updates between sending a fragment and applying the result, below H, so that the exchange overlaps with
             training.
@@ -53,7 +53,8 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
             updates are lost otherwise.
         compression: name of a registered compressor, and its options, for outer gradients: "bf16", "powersgd/rank=2".
         across: "hosts" lets the ranks of a host average their gradients in every update, so that a host trains as one,
-            and only hosts meet: for fast connections inside and slow ones between them. Default: each rank by itself.
+            and only hosts are synchronized: for fast connections inside and slow ones between them. Default: each
+            rank by itself.
     """
 
     name: ClassVar[str] = "local_sgd"
@@ -74,12 +75,12 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
 
     @property
     def schedule(self) -> Schedule:
-        """When which fragment meets."""
+        """When which fragment is synchronized."""
         return Schedule(self.every, self.fragments, self.delay)
 
     @property
     def outer_optimizer(self) -> OuterOptimizer:
-        """What a meeting does, without state."""
+        """The step of a synchronization, without state."""
         has_momentum = self.outer in ("momentum", "nesterov")
         default = 0.7 if has_momentum else 1.0
         momentum = 0.9 if self.outer_momentum is None else self.outer_momentum
@@ -109,7 +110,7 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
     def _check_options(self) -> None:
         every, has_momentum = self.every, self.outer in ("momentum", "nesterov")
         faults = {
-            f"={every}: give at least 1 update between two meetings": every < 1,
+            f"={every}: give at least 1 update between two synchronizations": every < 1,
             f":after={self.after}: give 0 or more updates": self.after < 0,
             f":outer={self.outer!r}; choices: average, sgd, momentum, nesterov": self.outer
             not in ("average", "sgd", "momentum", "nesterov"),
@@ -123,10 +124,10 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
             f":outer_momentum={self.outer_momentum} with outer={self.outer}: use outer=momentum or outer=nesterov": (
                 self.outer_momentum is not None and not has_momentum
             ),
-            f":fragments={self.fragments}: give 1 to {every}, the updates between two meetings": not (
+            f":fragments={self.fragments}: give 1 to {every}, the updates between two synchronizations": not (
                 1 <= self.fragments <= every
             ),
-            f":delay={self.delay}: give 0 to {every - 1}, less than the updates between two meetings": not (
+            f":delay={self.delay}: give 0 to {every - 1}, less than the updates between two synchronizations": not (
                 0 <= self.delay < every
             ),
             f":across={self.across!r}; choices: hosts, ranks": self.across not in ("ranks", "hosts"),
@@ -157,7 +158,7 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
 
     @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        names = ["values that meet"]
+        names = ["values that are synchronized"]
         names += ["start of the window"] if self.is_relative else []
         names += ["outer momentum"] if self.outer_optimizer.has_momentum else []
         trained = workload.model.trained or workload.model.parameters
@@ -165,9 +166,7 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
 
     @override
     def elastic_obstacle(self, plan: Plan) -> str:
-        return (
-            "between two meetings the ranks' parameters differ, and a change of the ranks makes those of one everyone's"
-        )
+        return "between two synchronizations the ranks' parameters differ"
 
     @override
     def make_exchange(

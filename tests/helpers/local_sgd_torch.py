@@ -18,7 +18,7 @@ from unidist.hierarchical.layout import Layout
 from unidist.runtime import context
 from unidist.settings.environment import set_variables
 from unidist.topology import Topology
-from unidist_local_sgd import meet
+from unidist_local_sgd import synchronize
 
 BATCH = 4
 FEATURES = 5
@@ -48,7 +48,7 @@ class Case:
         more: further strategies of the line.
         options: further options of the strategy.
         closure: step with a closure.
-        meets_before_save: end the window by `meet` before a checkpoint.
+        synchronizes_before_save: end the window by `synchronize` before a checkpoint.
         hosts: pretend to be on so many hosts, whose ranks train together; 0: each rank trains by itself.
     """
 
@@ -65,7 +65,7 @@ class Case:
     more: str = ""
     options: str = ""
     closure: bool = False
-    meets_before_save: bool = False
+    synchronizes_before_save: bool = False
     hosts: int = 0
 
     def line(self) -> str:
@@ -224,8 +224,8 @@ def save_and_train(case: Case, folder: str, line: str) -> dict[str, Any]:
             model = make_model()
             model, optimizer = ud.distribute(model, OPTIMIZERS[case.optimizer](model.parameters()))
             take_steps(model, optimizer, case, 0, middle)
-            if case.meets_before_save:
-                meet(optimizer)
+            if case.synchronizes_before_save:
+                synchronize(optimizer)
             ud.save(folder, model, optimizer)
             take_steps(model, optimizer, case, middle, case.steps)
             return values_of(model)
@@ -282,7 +282,7 @@ def step_one_after_another(folder: str) -> float:
 
 
 def step_unequally() -> str:
-    """Let rank 1 leave before the meeting; return the error of this rank."""
+    """Let rank 1 leave before the synchronization; return the error of this rank."""
     case = Case(4)
     with set_variables({"UNIDIST_STRATEGY": case.line(), "UNIDIST_TIMEOUT_SEC": "1"}):
         ud.init()
@@ -315,8 +315,8 @@ def train_with_train_step(line: str, steps: int) -> tuple[dict[str, Any], list[f
             ud.shutdown()
 
 
-def meet_at_the_end(line: str) -> tuple[bool, dict[str, Any]]:
-    """End a training in the middle of a window; return whether there was a meeting, and the parameters."""
+def synchronize_at_the_end(line: str) -> tuple[bool, dict[str, Any]]:
+    """End a training in the middle of a window; return whether parameters were synchronized, and the parameters."""
     case = Case(4, optimizer="adamw")
     with set_variables({"UNIDIST_STRATEGY": line}):
         ud.init()
@@ -324,7 +324,7 @@ def meet_at_the_end(line: str) -> tuple[bool, dict[str, Any]]:
             model = make_model()
             model, optimizer = ud.distribute(model, OPTIMIZERS[case.optimizer](model.parameters()))
             take_steps(model, optimizer, case, 0, 6)
-            has_met = meet(optimizer)
-            return has_met, values_of(model)
+            has_synchronized = synchronize(optimizer)
+            return has_synchronized, values_of(model)
         finally:
             ud.shutdown()

@@ -1,8 +1,8 @@
-"""Local SGD for Keras 3: the optimizer's own step, and a meeting after the updates that are due.
+"""Local SGD for Keras 3: the optimizer's own step, and a synchronization after the updates that need one.
 
-Variables have no memory that could be written to. A meeting reads them, exchanges copies in a node of the host, and
-assigns the results; where graphs run, both are in a branch of the graph, which TensorFlow orders among the reads and
-writes of each variable.
+Variables have no memory that could be written to. A synchronization reads them, exchanges copies in a node of the host,
+and assigns the results; where graphs run, both are in a branch of the graph, which TensorFlow orders among the reads
+and writes of each variable.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unidist.optim import MakesInnerStep, Update
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_arrays.memory import Array, array_of_buffer, buffer_of_array, empty_array
 from unidist_local_sgd.binding import LocalSGDBinding, TrainedState
-from unidist_local_sgd.meetings import Meetings
 from unidist_local_sgd.schedule import Due
 from unidist_local_sgd.strategy import LocalSGD
+from unidist_local_sgd.synchronization import Synchronizer
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import AddedOperations, HostFunction, host_node
 from unidist_tensorflow.optimizer import Entry, InnerStep, WholeStep, slot_lists, variable_and_slots
 
 _FLAG = tf.TensorSpec([], tf.bool)
-_NAME = "unidist_meeting_of_parameters_which_needs_jit_compile_False"
+_NAME = "unidist_synchronization_of_parameters_which_needs_jit_compile_False"
 
 Result = TypeVar("Result")
 
@@ -59,30 +59,32 @@ class LocalStep(WholeStep):
         super().__init__(optimizer, plain, lambda variable: variable_and_slots(optimizer, variable))
         self._update = update
         self._trained = KerasState(optimizer)
-        self._meetings = Meetings(strategy, update, TensorFlowFramework(), self._trained, optimizer)
+        self._synchronizer = Synchronizer(strategy, update, TensorFlowFramework(), self._trained, optimizer)
         self._has_begun = False
         self._due = Due((), ())
         self._host_functions: list[HostFunction] = []
-        update.follow(self._meetings)
+        update.follow(self._synchronizer)
 
     @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
-        self._with_meeting(entries, lambda: super(LocalStep, self).step_eagerly(exchange, entries, result))
+        self._with_synchronization(entries, lambda: super(LocalStep, self).step_eagerly(exchange, entries, result))
 
     @override
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        return self._with_meeting(entries, lambda: super(LocalStep, self).step_in_graph(exchange, entries, outputs))
+        return self._with_synchronization(
+            entries, lambda: super(LocalStep, self).step_in_graph(exchange, entries, outputs)
+        )
 
     @override
     def finalize(self, variables: Sequence[Any]) -> None:
         """See `InnerStep.finalize`: moving averages are each rank's own, and become the variables."""
         super().finalize(variables)
         if getattr(self._trained.optimizer, "use_ema", False):
-            self._meetings.average()
+            self._synchronizer.average()
 
-    def _with_meeting(self, entries: Sequence[Entry], step: Callable[[], Result]) -> Result:
+    def _with_synchronization(self, entries: Sequence[Entry], step: Callable[[], Result]) -> Result:
         """Make the step, eagerly or in the graph that is being built, between what belongs before and after it."""
         places = {entry.place: entry.variable for entry in entries if entry.place is not None}
         variables = self._trained.variables = [places[place] for place in sorted(places)]
@@ -92,7 +94,7 @@ class LocalStep(WholeStep):
         result = step()
         with tf.control_dependencies(added.stateful()):
             [is_due] = self._node(self._advance, [], [_FLAG])
-        tf.cond(is_due, lambda: self._meet(variables), lambda: False)
+        tf.cond(is_due, lambda: self._synchronize(variables), lambda: False)
         return result
 
     def _node(self, function: HostFunction, inputs: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
@@ -100,26 +102,26 @@ class LocalStep(WholeStep):
 
     def _check_start(self) -> list[Array]:
         if not self._has_begun:
-            self._meetings.begin(self._update.parameters)
+            self._synchronizer.begin(self._update.parameters)
             self._has_begun = True
-        return [np.asarray(self._meetings.needs_start)]
+        return [np.asarray(self._synchronizer.needs_start)]
 
     def _keep_start(self, variables: Sequence[Any]) -> bool:
         def keep(*arrays: Any) -> list[Array]:
-            self._meetings.keep_start([buffer_of_array(array) for array in _copies(arrays)])
+            self._synchronizer.keep_start([buffer_of_array(array) for array in _copies(arrays)])
             return [np.asarray(True)]
 
         self._node(keep, [tf.convert_to_tensor(each) for each in variables], [_FLAG])
         return True
 
     def _advance(self) -> list[Array]:
-        self._due = self._meetings.advance(self._update.step + 1)
+        self._due = self._synchronizer.advance(self._update.step + 1)
         return [np.asarray(bool(self._due))]
 
-    def _meet(self, variables: Sequence[Any]) -> bool:
+    def _synchronize(self, variables: Sequence[Any]) -> bool:
         def run(*arrays: Any) -> list[Array]:
             results = _copies(arrays)
-            self._meetings.run(self._due, [buffer_of_array(each) for each in results])
+            self._synchronizer.run(self._due, [buffer_of_array(each) for each in results])
             return results
 
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in variables]

@@ -1,4 +1,4 @@
-"""Local SGD for PyTorch: the optimizer's own step, and a meeting after the updates that are due."""
+"""Local SGD for PyTorch: the optimizer's own step, and a synchronization after the updates that need one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing_extensions import override
 from unidist.buffer import Buffer
 from unidist.optim import MakesInnerStep, Update
 from unidist_local_sgd.binding import LocalSGDBinding, TrainedState
-from unidist_local_sgd.meetings import Meetings
 from unidist_local_sgd.strategy import LocalSGD
+from unidist_local_sgd.synchronization import Synchronizer
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import buffer_of, is_dense
 from unidist_torch.optimizer import InnerStep, WholeStep
@@ -50,27 +50,27 @@ class LocalStep(WholeStep):
     ) -> None:
         super().__init__(optimizer, plain, update)
         self._trained = TorchState(optimizer)
-        self._meetings = MeetingsAfterSteps(strategy, update, TorchFramework(), self._trained, optimizer)
-        self._update.follow(self._meetings)
+        self._synchronizer = StepSynchronizer(strategy, update, TorchFramework(), self._trained, optimizer)
+        self._update.follow(self._synchronizer)
 
     @override
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
     ) -> None:
         super().parameters_changed(parameters, first, views)
-        self._meetings.end_window()  # of the parameters before
+        self._synchronizer.end_window()  # of the parameters before
         self._trained.parameters = list(parameters)
-        self._meetings.begin(self._update.parameters)
+        self._synchronizer.begin(self._update.parameters)
 
     @override
     def take(self, first: int, present: Sequence[bool | None]) -> None:
-        if self._meetings.needs_start:
-            self._meetings.keep_start(self._trained.values())
+        if self._synchronizer.needs_start:
+            self._synchronizer.keep_start(self._trained.values())
         super().take(first, present)
 
 
-class MeetingsAfterSteps(Meetings):
-    """Meets when an update was applied: whatever has made the step, also a closure that is called several times."""
+class StepSynchronizer(Synchronizer):
+    """Synchronizes when an update was applied, whatever made the step: also a closure that is called several times."""
 
     @override
     def on_step(self, step: int) -> None:

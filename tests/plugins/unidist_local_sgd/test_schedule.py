@@ -1,4 +1,4 @@
-"""Which fragment meets when, and what is in it."""
+"""Which fragment is synchronized when, and what is in it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from unidist_local_sgd.schedule import Due, Schedule, divide
 
 
-def test_one_fragment_meets_after_every_window() -> None:
+def test_one_fragment_is_synchronized_after_every_window() -> None:
     schedule = Schedule(3)
     assert [position for position in range(1, 10) if schedule.due(position)] == [3, 6, 9]
     assert schedule.due(3) == Due((), (0,))
 
 
-def test_fragments_meet_one_after_another() -> None:
+def test_fragments_are_synchronized_one_after_another() -> None:
     schedule = Schedule(6, fragments=3)
     sent = {position: schedule.due(position).send for position in range(1, 13)}
     assert {position: each for position, each in sent.items() if each} == {

@@ -70,12 +70,12 @@ def test_an_unknown_compressor_is_refused_by_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("local_sgd=4", ["values that meet"]),
-        ("local_sgd=4:compression=fp16", ["values that meet", "start of the window"]),
-        ("local_sgd=4:outer=nesterov", ["values that meet", "start of the window", "outer momentum"]),
+        ("local_sgd=4", ["values that are synchronized"]),
+        ("local_sgd=4:compression=fp16", ["values that are synchronized", "start of the window"]),
+        ("local_sgd=4:outer=nesterov", ["values that are synchronized", "start of the window", "outer momentum"]),
     ],
 )
-def test_the_estimate_has_what_a_meeting_needs(line: str, names: list[str]) -> None:
+def test_the_estimate_has_what_a_synchronization_needs(line: str, names: list[str]) -> None:
     run: Any = plan(line)
     workload = Workload(ModelFigures(1000), precision="bf16")
     found = run.strategies[0].estimate(plain_memory(workload), workload, run)

@@ -54,7 +54,7 @@ def test_ranks_come_to_the_numbers_of_copies_in_one_process(torch_pools: PartPoo
             assert largest_difference(found[rank][number], expected[rank]) < LIMIT, (case, rank)
 
 
-def test_ranks_of_a_host_train_together_and_hosts_meet(torch_pools: PartPools) -> None:
+def test_ranks_of_a_host_train_together_and_hosts_synchronize(torch_pools: PartPools) -> None:
     found = torch_pools.get(4).run(local_sgd_torch.train, (HOSTS,))
     for number, case in enumerate(HOSTS):
         expected = local_sgd_torch.simulate(case, 4)
@@ -65,8 +65,8 @@ def test_ranks_of_a_host_train_together_and_hosts_meet(torch_pools: PartPools) -
 SAVED = [
     replace(NESTEROV, steps=12),  # saved in the middle of a window
     Case(5, fragments=2, delay=2, mix=0.5, outer="nesterov", rate=0.6, steps=14, optimizer="momentum"),
-    Case(4, optimizer="adamw", steps=12, meets_before_save=True),
-    Case(3, optimizer="adamw", steps=12),  # saved just after a meeting
+    Case(4, optimizer="adamw", steps=12, synchronizes_before_save=True),
+    Case(3, optimizer="adamw", steps=12),  # saved just after a synchronization
 ]
 
 
@@ -113,11 +113,13 @@ def test_train_step_and_verification(torch_pools: PartPools) -> None:
         assert (losses == found[0][1]) == (rank == 0), "each rank has the loss of its own batch"
 
 
-def test_a_meeting_on_demand_makes_the_ranks_equal(torch_pools: PartPools) -> None:
-    (has_met, values), (_, others) = torch_pools.get(2).run(local_sgd_torch.meet_at_the_end, ("local_sgd=4",))
-    assert has_met
+def test_a_synchronization_on_demand_makes_the_ranks_equal(torch_pools: PartPools) -> None:
+    (has_synchronized, values), (_, others) = torch_pools.get(2).run(
+        local_sgd_torch.synchronize_at_the_end, ("local_sgd=4",)
+    )
+    assert has_synchronized
     assert largest_difference(values, others) == 0.0
-    assert torch_pools.get(1).run(local_sgd_torch.meet_at_the_end, ("data",))[0][0] is False
+    assert torch_pools.get(1).run(local_sgd_torch.synchronize_at_the_end, ("data",))[0][0] is False
 
 
 def test_outer_gradients_travel_compressed(torch_pools: PartPools) -> None:
@@ -125,6 +127,6 @@ def test_outer_gradients_travel_compressed(torch_pools: PartPools) -> None:
     found = [each[0] for each in torch_pools.get(2).run(local_sgd_torch.train, ([case],))]
     for rank, expected in enumerate(local_sgd_torch.simulate(case, 2)):
         assert LIMIT < largest_difference(found[rank], expected) < 1e-3
-    replayed = replace(case, steps=8)  # ends with a meeting
+    replayed = replace(case, steps=8)  # ends with a synchronization
     first, second = (each[0] for each in torch_pools.get(2).run(local_sgd_torch.train, ([replayed],)))
     assert largest_difference(first, second) == 0.0

@@ -1,4 +1,4 @@
-"""The meetings of one optimizer's parameters: where a window began, what is exchanged when, and the outer step."""
+"""Synchronizes the parameters of one optimizer: where a window began, what is exchanged when, and the outer step."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _WIDE_BYTES = 4
 """Values of fewer bytes for each element are exchanged, and kept at the start of a window, in float32."""
 
 
-_MEETINGS: weakref.WeakKeyDictionary[Any, weakref.ref[Meetings]] = weakref.WeakKeyDictionary()
+_SYNCHRONIZERS: weakref.WeakKeyDictionary[Any, weakref.ref[Synchronizer]] = weakref.WeakKeyDictionary()
 """Of each bound optimizer, which keeps them."""
 
 
-def meet(optimizer: Any) -> bool:
-    """End the present window: the parameters of an optimizer meet now, and are equal on all ranks afterwards.
+def synchronize(optimizer: Any) -> bool:
+    """End the present window: synchronize the parameters of an optimizer, which are equal on all ranks afterwards.
 
     For the end of training, and before a model is evaluated or exported. Collective: every rank calls it between the
     same two updates. The optimizer's state stays each rank's own.
@@ -48,17 +48,17 @@ def meet(optimizer: Any) -> bool:
     Returns:
         Whether the strategy of the optimizer is `local_sgd`; under another one nothing is done.
     """
-    found = _MEETINGS.get(optimizer)
-    meetings = None if found is None else found()
-    if meetings is not None:
-        meetings.end_window()
-    return meetings is not None
+    found = _SYNCHRONIZERS.get(optimizer)
+    synchronizer = None if found is None else found()
+    if synchronizer is not None:
+        synchronizer.end_window()
+    return synchronizer is not None
 
 
-class Meetings(ChecksBeforeSave, KeepsTensors):
+class Synchronizer(ChecksBeforeSave, KeepsTensors):
     """See the module's text. Follows the updates of the optimizer.
 
-    A checkpoint ends the window: before it is written all parameters meet, and the ranks' optimizer states are
+    A checkpoint ends the window: before it is written all parameters are synchronized, and the ranks' optimizer states
     averaged, so that training goes on in the same way whether it is resumed from the checkpoint or not.
 
     Args:
@@ -66,7 +66,7 @@ class Meetings(ChecksBeforeSave, KeepsTensors):
         update: the framework-free side of the optimizer.
         framework: does the arithmetic.
         trained: parameters and state of the optimizer.
-        optimizer: for `meet`.
+        optimizer: for `synchronize`.
     """
 
     name = "local_sgd.outer"
@@ -89,7 +89,7 @@ class Meetings(ChecksBeforeSave, KeepsTensors):
         self._velocities: list[Buffer] = []
         self._loaded: Mapping[str, tuple[Sequence[int], Buffer]] = {}
         update.make_exchanges_by(self._make_exchange)
-        _MEETINGS[optimizer] = weakref.ref(self)
+        _SYNCHRONIZERS[optimizer] = weakref.ref(self)
 
     # Set-up
 
@@ -188,11 +188,11 @@ class Meetings(ChecksBeforeSave, KeepsTensors):
                     self._apply(fragment, values, self._strategy.mix)
 
     def end_window(self) -> None:
-        """Let all parameters meet now, unless they just have: they are equal on all ranks afterwards. Collective."""
-        just_met = (
-            self._position % self._schedule.every == 0 and self._schedule.meets_at_once and not self._strategy.mix
+        """Synchronize all parameters unless they just were: they are equal on all ranks afterwards. Collective."""
+        is_synchronized = (
+            self._position % self._schedule.every == 0 and self._schedule.is_simultaneous and not self._strategy.mix
         )
-        if self._position and not just_met:
+        if self._position and not is_synchronized:
             values = self._trained.values()
             with self._reporting_failure():
                 for fragment, (_, exchange) in enumerate(self._fragments):
@@ -277,8 +277,8 @@ class Meetings(ChecksBeforeSave, KeepsTensors):
         except PeerLostError as exc:
             if isinstance(exc, StalledError):
                 exc.add_note(
-                    f"local_sgd: on rank {self._update.context.topology.rank} the parameters meet after its update "
-                    f"{self._step}. Every rank makes equally many updates; look for one with less data."
+                    f"local_sgd: on rank {self._update.context.topology.rank} parameters are synchronized after its "
+                    f"update {self._step}. Every rank makes equally many updates; look for one with less data."
                 )
             self._update.context.report_failure(exc)
             raise
@@ -286,7 +286,7 @@ class Meetings(ChecksBeforeSave, KeepsTensors):
     # As one that follows the updates
 
     def on_step(self, step: int) -> None:
-        """Make the meeting of this update, if the framework has writable parameters; see the bindings."""
+        """Synchronize after this update, if the framework has writable parameters; see the bindings."""
 
     @override
     def before_save(self) -> None:

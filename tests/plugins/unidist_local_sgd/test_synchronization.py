@@ -1,4 +1,4 @@
-"""Meetings of ranks that are threads come to the numbers of a plain simulation, whatever the options."""
+"""Synchronizer of ranks that are threads come to the numbers of a plain simulation, whatever the options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unidist.testing import ThreadWorld
 from unidist.timeline import Recorder
 from unidist.topology import Topology
 from unidist_arrays.memory import buffer_of_array
-from unidist_local_sgd import LocalSGD, Meetings
+from unidist_local_sgd import LocalSGD, Synchronizer
 from unidist_local_sgd.binding import TrainedState
 from unidist_local_sgd.schedule import divide
 
@@ -73,8 +73,8 @@ def targets(rank: int, step: int) -> list[Any]:
     return [random.standard_normal(shape) for shape in SHAPES]
 
 
-def make(strategy: LocalSGD, communicator: Communicator) -> tuple[Meetings, Arrays, Any]:
-    """Return the meetings of one rank, its parameters, and what stands for the update."""
+def make(strategy: LocalSGD, communicator: Communicator) -> tuple[Synchronizer, Arrays, Any]:
+    """Return the synchronizer of one rank, its parameters, and what stands for the update."""
     plugins = SimpleNamespace(registry=lambda kind: REGISTRY)
     topology = Topology(communicator.rank, communicator.size, communicator.rank, communicator.size)
     context = SimpleNamespace(plugins=plugins, recorder=Recorder(), topology=topology)
@@ -86,9 +86,9 @@ def make(strategy: LocalSGD, communicator: Communicator) -> tuple[Meetings, Arra
         make_exchanges_by=lambda factory: None,
     )
     trained = Arrays()
-    meetings = Meetings(strategy, update, NumpyFramework(), trained, OPTIMIZERS[communicator.rank])
-    meetings.begin([ParameterInfo(str(number), shape, DType.FLOAT64) for number, shape in enumerate(SHAPES)])
-    return meetings, trained, update
+    synchronizer = Synchronizer(strategy, update, NumpyFramework(), trained, OPTIMIZERS[communicator.rank])
+    synchronizer.begin([ParameterInfo(str(number), shape, DType.FLOAT64) for number, shape in enumerate(SHAPES)])
+    return synchronizer, trained, update
 
 
 OPTIMIZERS = [Optimizer() for _ in range(3)]
@@ -104,22 +104,22 @@ def _registry() -> Any:
 REGISTRY = _registry()
 
 
-def train(strategy: LocalSGD, communicator: Communicator, steps: int = STEPS) -> tuple[Meetings, Arrays]:
+def train(strategy: LocalSGD, communicator: Communicator, steps: int = STEPS) -> tuple[Synchronizer, Arrays]:
     """Make these updates on one rank; while it warms up, all ranks are drawn to the mean of their targets."""
-    meetings, trained, update = make(strategy, communicator)
+    synchronizer, trained, update = make(strategy, communicator)
     for step in range(steps):
         ranks = range(communicator.size) if step < strategy.after else [communicator.rank]
         drawn = [np.mean(each, axis=0) for each in zip(*(targets(rank, step) for rank in ranks), strict=True)]
-        if meetings.needs_start:
-            meetings.keep_start(trained.values())
+        if synchronizer.needs_start:
+            synchronizer.keep_start(trained.values())
         for array, target in zip(trained.arrays, drawn, strict=True):
             array -= RATE * (array - target)
         trained.slot += communicator.rank
         update.step += 1
-        due = meetings.advance(update.step)
+        due = synchronizer.advance(update.step)
         if due:
-            meetings.run(due, trained.values())
-    return meetings, trained
+            synchronizer.run(due, trained.values())
+    return synchronizer, trained
 
 
 def simulate(strategy: LocalSGD, size: int) -> list[list[Any]]:
@@ -156,7 +156,7 @@ def simulate(strategy: LocalSGD, size: int) -> list[list[Any]]:
 
 @settings(max_examples=30)
 @given(OPTIONS, st.integers(1, 3))
-def test_meetings_come_to_the_numbers_of_the_formulas(strategy: LocalSGD, size: int) -> None:
+def test_synchronizations_come_to_the_numbers_of_the_formulas(strategy: LocalSGD, size: int) -> None:
     expected = simulate(strategy, size)
     with ThreadWorld(size) as world:
         for rank, (_, trained) in enumerate(world.run(lambda communicator: train(strategy, communicator))):
@@ -168,9 +168,9 @@ def test_before_a_checkpoint_parameters_and_optimizer_state_are_made_equal() -> 
     strategy = LocalSGD(4, outer="nesterov", fragments=2, delay=1)
 
     def run(communicator: Communicator) -> tuple[Any, Any, Any]:
-        meetings, trained = train(strategy, communicator, steps=6)
-        meetings.before_save()
-        momentum = [np.array(memory.bytes().cast("d")) for _, memory in meetings.tensors().values()]
+        synchronizer, trained = train(strategy, communicator, steps=6)
+        synchronizer.before_save()
+        momentum = [np.array(memory.bytes().cast("d")) for _, memory in synchronizer.tensors().values()]
         return trained.arrays, trained.slot, momentum
 
     with ThreadWorld(3) as world:
