@@ -19,10 +19,10 @@ class FlatStep:
 
     Args:
         values: of the parameters before.
-        new_values: where those after it go; no overlap with `values`.
+        new_values: where those after it go: the memory of `values` itself, or memory that does not overlap with it.
         change: what was pushed: a gradient or a difference. Not changed.
         slots: the optimizer's state before, one array for each of `Rule.slots`.
-        new_slots: where the state after it goes; no overlap with `slots`.
+        new_slots: where the state after it goes, likewise: the memory of `slots`, or other memory.
         count: number of this update of these parameters, from 1.
         factor: of the learning rate, or of the difference.
         scratch: two arrays for intermediate results.
@@ -60,7 +60,7 @@ class Rule(ABC):
 
     @abstractmethod
     def apply(self, step: FlatStep) -> None:
-        """Write the new values and slots, all of them."""
+        """Write the new values and slots, all of them. Where they are in the memory of the old ones, those are lost."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Stores: where parameters and the optimizer's state are kept, and pushes are applied.
 
 `interface` is what workers use. `shared_memory` is a store without a process: its memory is mapped by all ranks of a
-host, and the worker that pushes applies the push itself; `memory`, `locks`, `waiting` and `meeting` serve it. `clocks`
-and `shards` are pure. Imports `optimizers`.
+host, and the worker that pushes applies the push itself; `memory`, `locks`, `waiting` and `meeting` serve it. `clocks`,
+`shards` and `applying` are pure. Imports `optimizers`.
 """
 
 from __future__ import annotations

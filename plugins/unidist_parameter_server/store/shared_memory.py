@@ -17,7 +17,8 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.errors import PeerLostError, StalledError
-from unidist_parameter_server.optimizers import FlatStep, Rule
+from unidist_parameter_server.optimizers import Rule
+from unidist_parameter_server.store.applying import apply_change
 from unidist_parameter_server.store.clocks import Clocks, Membership, StepArrivals, listed
 from unidist_parameter_server.store.interface import Contents, Push, Receive, Store
 from unidist_parameter_server.store.locks import ProcessLocks
@@ -282,41 +283,8 @@ class SharedStore(Store):
         shard, memory = self.shards[index], self._memory[index]
         before, after = memory.contents, memory.journals[self.worker]
         after.numbers[:] = before.numbers
-        after.counts[:] = before.counts
         scratch = self._scratch[shard.dtype.value]
-        begin = 0
-        pieces = shard.pieces
-        while begin < len(pieces):
-            rule, is_present = rules[pieces[begin].parameter], present[pieces[begin].parameter]
-            count = before.counts[begin]
-            end = begin + 1
-            while (
-                end < len(pieces)
-                and present[pieces[end].parameter] == is_present
-                and rules[pieces[end].parameter] is rule
-                and before.counts[end] == count
-            ):
-                end += 1
-            span = slice(pieces[begin].start, pieces[end - 1].stop)
-            if is_present:
-                length = span.stop - span.start
-                step = FlatStep(
-                    before.values[span],
-                    after.values[span],
-                    change[span],
-                    [slot[span] for slot in before.slots],
-                    [slot[span] for slot in after.slots],
-                    int(count) + 1,
-                    factor,
-                    (scratch[0][:length], scratch[1][:length]),
-                )
-                rule.apply(step)
-                after.counts[begin:end] += 1
-            else:
-                after.values[span] = before.values[span]
-                for slot, new_slot in zip(before.slots, after.slots, strict=True):
-                    new_slot[span] = slot[span]
-            begin = end
+        apply_change(shard, before, after, change, rules, present, factor, (scratch[0], scratch[1]))
 
     # Other workers
 
