@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist.gradients.interface import GradientExchange
+from unidist.launcher import SideProcess
 from unidist.mesh import DATA_AXIS
 from unidist.optim.interface import ChecksBeforeSave
 from unidist.optim.rules import ValueRule
@@ -19,6 +21,7 @@ from unidist.strategy.interface import (
     GradientOwner,
     OwnsParameters,
     Plan,
+    RunsSideProcesses,
     RunsSteps,
     Strategy,
     SurvivesLoss,
@@ -34,9 +37,11 @@ if TYPE_CHECKING:
     from unidist_parameter_server.binding import ParameterServerBinding, StoreStep
     from unidist_parameter_server.workers.worker import WorkerOptions
 
+_MAX_SERVERS = 1000
+
 
 @dataclass
-class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave, SurvivesLoss):
+class ParameterServer(Strategy, GradientOwner, OwnsParameters, RunsSideProcesses, ChecksBeforeSave, SurvivesLoss):
     """Keeps the parameters in one place, in memory that all ranks of a host share, to which workers push gradients.
 
     With sync, updates are made of the mean gradient of all workers: the numbers of `data`. With async, each gradient is
@@ -59,6 +64,9 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave,
         scale: with async: "mean" divides the learning rate (or the difference) by the number of workers, so that a
             step of all of them is as long as one of sync; "none" does not, as other parameter servers.
         shard_size: size of a shard, with its unit: 256KiB.
+        servers: number of server processes that keep the parameters, for workers on any host; 0: memory that all
+            workers of one host share.
+        replicas: 1: each server's parameters are on another server, too, which goes on with them if it is lost.
     """
 
     name: ClassVar[str] = "parameter_server"
@@ -75,6 +83,8 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave,
     modulate: Literal["none", "staleness"] = "none"
     scale: Literal["mean", "none"] = "mean"
     shard_size: str = "256KiB"
+    servers: int = 0
+    replicas: int = 0
     _steps: list[weakref.ref[Any]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -126,6 +136,12 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave,
         if self.staleness is not None and self.staleness < 0:
             raise ConfigurationError(f"{self.name}:staleness={self.staleness}: give 0 steps or more")
         size_in_bytes(self.shard_size, f"{self.name}:shard_size")
+        if not 0 <= self.servers <= _MAX_SERVERS:
+            raise ConfigurationError(f"{self.name}:servers={self.servers}: give 0 to {_MAX_SERVERS} servers")
+        if not 0 <= self.replicas <= min(1, max(0, self.servers - 1)):
+            raise ConfigurationError(
+                f"{self.name}:replicas={self.replicas} with servers={self.servers}: give 0, or 1 with 2 servers or more"
+            )
         if self.mode == "sync" and self.staleness is not None:
             raise ConfigurationError(f"{self.name}=sync:staleness={self.staleness}: workers of async may be ahead")
         if self.mode == "async" and self.backup:
@@ -209,6 +225,7 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave,
 
     def worker_options(self) -> WorkerOptions:
         """Return the options as a worker uses them."""
+        from unidist_parameter_server.client.meeting import Servers
         from unidist_parameter_server.workers.worker import WorkerOptions
 
         return WorkerOptions(
@@ -221,7 +238,13 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, ChecksBeforeSave,
             scales=self.scale == "mean",
             modulates=self.modulate == "staleness",
             partition_bytes=size_in_bytes(self.shard_size, f"{self.name}:shard_size"),
+            servers=Servers(self.servers, self.replicas),
         )
+
+    @override
+    def side_processes(self, plan: Plan) -> Sequence[SideProcess]:
+        command = (sys.executable, "-m", "unidist_parameter_server.server")
+        return [SideProcess(command, "ps", index=number) for number in range(self.servers)]
 
 
 @dataclass
@@ -242,3 +265,5 @@ class CentralStorage(ParameterServer):
     modulate: Literal["none", "staleness"] = field(default="none", init=False)
     scale: Literal["mean", "none"] = field(default="mean", init=False)
     shard_size: str = field(default="256KiB", init=False)
+    servers: int = field(default=0, init=False)
+    replicas: int = field(default=0, init=False)

@@ -1,6 +1,6 @@
 """One worker's part, free of any framework: its gradients (`exchange`), and when it pushes and fetches (`worker`).
 
-Imports `store` and `optimizers`.
+Imports `client`, `store` and `optimizers`.
 """
 
 from __future__ import annotations

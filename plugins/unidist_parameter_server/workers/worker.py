@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from unidist.algorithms import copy_memory
 from unidist.communicator import Communicator
 from unidist.errors import NotInitializedError
+from unidist_parameter_server.client import Servers, make_remote_store
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store import Contents, Push, Store, make_shared_store
 from unidist_parameter_server.store.clocks import waits_for_step
@@ -43,6 +44,7 @@ class WorkerOptions:
         scales: the rate, or the difference, is divided by the number of workers.
         modulates: it is divided by the staleness of a push.
         partition_bytes: size of a shard.
+        servers: where the store is; of none, in memory that the workers share.
     """
 
     together: bool
@@ -54,6 +56,7 @@ class WorkerOptions:
     scales: bool
     modulates: bool
     partition_bytes: int
+    servers: Servers = field(default_factory=lambda: Servers(0, 0))
 
 
 class OpenStores:
@@ -104,7 +107,12 @@ class Worker:
         self.num_parameters = len(exchange.parameters)
         shards = cut([memory for memory, _ in memories], options.partition_bytes)
         shape = StoreShape(shards, len(slots), communicator.size, self.num_parameters, options.together, log_length)
-        self.store: Store = make_shared_store(communicator, shape, slots, needed=communicator.size - options.backup)
+        needed = communicator.size - options.backup
+        self.store: Store = (
+            make_remote_store(communicator, shape, slots, options.servers, needed=needed)
+            if options.servers.number
+            else make_shared_store(communicator, shape, slots, needed=needed)
+        )
         context.owned(OpenStores).add(self.store)
         self._options = options
         self._factor = 1.0 / communicator.size if options.scales and not options.together else 1.0
@@ -217,9 +225,10 @@ class Worker:
             )
 
     def flush(self) -> None:
-        """Push what was not pushed yet."""
+        """Push what was not pushed yet, for a checkpoint that is made next."""
         if self._pending and not self._options.together:
             self._push(None)
+        self.store.saved()
 
     def fetch(self) -> None:
         """Bring the parameters of the store to the targets, with the differences that were not pushed yet."""

@@ -60,8 +60,10 @@ def test_what_can_be(line: str) -> None:
         ("parameter_server=async:push=delta:modulate=staleness", "a difference has no learning rate"),
         ("parameter_server=async:push=all", "delta, grad"),
         ("parameter_server=async:shard_size=256", "shard_size=256: .*as in 256KiB"),
-        ("parameter_server=async:servers=2", "servers"),
-        ("parameter_server=async:replicas=1", "replicas"),
+        ("parameter_server=async:servers=-1", "servers=-1: give 0 to 1000 servers"),
+        ("parameter_server=async:replicas=1", "replicas=1 with servers=0: give 0, or 1 with 2 servers or more"),
+        ("parameter_server=async:servers=1:replicas=1", "give 0, or 1 with 2 servers or more"),
+        ("parameter_server=async:servers=2:replicas=2", "give 0, or 1 with 2 servers or more"),
         ("parameter_server=async,clip_norm=1", "no gradient of all of them; use clip_value, or clip each worker's own"),
         ("parameter_server=sync,clip_norm=1", "the mean gradient is in the store alone; use data with clip_norm"),
         ("parameter_server=sync,clip_value=1", "use data with clip_value"),
@@ -75,6 +77,15 @@ def test_what_cannot_be_is_refused_in_one_line(line: str, complaint: str) -> Non
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         plan(line)
     assert "\n" not in str(caught.value)
+
+
+def test_servers_are_processes_beside_the_ranks() -> None:
+    made = plan("parameter_server=async:servers=2:replicas=1")
+    strategy = made.strategies[0]
+    assert isinstance(strategy, ParameterServer)
+    processes = strategy.side_processes(made)
+    assert [(each.role, each.index) for each in processes] == [("ps", 0), ("ps", 1)]
+    assert processes[0].command[1:] == ("-m", "unidist_parameter_server.server")
 
 
 def test_elastic_jobs_are_refused() -> None:

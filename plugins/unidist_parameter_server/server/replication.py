@@ -1,0 +1,148 @@
+"""A copy of a segment on another server, which goes on with it when the first one is lost.
+
+The primary applies a change, passes it on, and acknowledges a push when the backup has applied it, too (primary-backup
+replication). If one of the two is lost, the other one goes on alone. Which one that is, is claimed in the job's
+directory, where the first claim holds: two servers that have lost their connection, and are both alive, do not both go
+on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unidist_parameter_server.optimizers import Rule
+from unidist_parameter_server.server.segment import DeposedError, Replica, Segment
+from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, rules_of, rules_to_json
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Claim = Callable[[str], bool]
+"""Claims a segment, by its name, for this server; returns whether it has it. From any thread."""
+
+_TIMEOUT_SEC = 10.0
+
+
+class BackupLink(Replica):
+    """The primary's connection to the backup of one segment.
+
+    Args:
+        channel: to the other server, which has answered to `replicate`.
+        name: of the segment in the directory.
+        claim: see `Claim`.
+        report: is told in one line when the backup is lost.
+    """
+
+    def __init__(self, channel: Channel, name: str, claim: Claim, report: Callable[[str], None]) -> None:
+        self._channel = channel
+        self._name = name
+        self._claim = claim
+        self._report = report
+        self._lock = threading.Lock()
+        self._is_broken = False
+        self._is_alone = False
+        self._last: tuple[Sequence[Rule], Sequence[bool]] | None = None
+
+    def fill(self, index: int, arrays: Sequence[Array]) -> None:
+        """See `Replica.fill`."""
+        self._send({"type": "fill", "index": index}, arrays)
+
+    def submit(
+        self,
+        index: int,
+        version: int,
+        pushes: Sequence[tuple[int, int]],
+        change: Array,
+        rules: Sequence[Rule],
+        present: Sequence[bool],
+        factor: float,
+    ) -> None:
+        """See `Replica.submit`."""
+        message = {
+            "type": "change",
+            "index": index,
+            "version": version,
+            "pushes": [list(push) for push in pushes],
+            "factor": factor,
+        }
+        with self._lock:
+            if self._last is None or self._last[0] is not rules or self._last[1] is not present:
+                self._last = rules, present
+                message |= {"rules": rules_to_json(rules), "present": list(present)}
+            self._send_locked(message, [change])
+
+    def wait(self) -> None:
+        """See `Replica.wait`."""
+        with self._lock:
+            self._send_locked({"type": "flush"}, [])
+            if not self._is_broken:
+                try:
+                    self._channel.receive(timeout_sec=_TIMEOUT_SEC)
+                except (ChannelLost, TimeoutError) as exc:
+                    self._break(str(exc))
+            self._go_on_alone()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _send(self, message: dict[str, Any], arrays: Sequence[Array]) -> None:
+        with self._lock:
+            self._send_locked(message, arrays)
+
+    def _send_locked(self, message: dict[str, Any], arrays: Sequence[Array]) -> None:
+        if not self._is_broken:
+            try:
+                self._channel.send(message, arrays, timeout_sec=_TIMEOUT_SEC)
+            except ChannelLost as exc:
+                self._break(str(exc))
+
+    def _break(self, reason: str) -> None:
+        self._is_broken = True
+        self._reason = reason
+        self._channel.close()
+
+    def _go_on_alone(self) -> None:
+        if self._is_broken and not self._is_alone:
+            if not self._claim(self._name):
+                raise DeposedError(f"the backup of {self._name} has taken it over")
+            self._is_alone = True
+            self._report(f"the backup of {self._name} is lost ({self._reason}); there is no copy any more")
+
+
+def follow(channel: Channel, segment: Segment) -> None:
+    """Apply what the primary of a segment passes on, until the connection ends.
+
+    Raises:
+        ChannelLost: it has ended.
+    """
+    layout: SegmentLayout = segment.layout
+    largest = max((shard.nbytes for shard in layout.shards), default=0)
+    scratch = np.empty(largest, np.uint8)
+    rules: list[Rule] = []
+    present: list[bool] = []
+    while True:
+        try:
+            message = channel.receive(timeout_sec=_TIMEOUT_SEC)
+        except TimeoutError:
+            continue  # the kernel finds out whether the other host is there
+        if message["type"] == "flush":
+            channel.send({"type": "applied"}, timeout_sec=_TIMEOUT_SEC)
+            continue
+        index = int(message["index"])
+        each = segment.shards[index]
+        if message["type"] == "fill":
+            arrays = [np.empty_like(array) for array in each.arrays]
+            for array in arrays:
+                channel.receive_into(array, timeout_sec=_TIMEOUT_SEC)
+            segment.fill(index, arrays)
+            continue
+        if "rules" in message:
+            rules, present = rules_of(message["rules"]), list(message["present"])
+        change = scratch[: each.shard.nbytes].view(each.contents.values.dtype)
+        channel.receive_into(change, timeout_sec=_TIMEOUT_SEC)
+        pushes = [(int(worker), int(number)) for worker, number in message["pushes"]]
+        segment.replicated(index, int(message["version"]), pushes, change, rules, present, float(message["factor"]))

@@ -1,0 +1,29 @@
+"""What workers and servers tell each other: messages with arrays (`channel`), and what is in them (`encoding`).
+
+`directory` has the keys by which they find each other. Imports `store` and `optimizers`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_parameter_server.wire.channel import Channel, ChannelLost
+    from unidist_parameter_server.wire.directory import claim_key, server_key
+    from unidist_parameter_server.wire.encoding import SegmentLayout, failure, rules_of, rules_to_json, told_error
+
+__all__ = [
+    "Channel", "ChannelLost", "SegmentLayout", "claim_key", "failure", "rules_of", "rules_to_json", "server_key",
+    "told_error",
+]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "channel": "Channel ChannelLost",
+        "directory": "claim_key server_key",
+        "encoding": "SegmentLayout failure rules_of rules_to_json told_error",
+    },
+)
