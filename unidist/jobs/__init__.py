@@ -23,12 +23,13 @@ if TYPE_CHECKING:
         parent_death_signal,
         watch_exit,
     )
+    from unidist.jobs.side_processes import SideProcesses
     from unidist.jobs.spill_file import SpillFolder
     from unidist.jobs.watchdog import ProcessWatchdog
 
 __all__ = [
-    "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SpillFolder", "describe_exit", "free_port",
-    "interface_address", "parent_death_signal", "preflight", "rank_order", "sweep", "watch_exit",
+    "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SideProcesses", "SpillFolder", "describe_exit",
+    "free_port", "interface_address", "parent_death_signal", "preflight", "rank_order", "sweep", "watch_exit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,6 +39,7 @@ __getattr__ = lazy_names(
         "cluster_rank": "ClusterRank rank_order",
         "network": "interface_address",
         "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal watch_exit",
+        "side_processes": "SideProcesses",
         "spill_file": "SpillFolder",
         "watchdog": "ProcessWatchdog",
     },

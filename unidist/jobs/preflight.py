@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from unidist.engines.choice import check_engine
 from unidist.errors import ConfigurationError, unknown_choice
 from unidist.jobs import engine_check
+from unidist.launcher import SideProcess
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist.strategy.elastic_support import check_plan
-from unidist.strategy.interface import NamesPlugins
+from unidist.strategy.interface import NamesPlugins, Plan, RunsSideProcesses
 from unidist.strategy.plan import build, make_plan
 from unidist.topology import Topology
 
@@ -31,8 +32,11 @@ def check(
     elastic: bool = False,
     here: bool = True,
     environ: Mapping[str, str] | None = None,
-) -> None:
+) -> Plan | None:
     """Check what the user chose for a job of `num_proc` processes.
+
+    Returns:
+        The plan; None if no strategy is named, so that training is plain data parallelism.
 
     Args:
         settings: engine, strategy and algorithm, as the ranks will read them.
@@ -61,14 +65,32 @@ def check(
 
         if settings.allreduce_algorithm not in ALGORITHMS:
             raise unknown_choice("all-reduce algorithm", settings.allreduce_algorithm, ALGORITHMS)
-    if settings.strategy:
-        strategies = build(settings.strategy, manager.strategies)
-        plan = make_plan(strategies, num_proc, manager.strategies)
-        if elastic:
-            check_plan(plan)
-        for strategy in strategies:
-            if isinstance(strategy, NamesPlugins):
-                strategy.check_plugins(manager)
+    if not settings.strategy:
+        return None
+    strategies = build(settings.strategy, manager.strategies)
+    plan = make_plan(strategies, num_proc, manager.strategies)
+    if elastic:
+        check_plan(plan)
+    for strategy in strategies:
+        if isinstance(strategy, NamesPlugins):
+            strategy.check_plugins(manager)
+    return plan
+
+
+def side_processes(plan: Plan | None) -> tuple[SideProcess, ...]:
+    """Return the processes beside the ranks that the strategies of a plan need.
+
+    Raises:
+        ConfigurationError: two of them have the same role and index.
+    """
+    if plan is None:
+        return ()
+    found = [process for item in plan.all(RunsSideProcesses) for process in item.side_processes(plan)]
+    names = [(process.role, process.index) for process in found]
+    twice = [f"{role} {index}" for role, index in names if names.count((role, index)) > 1]
+    if twice:
+        raise ConfigurationError(f"two strategies have a process {twice[0]} beside the ranks; leave one out")
+    return tuple(found)
 
 
 def _check_encryption(topology: Topology, manager: PluginManager, environ: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 from unidist.errors import ConfigurationError
 from unidist.horovod_imports import AS_HOROVOD, with_path_entry
 from unidist.jobs.watchdog import ProcessWatchdog
+from unidist.settings.environment import ROLE_VARIABLE
 from unidist.settings.rank_process import PROCESS_VARIABLE, RankProcess
 from unidist.topology import Topology
 
@@ -30,6 +31,8 @@ Stream = int | IO[bytes] | None
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _PR_SET_PDEATHSIG = 1
 _OF_EACH_RANK = ("UNIDIST_JOB_ID", "UNIDIST_SECRET_FD", PROCESS_VARIABLE)
+_OF_OTHER_PROCESSES = (ROLE_VARIABLE, "UNIDIST_ROLE_INDEX", "UNIDIST_JOB_VALUES")
+"""What tells a process that it is no rank, or how to find those; of an outer job, if it is in the environment."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,7 @@ class LocalProcesses:
         check_not_reserved(user, share)
         self._secret_fd = sealed_secret(share.secret)
         self._env = {
-            # Inside a job of torchrun, these would send the script's own torch.distributed to that job's store.
-            **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")},
+            **inherited_variables(),
             **rank_defaults(num_proc, user, share.defaults),
             **user,
             **share.variables,
@@ -256,13 +258,25 @@ def _whole_job(num_proc: int) -> HostShare:
     return HostShare(secrets.token_hex(8), secrets.token_bytes(32), places)
 
 
+def inherited_variables() -> dict[str, str]:
+    """Return the variables of this process that its job's processes get: those of an outer job are left out."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        # Inside a job of torchrun, its variables would send the script's own torch.distributed to that job's store.
+        if not name.startswith("TORCHELASTIC_") and name not in _OF_OTHER_PROCESSES
+    }
+
+
 def check_not_reserved(env: Mapping[str, str], share: HostShare) -> None:
     """Check variables that a user gives to every rank.
 
     Raises:
         ConfigurationError: one of them is set by what starts the ranks, and tells a rank its place.
     """
-    reserved = sorted(env.keys() & {*rank_variables(share.places[0]), *share.variables, *_OF_EACH_RANK})
+    reserved = sorted(
+        env.keys() & {*rank_variables(share.places[0]), *share.variables, *_OF_EACH_RANK, *_OF_OTHER_PROCESSES}
+    )
     if reserved:
         raise ConfigurationError(f"{', '.join(reserved)}: set by the launcher for each rank, and cannot be given.")
 

@@ -26,7 +26,8 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from unidist.launcher import LauncherSpec
+from unidist.launcher import LauncherSpec, StartsSideProcesses
+from unidist.registry import load_object
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing._launcher_side import REFUSED
 
@@ -39,6 +40,11 @@ def here(text="", name="here"):
 def wait_for_all(name="here"):
     while not all(pathlib.Path(f"{name}.{each}").exists() for each in range(size)):
         time.sleep(0.01)
+"""
+_HEAD_BESIDE = """
+import json, os, pathlib, signal, sys, time
+from datetime import timedelta
+from unidist.control import job_values
 """
 _MARK = "LAUNCHER_CONFORMANCE_MARK"
 _SLEEP_SEC = 300
@@ -91,7 +97,7 @@ class LauncherConformance:
         command = [sys.executable, str(self.folder / "script.py"), *arguments]
         env = {_MARK: self._mark, **more.pop("env", {})}
         return {
-            "path": self.path or PluginManager().load().registry(LauncherSpec).get(self.launcher).path,
+            "path": self.path or self._spec().path,
             "command": command,
             "num_proc": self.num_proc,
             "hosts": list(self.hosts),
@@ -156,10 +162,23 @@ class LauncherConformance:
             time.sleep(0.05)
         return left
 
+    def _spec(self) -> LauncherSpec:
+        found: LauncherSpec = PluginManager().load().registry(LauncherSpec).get(self.launcher)
+        return found
+
+    def _beside(self, script: str, index: int = 0, **more: Any) -> dict[str, Any]:
+        """Return a process beside the ranks, for launchers that start such processes; the others skip the test."""
+        launcher = load_object(self.path, "the launcher")() if self.path else self._spec().load()
+        if not isinstance(launcher, StartsSideProcesses):
+            pytest.skip(f"{self.launcher} starts ranks alone")
+        name = f"beside{index}.py"
+        (self.folder / name).write_text(_HEAD_BESIDE + textwrap.dedent(script))
+        return {"command": [sys.executable, str(self.folder / name)], "role": "ps", "index": index, **more}
+
     # The contract
 
     def test_it_can_be_used_here(self) -> None:
-        availability = PluginManager().load().registry(LauncherSpec).get(self.launcher).load().availability()
+        availability = self._spec().load().availability()
         assert availability.usable, availability.reason
 
     def test_every_rank_knows_its_place_and_has_the_jobs_variables(self) -> None:
@@ -268,3 +287,116 @@ class LauncherConformance:
         assert done.returncode != 0, "a job whose program does not exist has succeeded"
         assert "/there/is/no/such/program" in done.stderr, f"the message does not name the program:\n{done.stderr}"
         assert done.returncode == REFUSED or "Traceback" not in done.stderr, done.stderr
+
+    # Processes beside the ranks
+
+    def test_ranks_and_the_processes_beside_them_find_each_other(self) -> None:
+        server = """
+        assert "RANK" not in os.environ, os.environ["RANK"]
+        index = os.environ["UNIDIST_ROLE_INDEX"]
+        values = job_values()
+        values.set(f"ps/{index}", f"{os.environ['UNIDIST_HOST_ADDRESS']} {os.environ['EXTRA']}".encode())
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("asked to end")))
+        ranks = values.wait([f"rank/{each}" for each in range(int(os.environ["NUM"]))], timedelta(seconds=60))
+        print("role", os.environ["UNIDIST_ROLE"], index, sorted(map(bytes.decode, ranks)))
+        time.sleep(300)
+        """
+        env = {"NUM": str(self.num_proc)}
+        beside = [self._beside(server, index, env=env) for index in range(2)]
+        script = """
+        from datetime import timedelta
+        from unidist.control import job_values
+        assert "UNIDIST_ROLE" not in os.environ
+        values = job_values()
+        values.set(f"rank/{rank}", str(rank).encode())
+        here(" ".join(map(bytes.decode, values.wait(["ps/0", "ps/1"], timedelta(seconds=60)))))
+        """
+        done = self.run(self.job(script, env={"EXTRA": "more"}, side_processes=beside))
+        assert done.returncode == 0, done.stderr
+        for rank in range(self.num_proc):
+            address, more, _, also = (self.folder / f"here.{rank}").read_text().split()
+            assert address, "a process beside the ranks does not know its host's address"
+            assert (more, also) == ("more", "more"), "a process beside the ranks lacks the variables of the job"
+        wanted = [str(rank) for rank in range(self.num_proc)]
+        for index in range(2):
+            lines = (f"[ps {index}] role ps {index} {wanted}", f"[ps {index}] asked to end")
+            for line in lines:
+                assert line in (done.stdout + done.stderr).splitlines(), f"{line!r} is not shown:\n{done.stderr}"
+
+    def test_the_end_of_a_process_beside_the_ranks_is_told_and_the_job_goes_on(self) -> None:
+        beside = [self._beside("sys.exit(3)")]
+        script = """
+        time.sleep(1)
+        here()
+        """
+        done = self.run(self.job(script, side_processes=beside))
+        assert done.returncode == 0, done.stderr
+        assert "ps 0 has ended before the ranks" in done.stderr, done.stderr
+        assert "exit code 3" in done.stderr, done.stderr
+
+    def test_the_failure_of_a_vital_process_ends_the_job(self) -> None:
+        beside = [self._beside("time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", is_vital=True)]
+        done = self.run(self.job(f"time.sleep({_SLEEP_SEC})", side_processes=beside))
+        assert done.returncode == 1, f"exit code {done.returncode}:\n{done.stderr}"
+        assert "ps 0 has failed" in done.stderr, done.stderr
+        assert "SIGKILL" in done.stderr, done.stderr
+
+    def test_a_process_beside_the_ranks_that_does_not_end_is_killed(self) -> None:
+        script = f"""
+        import subprocess
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "{_SLEEP_SEC}"], start_new_session=True)
+        job_values().set("ready", b"")
+        time.sleep({_SLEEP_SEC})
+        """
+        wait = """
+        from datetime import timedelta
+        from unidist.control import job_values
+        job_values().wait(["ready"], timedelta(seconds=60))
+        """
+        done = self.run(self.job(wait, side_processes=[self._beside(script)]))
+        assert done.returncode == 0, done.stderr
+        assert not self._wait_for_end(), "a process beside the ranks outlives the job"
+
+    def test_no_process_beside_the_ranks_is_left_when_the_launcher_is_killed(self) -> None:
+        beside = [self._beside(f"pathlib.Path('beside').touch(); time.sleep({_SLEEP_SEC})")]
+        with self.start(self.job(f"here()\ntime.sleep({_SLEEP_SEC})", side_processes=beside)) as process:
+            self._wait_for_ranks()
+            assert self._wait_until((self.folder / "beside").exists)
+            process.kill()
+            process.wait()
+            assert self._wait_until(lambda: not self._alive()), f"left behind: {self._alive()}"
+
+    def test_a_process_beside_the_ranks_that_cannot_be_started_is_an_error(self) -> None:
+        beside = {**self._beside(""), "command": ["/there/is/no/such/server"]}
+        done = self.run(self.job(f"time.sleep({_SLEEP_SEC})", side_processes=[beside]))
+        assert done.returncode != 0, "a job whose server does not exist has succeeded"
+        assert "/there/is/no/such/server" in done.stderr, f"the message does not name the program:\n{done.stderr}"
+
+    def test_a_job_that_may_lose_ranks_goes_on_without_one(self) -> None:
+        self._beside("")
+        script = """
+        here()
+        wait_for_all()
+        if rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        here(name="end")
+        """
+        done = self.run(self.job(script, outlives_ranks=True))
+        assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stderr}"
+        assert f"rank {self.num_proc - 1} is lost" in done.stderr, done.stderr
+        assert (self.folder / "end.0").exists()
+
+    def test_a_job_that_may_lose_ranks_ends_when_a_script_fails(self) -> None:
+        self._beside("")
+        script = f"""
+        here()
+        wait_for_all()
+        if rank == size - 1:
+            raise ValueError("mine")
+        time.sleep({_SLEEP_SEC})
+        """
+        done = self.run(self.job(script, outlives_ranks=True))
+        assert done.returncode == 1, f"exit code {done.returncode}:\n{done.stderr}"
+        assert "ValueError: mine" in done.stderr

@@ -15,10 +15,20 @@ import click
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
 from unidist.jobs import preflight
-from unidist.launcher import Host, Job, JobObserver, KnowsHosts, RemoteShell, RunsElasticJobs
+from unidist.launcher import (
+    Host,
+    Job,
+    JobObserver,
+    KnowsHosts,
+    Launcher,
+    RemoteShell,
+    RunsElasticJobs,
+    StartsSideProcesses,
+)
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings import visible_devices
 from unidist.settings.environment import VARIABLES, Settings
+from unidist.strategy import OutlivesRanks
 from unidist_launch.display import machine
 from unidist_launch.options import (
     command_line,
@@ -140,7 +150,9 @@ def run_job(
         and all(map(host_list.is_local, hosts))
         and (elastic is None or elastic.discovery_script is None)
     )
-    preflight.check(settings, num_proc, manager, topology=place, elastic=is_elastic, here=starts_here, environ=merged)
+    plan = preflight.check(
+        settings, num_proc, manager, topology=place, elastic=is_elastic, here=starts_here, environ=merged
+    )
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")
@@ -166,8 +178,28 @@ def run_job(
         heartbeat=settings.heartbeat,
         observers=(*observers, *more_observers),
         shows_stdout=shows_stdout,
+        side_processes=preflight.side_processes(plan),
+        outlives_ranks=plan is not None
+        and not is_elastic
+        and any(item.tolerates_lost_ranks(plan) for item in plan.all(OutlivesRanks)),
     )
+    _check_side_processes(job, launcher_name, launcher)
     return launcher.run(job)
+
+
+def _check_side_processes(job: Job, name: str, launcher: Launcher) -> None:
+    """Refuse processes beside the ranks where they cannot be started, or would be forgotten."""
+    if job.has_side_processes and not isinstance(launcher, StartsSideProcesses):
+        wanted = ", ".join(each.name for each in job.side_processes) or "what an observer starts"
+        raise ConfigurationError(
+            f"launcher {name!r} starts ranks alone, and this job has processes beside them ({wanted}); use another "
+            "launcher, or leave out the strategy or the option that needs them."
+        )
+    if job.side_processes and job.elastic is not None and job.elastic.state_dir is not None:
+        raise ConfigurationError(
+            f"--state-dir: a launcher that takes over does not find {job.side_processes[0].name} again, which ends "
+            "with its launcher; leave it out, or the strategy that needs the process."
+        )
 
 
 def _given_hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:

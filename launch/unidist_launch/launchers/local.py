@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import selectors
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
+from unidist.control.key_values import KeyValues, KeyValueService
+from unidist.control.server import ControlServer
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.jobs.processes import LocalProcesses, describe_exit, watch_exit
-from unidist.launcher import Job, Launcher
+from unidist.jobs.processes import HostShare, LocalProcesses, describe_exit, watch_exit
+from unidist.jobs.side_processes import SideProcesses
+from unidist.launcher import Job, Launcher, SideProcess, StartsSideProcesses
 from unidist.settings.environment import Settings
+from unidist.topology import Topology
+from unidist_launch.beside.here import SideHost
+from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end
 from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options.hosts import is_local, own_names
 from unidist_launch.output.lines import Stream
@@ -31,7 +40,11 @@ _REPORTS_SEC = 0.25
 _MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process that never stops is cut short
 
 
-class LocalLauncher(Launcher):
+_LOOPBACK = "127.0.0.1"
+_VALUES_SEC = 10.0
+
+
+class LocalLauncher(Launcher, StartsSideProcesses):
     """Runs every rank of a job on this host."""
 
     def availability(self) -> Availability:
@@ -68,7 +81,12 @@ class _Run:
         self._job = job
         self._stack = stack
         self._round = 0
-        self._ending = Ending(job.grace_period, signal_ranks=self._signal_ranks, host_of=lambda _: socket.gethostname())
+        self._ending = Ending(
+            job.grace_period,
+            signal_ranks=self._signal_ranks,
+            host_of=lambda _: socket.gethostname(),
+            outlives_ranks=job.outlives_ranks,
+        )
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._output = stack.enter_context(
             Output(
@@ -83,16 +101,56 @@ class _Run:
         )
         self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
         self._reports_at = 0.0
-        self._processes = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True))
+        self._secret = secrets.token_bytes(32)
+        self._side: SideHost | None = None
+        self._server: ControlServer | None = None
+        variables = {}
+        if job.has_side_processes:
+            self._server = ControlServer(KeyValueService(), self._secret, host=_LOOPBACK)
+            stack.callback(self._server.close)
+            variables["UNIDIST_JOB_VALUES"] = f"{_LOOPBACK}:{self._server.port}"
+        places = tuple(Topology(rank, job.num_proc, rank, job.num_proc) for rank in range(job.num_proc))
+        share = HostShare(secrets.token_hex(8), self._secret, places, variables)
+        self._processes = stack.enter_context(
+            LocalProcesses(job.num_proc, env=job.env, die_with_thread=True, share=share)
+        )
+        reports = SideReports(
+            self._output.message,
+            self._events.observation.publish,
+            self._events.observation.process_exited,
+            self._ending.fail,
+        )
+        self._roster = SideRoster(job, self, reports)
+        stack.callback(self._roster.close)
+        if self._server is not None:
+            self._side = SideHost(
+                SideProcesses(
+                    job_id=share.job_id,
+                    secret=self._secret,
+                    env=job.env,
+                    host_address=_LOOPBACK,
+                    values=variables["UNIDIST_JOB_VALUES"],
+                    die_with_thread=True,
+                ),
+                self._roster,
+            )
+            stack.callback(self._side.close)
+            self._selector.register(self._side, selectors.EVENT_READ, self._side.read)
+            self._events.observation.attach(self._roster, self._connect_values)
         self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
 
     def run(self) -> int:
         self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
+        self._start_side_processes()
         self._start()
+        if self._side is not None and self._server is not None:
+            self._side.allow_threads()
+            self._server.start()  # what has connected meanwhile waits in its socket
         while len(self._ending.exits) < len(self._processes.processes) and not self._ending.is_hopeless:
             self._wait()
             self._round += 1
             self._collect_exits()
+            self._look_after_side_processes()
             self._read_reports()
             self._events.turn()
             running = len(self._processes.processes) - len(self._ending.exits)
@@ -102,9 +160,57 @@ class _Run:
         self._read_to_end()
         code = self._ending.conclude(self._output)
         self._events.ended(code)
+        drive_to_end(
+            self._roster,
+            turn=self._last_turn,
+            finishing=self._events.observation.finishing,
+            signals=self._signals.received,
+        )
         if code == 0:
             self._warn_of_strategy_without_effect()
         return code
+
+    # The processes beside the ranks
+
+    def start_side(self, host: int, number: int, process: SideProcess) -> None:
+        """Start a process; for the roster."""
+        assert self._side is not None
+        self._side.start(number, process)
+
+    def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
+        """Send a signal to processes; for the roster."""
+        assert self._side is not None
+        self._side.signal(number, chosen)
+
+    def _start_side_processes(self) -> None:
+        self._roster.check_hosts(1)
+        self._roster.place([0])
+        if self._roster.refused:
+            raise ConfigurationError("; ".join(self._roster.refused))
+
+    def _look_after_side_processes(self) -> None:
+        if self._side is not None:
+            self._side.collect()
+            self._roster.turn()
+
+    def _last_turn(self) -> None:
+        self._wait()
+        self._look_after_side_processes()
+        self._events.turn()
+        self._output.show(running=0, state=self._events.summary)
+
+    def _connect_values(self) -> KeyValues:
+        assert self._server is not None
+        return KeyValues(
+            (_LOOPBACK, self._server.port),
+            self._secret,
+            rank=None,
+            name="the launcher",
+            served_by="it",
+            timeout=timedelta(seconds=_VALUES_SEC),
+        )
+
+    # The ranks
 
     def _warn_of_strategy_without_effect(self) -> None:
         strategy = Settings.read({**os.environ, **self._job.env}).strategy
@@ -182,8 +288,11 @@ class _Run:
             self._tell_reports()  # its last one, before observers hear of its end
             tail = self._output.stderr_tail(rank)
             end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
-            self._ending.exits.append(end)
+            is_lost = self._ending.note(end)
             self._events.exited(rank, process.pid, process.returncode)
+            if is_lost:
+                self._output.message(f"unidist: rank {rank} is lost ({end.reason}); the others go on without it")
+                self._events.rank_lost(rank, end.reason)
             if self._job.verbose:
                 self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
 

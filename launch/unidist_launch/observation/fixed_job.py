@@ -28,7 +28,8 @@ class FixedJobEvents:
 
     def __init__(self, job: Job, output: Output, send_signal: Callable[[int, int], None], stack: ExitStack) -> None:
         self._log = EventLog(None)
-        self._observation = Observation(job, self._log, output, send_signal, stack)
+        self.observation = self._observation = Observation(job, self._log, output, send_signal, stack)
+        """Tells the observers."""
         self._log.publish("job", command=list(job.command), num_proc=job.num_proc)
 
     def host_joined(self, index: int, name: str, *, address: str, cores: int) -> None:
@@ -60,6 +61,10 @@ class FixedJobEvents:
         self._log.publish(
             "exit", worker=rank, seat=rank, pid=pid, returncode=returncode, reason=describe_exit(returncode)
         )
+
+    def rank_lost(self, rank: int, reason: str) -> None:
+        """A rank is gone, and the others go on without it."""
+        self._log.publish("lost", worker=rank, rank=rank, generation=0, reason=reason)
 
     def ended(self, exit_code: int) -> None:
         """The job is over."""

@@ -8,8 +8,10 @@ from typing import Any
 
 from typing_extensions import override
 
+from unidist.control.key_values import KeyValues
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job, JobObserver, ObservedJob, ObservedWorker
+from unidist.launcher import Job, JobObserver, ObservedJob, ObservedWorker, SideProcess
+from unidist_launch.beside.roster import SideRoster
 from unidist_launch.observation.event_log import EventLog
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
@@ -34,6 +36,9 @@ class Observation(ObservedJob):
     ) -> None:
         self._job, self._log, self._output, self._send_signal = job, log, output, send_signal
         self._observers: list[JobObserver] = []
+        self._stack = stack
+        self._roster: SideRoster | None = None
+        self._connect: Callable[[], KeyValues] | None = None
         log.listen(self._happened)
         for observer in job.observers:
             self._observers.append(observer)
@@ -63,6 +68,48 @@ class Observation(ObservedJob):
     @override
     def signal(self, worker: int, number: int) -> None:
         self._send_signal(worker, number)
+
+    def attach(self, roster: SideRoster, connect: Callable[[], KeyValues]) -> None:
+        """Let observers start processes beside the ranks, and read the values that these share.
+
+        Args:
+            roster: of those processes.
+            connect: connects to the values.
+        """
+        self._roster, self._connect = roster, connect
+
+    @override
+    def start_process(self, process: SideProcess) -> int:
+        assert self._roster is not None, "an observer starts processes after the job has begun"
+        self._check_starts_processes()
+        return self._roster.start(process)
+
+    @override
+    def end_process(self, number: int) -> None:
+        assert self._roster is not None, "an observer ends what it has started"
+        self._roster.end(number)
+
+    @override
+    def values(self) -> KeyValues:
+        assert self._connect is not None, "an observer asks for values after the job has begun"
+        self._check_starts_processes()
+        values = self._connect()
+        self._stack.callback(values.close)
+        return values
+
+    def _check_starts_processes(self) -> None:
+        if not self._job.has_side_processes:
+            raise ConfigurationError("an observer that starts processes says so before: starts_processes = True")
+
+    def process_exited(self, number: int, returncode: int) -> None:
+        """Tell the observers that a process which one of them has started has ended."""
+        self._each(lambda observer: observer.process_exited(number, returncode))
+
+    def finishing(self) -> bool:
+        """Return whether an observer wants to wait for processes of its own after the ranks."""
+        found: list[bool] = []
+        self._each(lambda observer: found.append(observer.finishing()))
+        return any(found)
 
     def resumed(self, generation: int, workers: Sequence[ObservedWorker]) -> None:
         """Tell the observers which processes were taken over."""

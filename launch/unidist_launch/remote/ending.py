@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from unidist_launch.output.lines import Stream
@@ -23,14 +24,21 @@ class Ending:
         grace_period: time between the first signal to all ranks and SIGKILL.
         signal_ranks: sends a signal to every rank that still runs; also called in a signal handler.
         host_of: the host of a rank, for the report.
+        outlives_ranks: see `Job.outlives_ranks`.
     """
 
     def __init__(
-        self, grace_period: timedelta, *, signal_ranks: Callable[[int], None], host_of: Callable[[int], str]
+        self,
+        grace_period: timedelta,
+        *,
+        signal_ranks: Callable[[int], None],
+        host_of: Callable[[int], str],
+        outlives_ranks: bool = False,
     ) -> None:
         self._grace_sec = grace_period.total_seconds()
         self._signal_ranks = signal_ranks
         self._host_of = host_of
+        self._outlives_ranks = outlives_ranks
         self._first_failure_at: float | None = None
         self._decide_at: float | None = None
         self._kill_at: float | None = None
@@ -53,6 +61,16 @@ class Ending:
     def is_hopeless(self) -> bool:
         """Say whether a rank hangs in the kernel, where even SIGKILL does not reach it."""
         return self._kill_at is not None and time.monotonic() >= self._kill_at + _HOPELESS_SEC
+
+    def note(self, end: RankExit) -> bool:
+        """Add the end of a rank to `exits`; returns whether it is lost and the others go on without it.
+
+        Not without rank 0, and not if everybody was told to end, or a rank has failed already.
+        """
+        is_tolerated = self._outlives_ranks and end.is_lost and end.rank > 0 and not self.has_begun
+        is_tolerated = is_tolerated and failure.choose_culprit(self.exits) is None
+        self.exits.append(replace(end, tolerated=True) if is_tolerated else end)
+        return is_tolerated
 
     def deadlines(self) -> list[float]:
         """Return the times at which `advance` has something to do, past ones left out."""

@@ -41,6 +41,7 @@ class RankExit:
         signalled: the launcher had already told it to end.
         host_lost: that its host was given up and why, if that is what happened; nothing else is known then.
         host: name of its host, where ranks come and go; "" where a rank has one host.
+        tolerated: the others go on without it.
     """
 
     rank: int
@@ -51,6 +52,12 @@ class RankExit:
     signalled: bool = False
     host_lost: str = ""
     host: str = ""
+    tolerated: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """True when a signal has ended it, or its host is lost: nothing that its script did by itself."""
+        return bool(self.host_lost) or self.returncode < 0
 
     @property
     def traceback(self) -> tuple[str, ...]:
@@ -102,10 +109,10 @@ class RankExit:
 def choose_culprit(exits: Sequence[RankExit]) -> RankExit | None:
     """Return the failure that started it all: the first that is not the consequence of another rank's.
 
-    Ends that the launcher caused do not count. Of those seen at the same time, one by a signal goes first:
-    it is the one that could not have waited for anybody. None when nothing failed.
+    Ends that the launcher caused do not count, nor those without which the others go on. Of those seen at the same
+    time, one by a signal goes first: it is the one that could not have waited for anybody. None when nothing failed.
     """
-    failed = [end for end in exits if end.returncode and not end.signalled]
+    failed = [end for end in exits if end.returncode and not end.signalled and not end.tolerated]
     return min(
         failed,
         key=lambda end: (end.is_victim, end.may_be_consequence, end.round, end.returncode > 0, end.rank),
@@ -133,6 +140,10 @@ def report(culprit: RankExit, exits: Sequence[RankExit], host: str) -> str:
         together = _raised_together(culprit, exits)
         text = _cause(culprit, host, together, is_everybody=len(together) == len(exits))
         others = [end for end in others if end not in together]
+    lost = [end.rank for end in others if end.tolerated]
+    if lost:
+        text.append(f"unidist: lost before: {_ranks(lost)}")
+    others = [end for end in others if not end.tolerated]
     ended = [end.rank for end in others if end.signalled]
     if ended:
         text.append(f"unidist: ended by the launcher: {_ranks(ended)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs import preflight
 from unidist.jobs.pool._call import Call, Worker
 from unidist.jobs.pool._channel import Channel, send
@@ -245,6 +245,11 @@ def run(
     settings = Settings.read({**os.environ, **variables})
     if settings.strategy or settings.engine != preflight.AUTO or settings.allreduce_algorithm:
         manager = PluginManager(settings.disabled_plugins).load()
-        preflight.check(settings, num_proc, manager, environ={**os.environ, **variables})
+        plan = preflight.check(settings, num_proc, manager, environ={**os.environ, **variables})
+        if needed := preflight.side_processes(plan):
+            raise ConfigurationError(
+                f"strategy={settings.strategy!r} needs processes beside the ranks ({needed[0].name}, ...), which "
+                "`unidist launch` starts and unidist.run does not; use that, or leave the strategy out."
+            )
     with RankPool(num_proc, env=variables, timeout=timeout, labels=labels) as pool:
         return pool.run(func, args, kwargs)
