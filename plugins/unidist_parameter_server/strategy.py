@@ -19,6 +19,7 @@ from unidist.optim.rules import ValueRule
 from unidist.strategy.interface import (
     ActsOnGradients,
     GradientOwner,
+    OutlivesRanks,
     OwnsParameters,
     Plan,
     RunsSideProcesses,
@@ -41,7 +42,9 @@ _MAX_SERVERS = 1000
 
 
 @dataclass
-class ParameterServer(Strategy, GradientOwner, OwnsParameters, RunsSideProcesses, ChecksBeforeSave, SurvivesLoss):
+class ParameterServer(
+    Strategy, GradientOwner, OwnsParameters, RunsSideProcesses, ChecksBeforeSave, SurvivesLoss, OutlivesRanks
+):
     """Keeps the parameters in one place, in memory that all ranks of a host share, to which workers push gradients.
 
     With sync, updates are made of the mean gradient of all workers: the numbers of `data`. With async, each gradient is
@@ -181,6 +184,11 @@ class ParameterServer(Strategy, GradientOwner, OwnsParameters, RunsSideProcesses
     @override
     def elastic_obstacle(self, plan: Plan) -> str:
         return "its store is made for one number of workers"
+
+    @override
+    def tolerates_lost_ranks(self, plan: Plan) -> bool:
+        """Return True in asynchronous modes: nobody waits for a worker that is gone."""
+        return not self.is_together
 
     @property
     def completes_in_backward(self) -> bool:
