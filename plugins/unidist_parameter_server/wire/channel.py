@@ -7,7 +7,6 @@ bytes of arrays are neither authenticated nor encrypted, as those of the engine 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import struct
 import time
@@ -22,6 +21,8 @@ from unidist.errors import UnidistError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HEAD = struct.Struct("!I")
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_SEC = 0.001
 _TAG_BYTES = 32
 _MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
@@ -50,10 +51,11 @@ class Channel:
         self._socket = sock
         self._wire = Wire(secret, is_server=is_server)
         self._is_closed = False
+        self._limits: dict[int, float] = {}
         try:
             self.peer = format_address(sock.getpeername())
             """Address of the other end, for messages."""
-            sock.setblocking(False)
+            sock.setblocking(True)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
@@ -137,14 +139,10 @@ class Channel:
     def _prove(self, deadline: float) -> None:
         self._write([self._wire.take_output()], deadline - time.monotonic())
         while not self._wire.is_open:
+            data = bytearray(1)  # the first message may follow at once, and is not for here
             try:
-                self._wait(select.POLLIN, deadline - time.monotonic())
-                data = self._socket.recv(1)  # the first message may follow at once, and is not for here
-                if not data:
-                    raise ChannelLost(f"{self.peer} closed the connection")
-                self._wire.receive(data)
-            except BlockingIOError:
-                continue
+                self._read(memoryview(data), deadline - time.monotonic())
+                self._wire.receive(bytes(data))
             except TimeoutError:
                 raise ChannelLost(f"{self.peer} did not prove that it knows the job's secret") from None
             except WireError as exc:
@@ -154,45 +152,43 @@ class Channel:
     def _write(self, buffers: Sequence[bytes | memoryview], timeout_sec: float) -> None:
         pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
         first = 0
+        self._limit(socket.SO_SNDTIMEO, timeout_sec)
         try:
             while first < len(pending):
-                try:
-                    count = self._socket.sendmsg(pending[first : first + _MAX_BUFFERS])
-                except BlockingIOError:
-                    self._wait(select.POLLOUT, timeout_sec)
-                    continue
+                count = self._socket.sendmsg(pending[first : first + _MAX_BUFFERS])
                 while first < len(pending) and count >= len(pending[first]):
                     count -= len(pending[first])
                     first += 1
                 if count:
                     pending[first] = pending[first][count:]
-        except TimeoutError:
+        except BlockingIOError:
             raise ChannelLost(f"{self.peer} took nothing for {timeout_sec:g} s") from None
         except OSError as exc:
             raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
 
     def _read(self, memory: memoryview, timeout_sec: float) -> None:
         position = 0
+        self._limit(socket.SO_RCVTIMEO, timeout_sec)
         while position < len(memory):
             try:
-                count = self._socket.recv_into(memory[position:])
+                count = self._socket.recv_into(memory[position:], flags=socket.MSG_WAITALL)
             except BlockingIOError:
-                self._wait(select.POLLIN, timeout_sec)
-                continue
+                raise TimeoutError from None
             except OSError as exc:
                 raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
             if not count:
                 raise ChannelLost(f"{self.peer} closed the connection")
             position += count
 
-    def _wait(self, events: int, timeout_sec: float) -> None:
-        """Raise TimeoutError if nothing happens in time."""
-        if self._is_closed:
-            raise ChannelLost(f"the connection to {self.peer} is closed")
-        poller = select.poll()
-        poller.register(self._socket.fileno(), events)
-        if not poller.poll(max(0.0, 1000 * timeout_sec)):
-            raise TimeoutError
+    def _limit(self, option: int, timeout_sec: float) -> None:
+        """Set the kernel's limit for one system call: Python's own needs several calls for each."""
+        if self._limits.get(option) != timeout_sec:
+            self._limits[option] = timeout_sec
+            seconds, fraction = divmod(max(timeout_sec, _SHORTEST_SEC), 1)  # 0 would be none
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(fraction * 1e6)))
+            except OSError as exc:
+                raise ChannelLost(f"the connection to {self.peer} is closed: {exc}") from exc
 
 
 def _bytes_of(array: Array) -> memoryview:
