@@ -20,7 +20,7 @@ from unidist.control.connection import ConnectionLost
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.jobs import interface_address
-from unidist.launcher import Host, Job, KnowsHosts, Launcher, RunsElasticJobs
+from unidist.launcher import Host, Job, KnowsHosts, Launcher, RunsElasticJobs, StartsSideProcesses
 from unidist.settings import visible_devices
 from unidist_kubernetes import elastic
 from unidist_kubernetes.leader import connect_to_leader
@@ -33,7 +33,7 @@ from unidist_launch.remote.hosts import AgentStarter, LocalAgents
 from unidist_launch.remote.run import RemoteRun
 
 
-class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs):
+class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProcesses):
     """Runs the ranks of a job in pods: those of a manifest of `unidist kubernetes manifest`, a TFJob or a TrainJob."""
 
     def availability(self) -> Availability:

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host, Job, Launcher
+from unidist.launcher import Host, Job, Launcher, StartsSideProcesses
 from unidist_launch.agent.order import ORDER_VARIABLE
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import AgentStarter, Reasons, agent_command, meaning_of
@@ -43,7 +43,7 @@ _REASONS: Reasons = (
 )
 
 
-class MpiLauncher(Launcher):
+class MpiLauncher(Launcher, StartsSideProcesses):
     """Runs the ranks of a job by mpirun, on this host or on several."""
 
     def availability(self) -> Availability:

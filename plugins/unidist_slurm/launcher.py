@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.launcher import ElasticLimits, Host, Job, KnowsHosts, Launcher, RunsElasticJobs
+from unidist.launcher import ElasticLimits, Host, Job, KnowsHosts, Launcher, RunsElasticJobs, StartsSideProcesses
 from unidist_launch.elastic_job.run import ElasticRun
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import AgentStarter, Reasons, agent_command, meaning_of
@@ -43,7 +43,7 @@ _REASONS: Reasons = (
 """What srun writes, and what it means for the user."""
 
 
-class SlurmLauncher(Launcher, KnowsHosts, RunsElasticJobs):
+class SlurmLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProcesses):
     """Runs the ranks of a job on the nodes of the allocation that it is in. In an elastic job they may come and go."""
 
     def availability(self) -> Availability:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
-from unidist.launcher import Host, Job, Launcher, SideProcess
+from unidist.launcher import ElasticLimits, Host, Job, Launcher, SideProcess
 from unidist.registry import load_object
 
 REFUSED = 98
@@ -34,6 +34,7 @@ def main(text: str) -> int:
             SideProcess(**{**each, "command": tuple(each["command"])}) for each in wanted.get("side_processes", ())
         ),
         outlives_ranks=bool(wanted.get("outlives_ranks")),
+        elastic=ElasticLimits(*wanted["elastic"]) if "elastic" in wanted else None,
     )
     try:
         return launcher.run(job)

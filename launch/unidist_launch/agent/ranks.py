@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -19,9 +20,12 @@ from unidist.control.coordinator import BEATS_PER_LIMIT
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import HostShare, LocalProcesses, free_port, watch_exit
+from unidist.jobs.side_processes import SideProcesses
+from unidist.launcher import SideProcess
 from unidist.topology import Topology
 from unidist_launch.agent.links import PeerLinks
 from unidist_launch.agent.order import AgentOrder
+from unidist_launch.beside.here import SideHost
 from unidist_launch.output.lines import Stream
 
 _TURN_SEC = 0.05
@@ -61,6 +65,7 @@ class AgentRanks:
         self._places: tuple[Topology, ...] = ()
         self._ended: set[int] = set()
         self._is_done = self._may_leave = False
+        self._side: SideHost | None = None
         self._num_untaken = 0
         self._stack = ExitStack()
         self._stack.callback(lambda: self._connection.close())
@@ -91,6 +96,7 @@ class AgentRanks:
                 self._collect_exits()
                 if len(self._ended) == len(self._places):
                     self._finish()
+            self._collect_side()
         self._send({"type": "goodbye"})
         deadline = time.monotonic() + _GOODBYE_SEC
         while self._connection.pending_bytes and time.monotonic() < deadline:
@@ -176,11 +182,15 @@ class AgentRanks:
     def _watch_pipes(self) -> None:
         """Look at the pipes only while the launcher keeps up with what it is sent."""
         wanted = self._num_untaken < _MAX_UNTAKEN_BYTES
-        if wanted != (self._pipes in self._selector.get_map()):
-            if wanted:
-                self._selector.register(self._pipes, selectors.EVENT_READ, self._read_pipes)
-            else:
-                self._selector.unregister(self._pipes)
+        sources: list[tuple[Any, Callable[[], None]]] = [(self._pipes, self._read_pipes)]
+        if self._side is not None:
+            sources.append((self._side, self._side.read))
+        for source, read in sources:
+            if wanted != (source in self._selector.get_map()):
+                if wanted:
+                    self._selector.register(source, selectors.EVENT_READ, read)
+                else:
+                    self._selector.unregister(source)
 
     def _receive(self) -> None:
         self._connection.flush()
@@ -202,6 +212,10 @@ class AgentRanks:
             self._processes.signal(int(message["number"]), chosen)
         elif kind == "taken":
             self._num_untaken -= int(message["bytes"])
+        elif kind == "side_start":
+            self._start_side(message)
+        elif kind == "side_signal" and self._side is not None:
+            self._side.signal(int(message["number"]), [int(each) for each in message["chosen"]])
         elif kind == "listen":
             self._listen(str(message["address"]))
         elif kind == "peers":
@@ -227,6 +241,7 @@ class AgentRanks:
             "UNIDIST_CONTROL_ADDRESS": self._server,
             "UNIDIST_HOST_ADDRESS": message["addresses"][self._order.host],
             "UNIDIST_GENERATION": str(message["generation"]),
+            **({"UNIDIST_JOB_VALUES": self._server} if message["values"] else {}),
         }
         defaults = {"MASTER_ADDR": message["addresses"][0], "MASTER_PORT": str(message["master_port"])}
         secret = bytes.fromhex(self._order.secret)
@@ -300,6 +315,53 @@ class AgentRanks:
                 self._pipes.select(_TURN_SEC)
         self._is_done = True
         self._send({"type": "done"})
+
+    # Processes beside the ranks
+
+    def _start_side(self, message: Message) -> None:
+        if self._side is None:
+            processes = SideProcesses(
+                job_id=f"{self._order.job_id}.{self._order.host}",
+                secret=bytes.fromhex(self._order.secret),
+                env=self._order.env,
+                host_address=str(message["address"]),
+                values=self._server,
+                die_with_thread=True,
+            )
+            self._side = SideHost(processes, self)
+            self._stack.callback(self._end_side)
+        wanted = message["process"]
+        process = SideProcess(**{**wanted, "command": tuple(wanted["command"])})
+        self._side.start(int(message["number"]), process)
+
+    def _collect_side(self) -> None:
+        if self._side is not None:
+            self._side.collect()
+
+    def _end_side(self) -> None:
+        """Kill the processes beside the ranks that are left."""
+        side, self._side = self._side, None
+        if side is not None:
+            if side in self._selector.get_map():
+                self._selector.unregister(side)
+            side.close()
+
+    def side_started(self, number: int, pid: int) -> None:
+        """Tell the launcher; as `SideListener`, with the next three."""
+        self._send({"type": "side_started", "number": number, "pid": pid})
+
+    def side_refused(self, number: int, text: str) -> None:
+        """Tell the launcher."""
+        self._send({"type": "side_refused", "number": number, "text": text})
+
+    def side_printed(self, number: int, data: bytes) -> None:
+        """Tell the launcher."""
+        self._num_untaken += len(data)
+        self._send({"type": "side_output", "number": number, "data": base64.b64encode(data).decode()})
+
+    def side_ended(self, number: int, returncode: int) -> None:
+        """Tell the launcher."""
+        self._send({"type": "side_exit", "number": number, "returncode": returncode})
 
     def _send(self, message: Message) -> None:
         self._connection.send(message)

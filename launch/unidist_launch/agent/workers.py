@@ -77,9 +77,11 @@ class AgentWorkers(AgentRanks):
             if self._orphan_since is None:
                 self._turn()
             else:
+                self._end_side()  # nobody would know of them
                 self._look()
                 self._look_for_launcher(self._orphan_since)
             self._collect_ends()
+            self._collect_side()
         self._close_all()
         self._send({"type": "goodbye"})
         deadline = time.monotonic() + _LAST_OUTPUT_SEC
@@ -169,6 +171,7 @@ class AgentWorkers(AgentRanks):
             "UNIDIST_CONTROL_ADDRESS": self._server,
             "UNIDIST_HOST_ADDRESS": str(message["address"]),
             "UNIDIST_WORKER": str(number),
+            **({"UNIDIST_JOB_VALUES": self._server} if message["values"] else {}),
         }
         place = Topology(*message["place"])
         # Workers of a host meet by what stands before the slash; each is swept by all of it.

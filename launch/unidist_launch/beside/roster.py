@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -20,6 +21,18 @@ HOST_LOST = 255
 """Return codes of processes that could not be started, and of those whose host was lost."""
 
 _HOPELESS_SEC = 10.0
+
+
+def start_message(number: int, process: SideProcess, address: str) -> dict[str, Any]:
+    """Return the message by which an agent is told to start a process.
+
+    Args:
+        number: of the process.
+        process: to start.
+        address: at which other hosts reach the agent's.
+    """
+    wanted = {**vars(process), "env": dict(process.env)}
+    return {"type": "side_start", "number": number, "process": wanted, "address": address}
 
 
 class SideHosts(Protocol):
@@ -221,6 +234,31 @@ class SideRoster:
         for side in [side for side in self._sides.values() if side.host == host]:
             self._finish(side, HOST_LOST, f"its host was lost: {reason}")
 
+    def vacate(self, host: int) -> None:
+        """A host will be taken back: ask what runs there to end."""
+        for side in [side for side in self._sides.values() if side.host == host]:
+            self.end(side.number)
+
+    def hear(self, message: Mapping[str, Any]) -> int | None:
+        """Take the message of an agent; returns the number of bytes of output that it has, or None if it is another's.
+
+        These are what `SideHost` tells its listener: `side_started`, `side_refused`, `side_output`, `side_exit`.
+        """
+        kind = message["type"]
+        if kind == "side_output":
+            data = base64.b64decode(message["data"])
+            self.side_printed(int(message["number"]), data)
+            return len(data)
+        if kind == "side_started":
+            self.side_started(int(message["number"]), int(message["pid"]))
+        elif kind == "side_refused":
+            self.side_refused(int(message["number"]), str(message["text"]))
+        elif kind == "side_exit":
+            self.side_ended(int(message["number"]), int(message["returncode"]))
+        else:
+            return None
+        return 0
+
     # Inside
 
     def _add(self, wanted: SideProcess, *, is_observers: bool) -> _Side:
@@ -307,4 +345,4 @@ def drive_to_end(
         roster.turn()
 
 
-__all__ = ["HOST_LOST", "NOT_STARTED", "SideHosts", "SideReports", "SideRoster", "drive_to_end"]
+__all__ = ["HOST_LOST", "NOT_STARTED", "SideHosts", "SideReports", "SideRoster", "drive_to_end", "start_message"]

@@ -6,13 +6,15 @@ import selectors
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from datetime import timedelta
 
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.host_links import HostLinks
 from unidist.control.elastic.membership import Membership, Phase
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator
+from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues
 from unidist.control.server import ControlServer
-from unidist.control.service import Action
+from unidist.control.service import Action, Service
 from unidist.control.wire import Message
 from unidist.launcher import ElasticLimits, Host, Job, ObservedWorker
 from unidist_launch.elastic_job.discovery import Discovery, HostSource
@@ -29,6 +31,7 @@ from unidist_launch.output.writer import Output
 from unidist_launch.remote.ending import Ending
 
 _LOOPBACK = "127.0.0.1"
+_VALUES_SEC = 10.0
 _GOODBYES_SEC = 3.0
 SILENCE_PER_HEARTBEAT = 2.0
 """A worker may be silent for longer than its host: Python's lock may be held for seconds by honest work."""
@@ -106,6 +109,7 @@ class ElasticParts:
         self.log.listen(lambda event, fields: tell(self.output, event, fields))
         membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
         self.coordinator, self.server, identity = self._open_server(membership, secret)
+        self.secret = identity.secret
         self.selector = stack.enter_context(selectors.DefaultSelector())
         orders = Orders(job, identity, self.server.port, starter_of or by_ssh(job, is_here=is_here))
         self.num_agents = 0
@@ -133,13 +137,28 @@ class ElasticParts:
                 stall=self.limits.stall,
                 patience=patience,
             )
-            server = self.kept.open_server(resumable, host=host, now=time.monotonic())
+            server = self.kept.open_server(resumable, self._served(resumable), host=host, now=time.monotonic())
             return resumable, server, self.kept.identity
         coordinator = ElasticCoordinator(
             membership, heartbeat=self.job.heartbeat, silence=silence, stall=self.limits.stall
         )
         identity = Identity.new(secret)
-        return coordinator, ControlServer(coordinator, identity.secret, host=host), identity
+        return coordinator, ControlServer(self._served(coordinator), identity.secret, host=host), identity
+
+    def _served(self, coordinator: ElasticCoordinator) -> Service:
+        """Return what the control server serves: the coordinator and, if processes need them, values."""
+        return WithKeyValues(coordinator, KeyValueService()) if self.job.has_side_processes else coordinator
+
+    def connect_values(self) -> KeyValues:
+        """Connect to the values that the job's processes share."""
+        return KeyValues(
+            (_LOOPBACK, self.server.port),
+            self.secret,
+            rank=None,
+            name="the launcher",
+            served_by="it",
+            timeout=timedelta(seconds=_VALUES_SEC),
+        )
 
     def _end_state(self) -> Iterable[Action]:
         if self.kept is not None:

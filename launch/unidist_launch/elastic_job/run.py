@@ -11,6 +11,7 @@ import base64
 import selectors
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +19,8 @@ from unidist.control.coordinator import HostJoined, HostLost, HostMessage
 from unidist.control.elastic.coordinator import Beat, JobEvent
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job
+from unidist.launcher import Job, SideProcess
+from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end, start_message
 from unidist_launch.elastic_job.discovery import HostSource
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.orders import StarterOf
@@ -31,6 +33,8 @@ from unidist_launch.remote.signals import ForwardedSignals
 
 _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
+_SPREADING_SEC = 3.0
+"""How long processes beside the ranks wait for more hosts than the first, among which they are spread."""
 
 
 class ElasticRun:
@@ -61,6 +65,14 @@ class ElasticRun:
         self._is_lent = starter_of is not None and source is None
         self._is_taken_back = False
         self._observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
+        reports = SideReports(
+            parts.output.message, self._observation.publish, self._observation.process_exited, parts.ending.fail
+        )
+        self._roster = SideRoster(job, self, reports, may_grow=True)
+        stack.callback(self._roster.close)
+        self._placed_by: float | None = None
+        if job.has_side_processes:
+            self._observation.attach(self._roster, parts.connect_values)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
         self._resumption = Resumption(self._parts, self._ends)
@@ -89,6 +101,7 @@ class ElasticRun:
             self._supply.vacate()
             if not self._is_taken_back:
                 self._supply.fill()
+            self._place_side_processes()
             self._resumption.keep()
             self._turn()
             self._watch()
@@ -97,7 +110,48 @@ class ElasticRun:
         parts.output.finish()
         code = self._conclude()
         parts.log.publish("end", exit_code=code)
+        drive_to_end(
+            self._roster,
+            turn=self._last_turn,
+            finishing=self._observation.finishing,
+            signals=self._signals.received,
+        )
         return code
+
+    # The processes beside the ranks
+
+    def start_side(self, host: int, number: int, process: SideProcess) -> None:
+        """Have an agent start a process; for the roster."""
+        found = self._parts.hosts.by_index(host)
+        assert found is not None
+        self._parts.tell(start_message(number, process, self._parts.hosts.address_of(found)), host)
+
+    def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
+        """Have an agent send a signal to processes; for the roster."""
+        self._parts.tell({"type": "side_signal", "number": number, "chosen": list(chosen)}, host)
+
+    def _place_side_processes(self) -> None:
+        """Start what waits for a host; at first when all hosts have come, or after a moment, so as to spread it."""
+        if self._roster.refused:
+            raise ConfigurationError("; ".join(self._roster.refused))
+        if self._roster.is_empty:
+            return
+        parts, now = self._parts, time.monotonic()
+        usable = [host for host in parts.hosts.present() if host.is_up and parts.slots.num_on(host.name)]
+        if not usable:
+            return
+        self._placed_by = self._placed_by or now + _SPREADING_SEC
+        are_all_there = all(host.is_up or host.failures for host in parts.hosts.by_name.values())
+        if are_all_there or now >= self._placed_by:
+            self._roster.place([host.index for host in usable])
+
+    def _last_turn(self) -> None:
+        self._place_side_processes()
+        self._turn()
+        self._observation.turn()
+        self._parts.output.show(running=0, state=self._observation.summary)
+
+    # The end
 
     def _is_over(self) -> bool:
         parts = self._parts
@@ -139,6 +193,7 @@ class ElasticRun:
                 self._hear_host(event.host, event.message)
             elif isinstance(event, HostLost):
                 self._lose_host(event.host, event.reason)
+        self._roster.turn()
 
     def _welcome(self, index: int, facts: Message) -> None:
         parts = self._parts
@@ -158,7 +213,10 @@ class ElasticRun:
 
     def _hear_host(self, index: int, message: Message) -> None:
         parts, kind = self._parts, message["type"]
-        if kind == "output":
+        if (num_bytes := self._roster.hear(message)) is not None:
+            if num_bytes:
+                parts.tell({"type": "taken", "bytes": num_bytes}, index)
+        elif kind == "output":
             data = base64.b64decode(message["data"])
             if data:
                 parts.output.feed(int(message["rank"]), Stream(message["stream"]), data)
@@ -195,6 +253,7 @@ class ElasticRun:
         if host is not None and not host.is_terminating:
             host.is_terminating = True
             parts.log.publish("host_terminating", host=host.name)
+            self._roster.vacate(index)
             for worker in parts.workers.of_host(index):
                 parts.retire(worker.number)
             # Those without an agent are as little the job's any more: what takes them back has nobody there to tell.
@@ -213,6 +272,7 @@ class ElasticRun:
         parts.hosts.lost(host, time.monotonic())
         for worker in parts.workers.of_host(index):
             self._ends.end_worker(worker.number, 1, host_lost=text)
+        self._roster.host_lost(index, reason)
 
     # Hosts that do not reach each other
 

@@ -23,7 +23,7 @@ from typing import Any
 from unidist._version import __version__
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
 from unidist.control.server import ControlServer
-from unidist.control.service import Action
+from unidist.control.service import Action, Service
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job
 from unidist_launch.elastic_job.state_dir import StateDir, damaged
@@ -87,8 +87,16 @@ class KeptState:
         self.found = self._folder.read()
         self.identity = Identity.new() if self.found is None else self._identity(self.found)
 
-    def open_server(self, coordinator: ResumableCoordinator, *, host: str, now: float) -> ControlServer:
+    def open_server(
+        self, coordinator: ResumableCoordinator, service: Service, *, host: str, now: float
+    ) -> ControlServer:
         """Return the job's server, with the state of the coordinator that was before, if there was one.
+
+        Args:
+            coordinator: of the job.
+            service: what is served: the coordinator, maybe with something beside it.
+            host: address to listen on.
+            now: the time.
 
         Raises:
             ConfigurationError: the state is damaged, or the port that the job's processes know is not to be had.
@@ -102,7 +110,7 @@ class KeptState:
         identity = self.identity
         try:
             server = ControlServer(
-                coordinator, identity.secret, host=host, port=identity.port, before_acting=self._keep_coordinator
+                service, identity.secret, host=host, port=identity.port, before_acting=self._keep_coordinator
             )
         except OSError as exc:
             raise ConfigurationError(

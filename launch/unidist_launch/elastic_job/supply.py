@@ -118,6 +118,7 @@ class Supply:
                 "place": list(astuple(place)),
                 "address": parts.hosts.address_of(host),
                 "master": parts.hosts.address_of(host),
+                "values": parts.job.has_side_processes,
             },
             index,
         )

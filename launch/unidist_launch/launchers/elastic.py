@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job, Launcher, RunsElasticJobs
+from unidist.launcher import Job, Launcher, RunsElasticJobs, StartsSideProcesses
 from unidist_launch.elastic_job.run import ElasticRun
 
 
-class ElasticLauncher(Launcher, RunsElasticJobs):
+class ElasticLauncher(Launcher, RunsElasticJobs, StartsSideProcesses):
     """Runs a job whose ranks come and go. One agent on each host, this one included."""
 
     def availability(self) -> Availability:

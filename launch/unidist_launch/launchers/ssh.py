@@ -8,14 +8,14 @@ from contextlib import ExitStack
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job, Launcher
+from unidist.launcher import Job, Launcher, StartsSideProcesses
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import LocalAgents
 from unidist_launch.remote.run import RemoteRun
 from unidist_launch.remote.ssh import SshAgents
 
 
-class SshLauncher(Launcher):
+class SshLauncher(Launcher, StartsSideProcesses):
     """Runs the ranks of a job on several hosts."""
 
     def availability(self) -> Availability:

@@ -11,19 +11,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
+from datetime import timedelta
 from functools import partial
 
 from unidist._version import __version__
 from unidist.control.coordinator import Coordinator, HostJoined, HostLost, HostMessage
 from unidist.control.elastic import HostLinks
+from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues
 from unidist.control.server import ControlServer
+from unidist.control.service import Service
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.jobs.network import interface_address
 from unidist.jobs.processes import describe_exit
-from unidist.launcher import Host, Job
+from unidist.launcher import Host, Job, SideProcess
 from unidist.topology import Topology
 from unidist_launch.agent.order import AgentOrder, exported_variables
+from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end, start_message
 from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options import hosts as host_list
 from unidist_launch.output.lines import Stream
@@ -35,6 +39,8 @@ from unidist_launch.remote.signals import ForwardedSignals
 
 _TURN_SEC = 0.05
 _MORE_REASONS_SEC = 1.0
+_LOOPBACK = "127.0.0.1"
+_VALUES_SEC = 10.0
 
 
 class RemoteRun:
@@ -80,6 +86,7 @@ class RemoteRun:
         # One agent for each host. What starts agents by a command for all of them (mpirun, srun) may carry the ranks'
         # data over a network that agents know nothing of: there it is no business of theirs who reaches whom.
         first = {places[0].node_rank: index for index, places in reversed(list(enumerate(self._places)))}
+        self._first_agents = [first[node_rank] for node_rank in sorted(first)]
         self._watched = [] if any(each.starter.index_variable for each in self._agents) else sorted(first.values())
         self._round = 0
         self._is_running = False
@@ -88,6 +95,7 @@ class RemoteRun:
             job.grace_period,
             signal_ranks=lambda number: self._tell({"type": "signal", "number": number}),
             host_of=lambda rank: self._name(self._host_of[rank]),
+            outlives_ranks=job.outlives_ranks,
         )
         self._output = stack.enter_context(
             Output(
@@ -105,7 +113,16 @@ class RemoteRun:
         self._coordinator = Coordinator(
             num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
         )
-        self._server = ControlServer(self._coordinator, self._secret, port=port)
+        observation = self._events.observation
+        reports = SideReports(self._output.message, observation.publish, observation.process_exited, self._ending.fail)
+        self._roster = SideRoster(job, self, reports)
+        self._roster.check_hosts(len(self._first_agents))
+        stack.callback(self._roster.close)
+        service: Service = self._coordinator
+        if job.has_side_processes:
+            service = WithKeyValues(service, KeyValueService())
+            observation.attach(self._roster, self._connect_values)
+        self._server = ControlServer(service, self._secret, port=port)
         stack.callback(self._server.close)
         stack.callback(self._end_agents)
         stack.callback(self._tell, {"type": "end"})
@@ -133,11 +150,44 @@ class RemoteRun:
             running = self._job.num_proc - len(self._ending.exits)
             self._output.show(running=running, state=self._events.summary)
             self._ending.advance(self._output)
-            if self._refused:
-                raise ConfigurationError("; ".join(self._refused))
+            if refused := [*self._refused, *self._roster.refused]:
+                raise ConfigurationError("; ".join(refused))
         code = self._ending.conclude(self._output)
         self._events.ended(code)
+        drive_to_end(
+            self._roster,
+            turn=self._last_turn,
+            finishing=self._events.observation.finishing,
+            signals=self._signals.received,
+        )
         return code
+
+    def _last_turn(self) -> None:
+        self._turn()
+        self._events.turn()
+        self._output.show(running=0, state=self._events.summary)
+
+    # The processes beside the ranks
+
+    def start_side(self, host: int, number: int, process: SideProcess) -> None:
+        """Have an agent start a process; for the roster."""
+        self._tell(start_message(number, process, self._addresses[host]), [host])
+
+    def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
+        """Have an agent send a signal to processes; for the roster."""
+        self._tell({"type": "side_signal", "number": number, "chosen": list(chosen)}, [host])
+
+    def _connect_values(self) -> KeyValues:
+        return KeyValues(
+            (_LOOPBACK, self._server.port),
+            self._secret,
+            rank=None,
+            name="the launcher",
+            served_by="it",
+            timeout=timedelta(seconds=_VALUES_SEC),
+        )
+
+    # The agents and the ranks
 
     def _start_agents(self) -> None:
         job_id = secrets.token_hex(8)
@@ -198,6 +248,7 @@ class RemoteRun:
             # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
             outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
             addresses = self._addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+        self._roster.place(self._first_agents)  # before the ranks
         for i, places in enumerate(self._places):
             message: Message = {
                 "type": "start",
@@ -205,6 +256,7 @@ class RemoteRun:
                 "addresses": addresses,
                 "master_port": self._facts[0]["port"],
                 "generation": self._coordinator.generation,
+                "values": self._job.has_side_processes,
             }
             self._tell(message, [i])
         for i in self._watched if len(self._watched) > 1 else ():
@@ -247,10 +299,14 @@ class RemoteRun:
                 self._hear_host(event.host, event.message)
             elif isinstance(event, HostLost):
                 self._lose_host(event.host, event.reason)
+        self._roster.turn()
 
     def _hear_host(self, host: int, message: Message) -> None:
         kind = message["type"]
-        if kind == "output":
+        if (num_bytes := self._roster.hear(message)) is not None:
+            if num_bytes:
+                self._tell({"type": "taken", "bytes": num_bytes}, [host])
+        elif kind == "output":
             data = base64.b64decode(message["data"])
             self._output.feed(int(message["rank"]), Stream(message["stream"]), data)
             self._tell({"type": "taken", "bytes": len(data)}, [host])
@@ -331,6 +387,7 @@ class RemoteRun:
         self._lost.add(host)
         self._links.lost(host)
         self._events.host_lost(name, reason)
+        text = f"host {name} was lost: {reason}{'; ' + said.splitlines()[-1] if said else ''}"
         ended = {end.rank for end in self._ending.exits}
         for place in self._places[host]:
             if place.rank not in ended:
@@ -341,14 +398,18 @@ class RemoteRun:
                         1,
                         self._round,
                         signalled=self._ending.has_begun,
-                        host_lost=f"host {name} was lost: {reason}{'; ' + said.splitlines()[-1] if said else ''}",
+                        host_lost=text,
                     )
                 )
+        self._roster.host_lost(host, reason)
 
     def _note_exit(self, end: RankExit) -> None:
-        self._ending.exits.append(end)
+        is_lost = self._ending.note(end)
         self._events.exited(end.rank, end.pid, end.returncode)
-        if self._job.verbose:
+        if is_lost:
+            self._output.message(f"unidist: rank {end.rank} is lost ({end.reason}); the others go on without it")
+            self._events.rank_lost(end.rank, end.reason)
+        elif self._job.verbose:
             self._output.message(f"unidist: rank {end.rank} ended: {end.host_lost or describe_exit(end.returncode)}")
 
     def _give_order(self, agent: AgentProcess) -> None:
