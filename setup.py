@@ -13,14 +13,14 @@ ROOTS = (".", "adapters", "plugins", "launch")
 KERNELS = "unidist/algorithms/native"
 
 
-def extension(name, *folders):
-    """Return an extension of all C sources in these folders."""
+def extension(name, *folders, flags=()):
+    """Return an extension of all C sources in these folders, compiled with these flags besides the usual ones."""
     return Extension(
         name,
         sources=sorted(source for folder in folders for source in glob(f"{folder}/*.c")),
         depends=sorted(header for folder in folders for header in glob(f"{folder}/*.h")),
         include_dirs=[KERNELS],
-        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fwrapv", "-Wall", "-Wextra"],
+        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fwrapv", "-Wall", "-Wextra", *flags],
         py_limited_api=True,
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         optional=True,
@@ -34,5 +34,10 @@ setup(
         extension("unidist.engines._shm", "unidist/engines/shm_native", KERNELS),
         extension("unidist_tcp._tcp", "plugins/unidist_tcp/native", KERNELS),
         extension("unidist_jax._handler", "adapters/unidist_jax/native"),
+        extension(
+            "unidist_parameter_server._native",
+            "plugins/unidist_parameter_server/native",
+            flags=["-ffp-contract=off"],  # the bits of the numpy code
+        ),
     ],
 )

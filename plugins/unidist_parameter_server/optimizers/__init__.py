@@ -1,6 +1,6 @@
 """Optimizers on flat numpy arrays, which stores apply to pushed gradients. Element by element; no framework.
 
-Imports numpy alone.
+`native` has them in C, where that was built. Imports numpy alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from unidist_parameter_server.optimizers.adam import Adam
     from unidist_parameter_server.optimizers.descent import Adagrad, Momentum, Velocity
     from unidist_parameter_server.optimizers.interface import AddDifference, FlatStep, Rule
+    from unidist_parameter_server.optimizers.native import apply_native, native_rules
 
 __all__ = [
-    "Adagrad", "Adam", "AddDifference", "FlatStep", "Momentum", "Rule", "Velocity",
+    "Adagrad", "Adam", "AddDifference", "FlatStep", "Momentum", "Rule", "Velocity", "apply_native", "native_rules",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -24,5 +25,6 @@ __getattr__ = lazy_names(
         "adam": "Adam",
         "descent": "Adagrad Momentum Velocity",
         "interface": "AddDifference FlatStep Rule",
+        "native": "apply_native native_rules",
     },
 )

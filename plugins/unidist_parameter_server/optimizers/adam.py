@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from unidist_parameter_server.optimizers.interface import FlatStep, Rule, decayed
+from unidist_parameter_server.optimizers.interface import FlatStep, NativeForm, Rule, decayed
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class Adam(Rule):
     @override
     def local_rate(self) -> float:
         return self.rate
+
+    @override
+    def native_form(self) -> NativeForm | None:
+        if type(self) is not Adam:
+            return None
+        biases = replace(self, bias1=self.bias1 or self.beta1, bias2=self.bias2 or self.beta2)
+        return "adam", tuple(map(float, astuple(biases)))
 
     @override
     def apply(self, step: FlatStep) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from unidist_parameter_server.optimizers.interface import FlatStep, Rule, decayed, descend
+from unidist_parameter_server.optimizers.interface import FlatStep, NativeForm, Rule, decayed, descend
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Momentum(Rule):
     @override
     def local_rate(self) -> float:
         return self.rate
+
+    @override
+    def native_form(self) -> NativeForm | None:
+        return ("momentum", tuple(map(float, astuple(self)))) if type(self) is Momentum else None
 
     @override
     def apply(self, step: FlatStep) -> None:
@@ -83,6 +87,10 @@ class Velocity(Rule):
     @override
     def local_rate(self) -> float:
         return self.rate
+
+    @override
+    def native_form(self) -> NativeForm | None:
+        return ("velocity", tuple(map(float, astuple(self)))) if type(self) is Velocity else None
 
     @override
     def apply(self, step: FlatStep) -> None:
@@ -136,6 +144,10 @@ class Adagrad(Rule):
     @override
     def local_rate(self) -> float:
         return self.rate
+
+    @override
+    def native_form(self) -> NativeForm | None:
+        return ("adagrad", tuple(map(float, astuple(self)))) if type(self) is Adagrad else None
 
     @override
     def apply(self, step: FlatStep) -> None:

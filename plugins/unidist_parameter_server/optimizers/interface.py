@@ -12,6 +12,9 @@ from typing_extensions import override
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+NativeForm = tuple[str, tuple[float, ...]]
+"""A kernel's name, as in `native/rules.c`, and its numbers, in the order of the fields of the rule."""
+
 
 @dataclass(frozen=True)
 class FlatStep:
@@ -58,6 +61,13 @@ class Rule(ABC):
         """The rate of a worker's plain gradient steps between two fetches (Downpour SGD)."""
         return 0.0
 
+    def native_form(self) -> NativeForm | None:
+        """Return the kernel in C that does what `apply` does, and its numbers; None: there is none.
+
+        Stores ask for it at each push. A subclass of a rule that has one inherits none: it may have another `apply`.
+        """
+        return None
+
     @abstractmethod
     def apply(self, step: FlatStep) -> None:
         """Write the new values and slots, all of them. Where they are in the memory of the old ones, those are lost."""
@@ -66,6 +76,10 @@ class Rule(ABC):
 @dataclass(frozen=True)
 class AddDifference(Rule):
     """Adds the difference that a worker's own optimizer has made, as BytePS does without synchronization."""
+
+    @override
+    def native_form(self) -> NativeForm | None:
+        return ("add", ()) if type(self) is AddDifference else None
 
     @override
     def apply(self, step: FlatStep) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unidist_parameter_server.optimizers import FlatStep, Rule
+from unidist_parameter_server.optimizers import FlatStep, Rule, apply_native
 from unidist_parameter_server.store.memory import ShardContents
 from unidist_parameter_server.store.shards import Shard
 
@@ -44,17 +44,19 @@ def apply_change(
         span = slice(pieces[begin].start, pieces[end - 1].stop)
         if present[parameter]:
             length = span.stop - span.start
+            values, slots = before.values[span], [slot[span] for slot in before.slots]
             step = FlatStep(
-                before.values[span],
-                after.values[span],
+                values,
+                values if after is before else after.values[span],
                 change[span],
-                [slot[span] for slot in before.slots],
-                [slot[span] for slot in after.slots],
+                slots,
+                slots if after is before else [slot[span] for slot in after.slots],
                 int(before.counts[begin]) + 1,
                 factor,
                 (scratch[0][:length], scratch[1][:length]),
             )
-            rules[parameter].apply(step)
+            if not apply_native(rules[parameter], step):
+                rules[parameter].apply(step)
             after.counts[begin:end] += 1
         elif after is not before:
             after.values[span] = before.values[span]

@@ -64,6 +64,11 @@ class ProcessLocks:
         return 0 if kind == fcntl.F_UNLCK else int(process) or -1
 
     @property
+    def descriptor(self) -> int:
+        """The file's, for C code that locks: `fcntl` with F_SETLK."""
+        return self._fd
+
+    @property
     def is_open(self) -> bool:
         """Whether `close` was not called."""
         return self._fd >= 0

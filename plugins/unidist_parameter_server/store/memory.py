@@ -1,9 +1,11 @@
 """The arrays of a store in shared memory.
 
-A shard is changed with a redo log (write-ahead logging, as databases do it). The worker that changes it writes the new
-contents to its journal, notes in the shard's header that the journal has the next version, by one store of 8 bytes,
-copies the journal to the shard, and advances the version, by another store. A process that is killed before the note
-has changed nothing. If it is killed after the note, the next process that takes the lock copies the journal again.
+A shard is changed in place, with an undo log, as databases have it. The worker that changes it notes in the shard's
+header, by one store of 8 bytes, that it makes the next version. Then it saves the contents to its journal, part by
+part, changes each part after it was saved, and advances the version, by another store of 8 bytes. If it is killed
+before that, the next process that takes the lock copies back what was saved, and nothing has happened.
+
+The C code in `native/shards.c` does the same.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
 _NUMBERS = 8
-_VERSION, _NOTE = 0, 1
+_VERSION, _NOTE, _SAVED = 0, 1, 2
 _WORKER_BITS = 16
 
 
@@ -33,7 +35,7 @@ class StoreShape:
         num_slots: arrays of the optimizer.
         num_workers: number of workers.
         num_parameters: number of parameters.
-        collects: gradients of a step are collected before they are applied.
+        collects: gradients of a step are collected here before they are applied.
         log_length: number of updates that are remembered for each shard.
     """
 
@@ -76,17 +78,16 @@ class ShardMemory:
     """One shard. Hold its lock to change it or to read it.
 
     Args:
-        header: the version, and the note: version and worker of a complete journal; int64.
+        header: the version; the note: the version that is being made, and by which worker; the number of elements that
+            this one has saved; int64.
         contents: of the present version, unless `is_interrupted`.
-        journals: for each worker, where it writes the next contents.
-        inbox: for each worker its gradient of the present step; empty where nothing is collected.
+        journals: for each worker, where it saves the contents before it changes them.
         log: worker and number of the push that made each version, `(log_length, 2)`, int64.
     """
 
     header: Array
     contents: ShardContents
     journals: tuple[ShardContents, ...]
-    inbox: tuple[Array, ...]
     log: Array
 
     @property
@@ -96,20 +97,30 @@ class ShardMemory:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a worker has noted the next version and did not come to its end."""
+        """Whether a worker has begun to make the next version and did not come to its end."""
         return int(self.header[_NOTE]) >> _WORKER_BITS == self.version + 1
 
-    def complete(self) -> None:
-        """Bring a noted change to its end."""
-        if self.is_interrupted:
-            worker = int(self.header[_NOTE]) & ((1 << _WORKER_BITS) - 1)
-            self.contents.memory[:] = self.journals[worker].memory
-            self.header[_VERSION] = self.version + 1
-
-    def advance(self, worker: int) -> None:
-        """Make the contents of a worker's journal, which are complete, those of the shard."""
+    def begin(self, worker: int) -> None:
+        """Save the contents to a worker's journal; from then on it may change them."""
+        self.journals[worker].memory[:] = self.contents.memory
+        self.header[_SAVED] = len(self.contents.values)
         self.header[_NOTE] = (self.version + 1) << _WORKER_BITS | worker
-        self.complete()
+
+    def commit(self) -> None:
+        """Make the changed contents the next version."""
+        self.header[_VERSION] = self.version + 1
+
+    def restore(self) -> None:
+        """Undo what was changed since `begin`, if there was no `commit`."""
+        if self.is_interrupted:
+            journal = self.journals[int(self.header[_NOTE]) & ((1 << _WORKER_BITS) - 1)]
+            saved = int(self.header[_SAVED])
+            self.contents.values[:saved] = journal.values[:saved]
+            for slot, kept in zip(self.contents.slots, journal.slots, strict=True):
+                slot[:saved] = kept[:saved]
+            self.contents.counts[:] = journal.counts
+            self.contents.numbers[:] = journal.numbers
+            self.header[_NOTE] = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,8 @@ class Board:
         processes: process identifiers.
         times: of the last step, in ns of the system's monotonic clock.
         present: which parameters have a gradient of the present step, `(workers, parameters)`, uint8.
+        inboxes: for each worker its gradient of the present step, one array for each flat memory; empty where none are
+            collected.
     """
 
     numbers: Array
@@ -135,6 +148,7 @@ class Board:
     processes: Array
     times: Array
     present: Array
+    inboxes: Sequence[Sequence[Array]]
 
 
 def make_arrays(shape: StoreShape, memory: memoryview) -> tuple[Board, list[ShardMemory]]:
@@ -182,7 +196,10 @@ def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]
     numbers = carver.array("int64", _NUMBERS)
     clocks, members, arrived, counted, processes, times = (carver.array("int64", workers) for _ in range(6))
     present = carver.array("uint8", workers * shape.num_parameters)
-    board = Board(numbers, clocks, members, arrived, counted, processes, times, present)
+    inboxes = []
+    for _ in range(workers if shape.collects else 0):
+        inboxes.append([carver.array(dtype, count) for dtype, count in _flat_memories(shape.shards)])
+    board = Board(numbers, clocks, members, arrived, counted, processes, times, present, inboxes)
     journals = []
     for _ in range(workers):
         begin, end = carver.nbytes, carver.nbytes
@@ -197,7 +214,14 @@ def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]
     for index, shard in enumerate(shape.shards):
         header = carver.array("int64", _NUMBERS)
         contents = carver.contents(shape, shard)
-        inbox = tuple(carver.array(shard.dtype.value, shard.count) for _ in range(workers if shape.collects else 0))
         log = carver.array("int64", 2 * shape.log_length)
-        shards.append(ShardMemory(header, contents, tuple(views[index] for views in journals), inbox, log))
+        shards.append(ShardMemory(header, contents, tuple(views[index] for views in journals), log))
     return board, shards
+
+
+def _flat_memories(shards: Sequence[Shard]) -> list[tuple[str, int]]:
+    """Return type and number of elements of each flat memory that was cut into shards."""
+    counts: dict[int, tuple[str, int]] = {}
+    for shard in shards:  # those of a memory follow each other
+        counts[shard.memory] = shard.dtype.value, shard.begin + shard.count
+    return [counts.get(number, ("uint8", 0)) for number in range(1 + max(counts, default=-1))]

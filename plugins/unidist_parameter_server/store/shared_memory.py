@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from unidist.algorithms import copy_memory
 from unidist.errors import PeerLostError, StalledError
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store.applying import apply_change
 from unidist_parameter_server.store.clocks import Clocks, Membership, StepArrivals, listed
+from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Contents, Push, Receive, Store
 from unidist_parameter_server.store.locks import ProcessLocks
 from unidist_parameter_server.store.memory import ShardMemory, StoreShape, make_arrays
+from unidist_parameter_server.store.native import native_shards
+from unidist_parameter_server.store.shards import Shard
 from unidist_parameter_server.store.waiting import wait_until
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,6 +47,8 @@ class SharedStore(Store):
         barrier: returns when all workers have called it.
         timeout: longest wait for other workers.
         memory_owner: kept as long as the store.
+        inboxes: flat memory of each worker's gradients, which all workers map, if a worker leaves its gradient alone
+            until the synchronous step is applied; else they are copied to memory of the store (`StoreShape.collects`).
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class SharedStore(Store):
         barrier: Callable[[], None],
         timeout: timedelta,
         memory_owner: Any = None,
+        inboxes: Sequence[Sequence[Array]] = (),
     ) -> None:
         self.shards = shape.shards
         self.slots = tuple(slots)
@@ -68,15 +75,20 @@ class SharedStore(Store):
         self._timeout = timeout
         self._memory_owner = memory_owner
         self._log_length = shape.log_length
-        self._journaled: int | None = None  # the shard whose change may not be complete
+        self._changing: int | None = None  # the shard that has to be restored before this worker's journal is used
         self._board, self._memory = make_arrays(shape, memory)
         self._clocks = Clocks(self._board.clocks, self._board.members)
         self._arrivals = StepArrivals(self._board.arrived, self._board.counted, needed)
+        self._inboxes = inboxes or self._board.inboxes
+        self._inbox_addresses = np.array([[array.ctypes.data for array in each] for each in self._inboxes], np.int64)
+        self._targets: FlatTargets | None = None  # the last ones
+        self._copied = np.full(len(self.shards), -1)  # versions of the shards that a step has copied to these
         self._present = self._board.present.reshape(shape.num_workers, shape.num_parameters)
         self._board_lock = len(self.shards)
         largest: dict[str, int] = {}
         for shard in self.shards:
             largest[shard.dtype.value] = max(shard.count, largest.get(shard.dtype.value, 0))
+        self._native = native_shards(shape, self._memory, locks, worker)
         self._scratch = {dtype: tuple(np.empty(count, dtype) for _ in range(3)) for dtype, count in largest.items()}
         self._join()
 
@@ -140,14 +152,49 @@ class SharedStore(Store):
                 factor = push.factor
                 if push.read_versions is not None:
                     factor /= max(1, shard.version - push.read_versions[index])
-                self._write_journal(index, push.change(self.shards[index]), push.rules, push.present, factor)
-                shard.journals[self.worker].numbers[self.worker] = push.number
-                if self._log_length:
-                    shard.log.reshape(-1, 2)[shard.version % self._log_length] = self.worker, push.number
-                self._advance(index)
+                self._apply(index, push.change(self.shards[index]), push.rules, push.present, factor, push.number)
             if receive is not None:
                 receive(shard.contents.values)
             return shard.version
+
+    @override
+    def push_all(
+        self, order: Sequence[int], push: Push, receiver: Callable[[int], Receive] | None = None
+    ) -> dict[int, int]:
+        targets = receiver if isinstance(receiver, FlatTargets) else None
+        rules = self._native.rules(push) if self._native is not None else None
+        if self._native is None or rules is None or (receiver is not None and targets is None):
+            return super().push_all(order, push, receiver)
+        self._restore_interrupted()
+        pending = order
+        while pending := self._wait_for_any(pending, self._native.push(pending, push, rules, targets)):
+            pass
+        return self._native.versions(order)
+
+    @override
+    def read_all(self, order: Sequence[int], receiver: Callable[[int], Receive]) -> dict[int, int]:
+        if self._native is None or not isinstance(receiver, FlatTargets):
+            return super().read_all(order, receiver)
+        versions = {}
+        if receiver is self._targets:
+            versions = {
+                index: version
+                for index, version in zip(order, self._copied[list(order)].tolist(), strict=True)
+                if version == self._memory[index].version
+            }
+        self._targets = receiver
+        self._copied[:] = -1
+        left = [index for index in order if index not in versions]
+        pending = left
+        while pending := self._wait_for_any(pending, self._native.fetch(pending, receiver)):
+            pass
+        return versions | self._native.versions(left)
+
+    def _wait_for_any(self, tried: Sequence[int], busy: list[int]) -> list[int]:
+        """Return the shards that were busy; if all of these were, wait until the first one is not."""
+        if busy and len(busy) == len(tried):
+            self._wait_for_lock(busy[0], lambda: self._locks.holder(busy[0]) == 0)
+        return busy
 
     @override
     def finish_step(self, bound: int | None) -> None:
@@ -180,8 +227,7 @@ class SharedStore(Store):
         self._finish_closed_step(push)
         if self._arrivals.is_late(self.worker, label, self.version, is_closed=False):
             return False
-        for shard, memory in zip(self.shards, self._memory, strict=True):
-            memory.inbox[self.worker][:] = push.change(shard)
+        self._collect(push.change)
         self._present[self.worker] = push.present
         with self._locks.hold(self._board_lock, self._wait_for_board):
             closed = self._board.numbers[_CLOSED] == label + 1
@@ -195,6 +241,20 @@ class SharedStore(Store):
         else:
             self._finish_closed_step(push)
         return True
+
+    def _collect(self, change: Callable[[Shard], Array]) -> None:
+        """Write this worker's gradient to its inbox, if it is not there."""
+        own = self._inboxes[self.worker]
+        if isinstance(change, FlatChange):
+            if not np.array_equal(change.addresses, self._inbox_addresses[self.worker]):
+                for array, memory in zip(own, change.memories, strict=True):
+                    if copy_memory is not None:
+                        copy_memory(array.ctypes.data, memory.ctypes.data, array.nbytes)
+                    else:
+                        array[:] = memory[: len(array)]
+        else:
+            for shard in self.shards:
+                own[shard.memory][shard.begin : shard.begin + shard.count] = change(shard)
 
     def _wait_for_step(self, push: Push, label: int) -> None:
         def look(seconds: float) -> None:
@@ -224,25 +284,21 @@ class SharedStore(Store):
         if not self._is_closed(label):
             return
         members = self._arrivals.members()
-        present = np.any(self._present[members], axis=0).tolist()
+        present = np.any(self._present[members], axis=0)
+        self._restore_interrupted()
         number = len(self.shards)
         order = [(self.worker * number // self.num_workers + k) % number for k in range(number)]
         pending = [index for index in order if self._memory[index].version <= label]
+        rules = self._native.rules(push) if self._native is not None else None
         while pending:
-            left = []
-            for index in pending:
-                if self._memory[index].version > label:
-                    continue
-                if not self._locks.try_lock(index):
-                    left.append(index)
-                    continue
-                try:
-                    self._memory[index].complete()
-                    if self._memory[index].version <= label:
-                        self._apply_mean(index, members, push, present)
-                finally:
-                    self._locks.unlock(index)
-            if left == pending:  # others apply these
+            if self._native is not None and rules is not None:
+                sources = self._inbox_addresses[members]
+                left = self._native.step(
+                    pending, label, rules, present.view(np.uint8), sources, push.factor, self._targets, self._copied
+                )
+            else:
+                left = self._apply_means(pending, label, members, push, present.tolist())
+            if len(left) == len(pending):  # others apply these
                 self._wait_for_others(left[-1], label)
             pending = left
         # All shards have the version label + 1; the first worker to see that records it.
@@ -253,38 +309,81 @@ class SharedStore(Store):
         """Wait until a shard was changed in a step, or its lock is free."""
         self._wait_for_lock(index, lambda: self._memory[index].version > label or self._locks.holder(index) == 0)
 
-    def _apply_mean(self, index: int, members: Sequence[int], push: Push, present: Sequence[bool]) -> None:
-        shard, memory = self.shards[index], self._memory[index]
-        mean = self._scratch[shard.dtype.value][2][: shard.count]
-        mean[:] = memory.inbox[members[0]]
-        for worker in members[1:]:
-            mean += memory.inbox[worker]
-        if len(members) > 1:
-            mean *= 1.0 / len(members)
-        self._write_journal(index, mean, push.rules, present, push.factor)
-        self._advance(index)
+    def _apply_means(
+        self, pending: Sequence[int], label: int, members: Sequence[int], push: Push, present: Sequence[bool]
+    ) -> list[int]:
+        """Apply a closed step to shards that do not have it, and return those that other workers use."""
+        left = []
+        for index in pending:
+            memory, shard = self._memory[index], self.shards[index]
+            if memory.version > label:
+                continue
+            if not self._locks.try_lock(index):
+                left.append(index)
+                continue
+            try:
+                memory.restore()
+                if memory.version <= label:
+                    span = slice(shard.begin, shard.begin + shard.count)
+                    mean = self._scratch[shard.dtype.value][2][: shard.count]
+                    mean[:] = self._inboxes[members[0]][shard.memory][span]
+                    for worker in members[1:]:
+                        mean += self._inboxes[worker][shard.memory][span]
+                    if len(members) > 1:
+                        mean *= 1.0 / len(members)
+                    self._apply(index, mean, push.rules, present, push.factor)
+            finally:
+                self._locks.unlock(index)
+        return left
 
     # Arithmetic
 
-    def _advance(self, index: int) -> None:
-        """Make the contents of the journal those of a shard. The caller holds its lock."""
-        self._journaled = index
-        self._memory[index].advance(self.worker)
-        self._journaled = None
-
-    def _write_journal(
-        self, index: int, change: Array, rules: Sequence[Rule], present: Sequence[bool], factor: float
+    def _apply(
+        self,
+        index: int,
+        change: Array,
+        rules: Sequence[Rule],
+        present: Sequence[bool],
+        factor: float,
+        number: int | None = None,
     ) -> None:
-        """Write the next contents of a shard to the journal, completely. The caller holds its lock."""
-        if self._journaled is not None and self._journaled != index:  # an exception came in between
-            interrupted, self._journaled = self._journaled, None
+        """Make the next version of a shard, whose lock the caller holds, from a change.
+
+        Args:
+            index: of the shard.
+            change: a gradient, or a difference.
+            rules: for each parameter.
+            present: for each parameter.
+            factor: of the rate.
+            number: of this worker's push; None: the change is that of a synchronous step.
+        """
+        self._restore_interrupted(index)
+        shard, memory = self.shards[index], self._memory[index]
+        contents, scratch = memory.contents, self._scratch[shard.dtype.value]
+        self._changing = index
+        try:
+            memory.begin(self.worker)
+            apply_change(shard, contents, contents, change, rules, present, factor, (scratch[0], scratch[1]))
+            if number is not None:
+                contents.numbers[self.worker] = number
+                if self._log_length:
+                    memory.log.reshape(-1, 2)[memory.version % self._log_length] = self.worker, number
+            memory.commit()
+        except BaseException:
+            memory.restore()
+            raise
+        self._changing = None
+
+    def _restore_interrupted(self, locked: int | None = None) -> None:
+        """Before this worker's journal is used: restore the shard that an exception has left with a change begun.
+
+        Args:
+            locked: a shard whose lock the caller holds.
+        """
+        interrupted, self._changing = self._changing, None
+        if interrupted is not None and interrupted != locked:
             with self._locked(interrupted):
                 pass
-        shard, memory = self.shards[index], self._memory[index]
-        before, after = memory.contents, memory.journals[self.worker]
-        after.numbers[:] = before.numbers
-        scratch = self._scratch[shard.dtype.value]
-        apply_change(shard, before, after, change, rules, present, factor, (scratch[0], scratch[1]))
 
     # Other workers
 
@@ -300,10 +399,10 @@ class SharedStore(Store):
 
     @contextmanager
     def _locked(self, index: int) -> Iterator[ShardMemory]:
-        """Hold the lock of a shard, and complete what a worker before has not."""
+        """Hold the lock of a shard, and undo what a worker has begun and not brought to its end."""
         with self._locks.hold(index, lambda condition: self._wait_for_lock(index, condition)):
             memory = self._memory[index]
-            memory.complete()
+            memory.restore()
             yield memory
 
     def _wait_for_board(self, condition: Callable[[], bool]) -> None:

@@ -10,24 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unidist.algorithms import copy_memory
 from unidist.communicator import Communicator
 from unidist.errors import NotInitializedError
 from unidist_parameter_server.client import Servers, make_remote_store
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store import Contents, Push, Store, make_shared_store
 from unidist_parameter_server.store.clocks import waits_for_step
+from unidist_parameter_server.store.flat import FlatChange, FlatTargets
+from unidist_parameter_server.store.interface import Receive
 from unidist_parameter_server.store.memory import StoreShape
-from unidist_parameter_server.store.shards import Piece, Shard, cut
+from unidist_parameter_server.store.shards import Shard, cut
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.workers.exchange import PushExchange
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_STREAMED_BYTES = 1 << 16
-"""More is copied past the caches."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,9 @@ class Worker:
         self._accrued = [np.zeros_like(array) for array in self._gradients] if accrues else self._gradients
         self._fetched = [np.zeros_like(array) for array in self._gradients] if options.difference else []
         self._difference = {array.dtype.name: np.zeros(_largest(shards), array.dtype) for array in self._fetched}
+        self._flat_change = FlatChange(self._accrued)
         self._targets: Sequence[Array] = ()
-        self._places: list[list[_Place]] = []
+        self._flat_targets = FlatTargets((), ())
         self._present = [False] * self.num_parameters
         self._rules: Sequence[Rule] = ()
         self._calls = 0
@@ -141,13 +140,7 @@ class Worker:
             targets: the memory of each parameter, flat and writable.
         """
         self._targets = targets
-        self._places = [
-            [
-                _Place(targets[piece.parameter][piece.first : piece.first + piece.stop - piece.start], piece)
-                for piece in shard.pieces
-            ]
-            for shard in self.store.shards
-        ]
+        self._flat_targets = FlatTargets(self.store.shards, targets)
 
     def fill(
         self, slot: Callable[[int, int], Array | None], counts: Sequence[int], first_values: Sequence[float]
@@ -233,13 +226,13 @@ class Worker:
     def fetch(self) -> None:
         """Bring the parameters of the store to the targets, with the differences that were not pushed yet."""
         self._label = self.store.version
-        self._note(self.store.read_all(self._order, self._receiver))
+        self._note(self.store.read_all(self._order, self._receiver()))
 
     def _step_together(self) -> None:
         self._number += 1
         self._pending = 0
         is_kept = not self._options.difference
-        push = Push(self._number, self._change, self._rules, self._present, is_kept=is_kept)
+        push = Push(self._number, self._change(), self._rules, self._present, is_kept=is_kept)
         waits = not self._options.backup or waits_for_step(self._calls, self.store.version)
         self.store.push_together(push, self._label, waits=waits)
         self.fetch()
@@ -252,7 +245,7 @@ class Worker:
         fetches = self._calls % options.fetch_every == 0
         at_once = fetches and options.bound is None and self._pending >= options.push_every
         if self._pending >= options.push_every:
-            self._push(self._receiver if at_once else None)
+            self._push(self._receiver() if at_once else None)
         self.store.finish_step(options.bound)
         if fetches and not at_once:
             self.fetch()
@@ -264,7 +257,7 @@ class Worker:
         self._pending = 0
         versions = tuple(self._versions) if self._options.modulates else None
         is_kept = not self._options.difference
-        push = Push(self._number, self._change, self._rules, self._present, self._factor, versions, is_kept)
+        push = Push(self._number, self._change(), self._rules, self._present, self._factor, versions, is_kept)
         applied = self.store.push_all(self._order, push, receiver)
         if receiver is not None:
             self._note(applied)
@@ -285,11 +278,11 @@ class Worker:
                     gradient = self._gradients[shard.memory][begin : shard.begin + piece.stop]
                     self._targets[piece.parameter][piece.first : piece.first + len(gradient)] -= rate * gradient
 
-    def _change(self, shard: Shard) -> Array:
-        span = slice(shard.begin, shard.begin + shard.count)
-        if not self._options.difference:
-            return self._accrued[shard.memory][span]
-        fetched = self._fetched[shard.memory][span]
+    def _change(self) -> Callable[[Shard], Array]:
+        return self._differences if self._options.difference else self._flat_change
+
+    def _differences(self, shard: Shard) -> Array:
+        fetched = self._fetched[shard.memory][shard.begin : shard.begin + shard.count]
         difference = self._difference[fetched.dtype.name][: shard.count]
         difference[:] = 0
         for piece in shard.pieces:
@@ -299,41 +292,24 @@ class Worker:
             fetched[part] = own  # from now on the difference is counted from here
         return difference
 
-    def _receiver(self, index: int) -> Callable[[Array], None]:
+    def _receiver(self) -> Callable[[int], Receive]:
+        return self._keep_difference if self._options.difference else self._flat_targets
+
+    def _keep_difference(self, index: int) -> Receive:
         shard = self.store.shards[index]
-        keeps_difference = self._options.difference and self._pending > 0
+        copy_to_targets = self._flat_targets(index)
+        fetched = self._fetched[shard.memory][shard.begin : shard.begin + shard.count]
 
         def receive(values: Array) -> None:
-            address = values.ctypes.data if copy_memory is not None else 0
-            for place in self._places[index]:
-                piece, target = place.piece, place.target
-                if keeps_difference:
-                    fetched = self._fetched[shard.memory][shard.begin + piece.start : shard.begin + piece.stop]
-                    target += values[piece.start : piece.stop] - fetched
-                elif copy_memory is not None and target.nbytes >= _STREAMED_BYTES:
-                    copy_memory(place.address, address + piece.start * target.itemsize, target.nbytes)
-                else:
-                    target[:] = values[piece.start : piece.stop]
-            if self._options.difference:
-                self._fetched[shard.memory][shard.begin : shard.begin + shard.count] = values
+            if self._pending:
+                for place in self._flat_targets.places[index]:
+                    span = slice(place.piece.start, place.piece.stop)
+                    place.target += values[span] - fetched[span]
+            else:
+                copy_to_targets(values)
+            fetched[:] = values
 
         return receive
-
-
-class _Place:
-    """Where a piece of a shard is fetched to.
-
-    Args:
-        target: the part of the parameter's memory.
-        piece: of the shard.
-    """
-
-    __slots__ = ("address", "piece", "target")
-
-    def __init__(self, target: Array, piece: Piece) -> None:
-        self.target = target
-        self.piece = piece
-        self.address = target.ctypes.data
 
 
 def _largest(shards: Sequence[Shard]) -> int:
