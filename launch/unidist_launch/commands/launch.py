@@ -28,7 +28,7 @@ from unidist.launcher import (
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings import visible_devices
 from unidist.settings.environment import VARIABLES, Settings
-from unidist.strategy import OutlivesRanks
+from unidist.strategy import OutlivesRanks, StrategySpec
 from unidist_launch.display import machine
 from unidist_launch.options import (
     command_line,
@@ -41,6 +41,7 @@ from unidist_launch.options import (
 from unidist_launch.options import hosts as host_list
 from unidist_launch.options.launch_options import add_options
 from unidist_launch.options.observer_options import ObservedCommand
+from unidist_launch.options.strategy_line import with_servers
 
 _HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
 """The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
@@ -116,6 +117,10 @@ def run_job(
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
     manager = observer_options.loaded(ctx, settings.disabled_plugins)
+    if options["servers"] is not None:
+        env["UNIDIST_STRATEGY"] = with_servers(settings.strategy, options["servers"], manager.registry(StrategySpec))
+        merged = {**os.environ, **env}
+        settings = Settings.read(merged)
     given = _given_hosts(options)
     here = all(map(host_list.is_local, given))
     launcher_name = _launcher_name(options, manager, given)

@@ -140,6 +140,13 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         _SPREAD,
+        "--servers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Server processes beside the ranks, of a strategy that has them (parameter_server).",
+    ),
+    _option(
+        _SPREAD,
         "--verify",
         metavar="WHEN",
         help="Compare the distributed model with the script's own: first, every=N or off (default: first).",
