@@ -35,7 +35,7 @@ setup(
         extension("unidist_tcp._tcp", "plugins/unidist_tcp/native", KERNELS),
         extension("unidist_jax._handler", "adapters/unidist_jax/native"),
         extension(
-            "unidist_parameter_server._native",
+            "unidist_parameter_server.native._shards",
             "plugins/unidist_parameter_server/native",
             flags=["-ffp-contract=off"],  # the bits of the numpy code
         ),

@@ -1,4 +1,4 @@
-/* The Python module `unidist_parameter_server._native`: thin, no logic of its own. Addresses travel as integers;
+/* The Python module `unidist_parameter_server.native._shards`: thin, no logic of its own. Addresses travel as integers;
  * everything that can touch much memory runs without the interpreter lock. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -114,7 +114,7 @@ static int module_exec(PyObject *module) {
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
-static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", "Pushes to memory that processes share.", 0,
+static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_shards", "Pushes to memory that processes share.", 0,
                                         module_methods, module_slots, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_def); }
+PyMODINIT_FUNC PyInit__shards(void) { return PyModuleDef_Init(&module_def); }

@@ -7,18 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from unidist_parameter_server.native import IS_BUILT, library
 from unidist_parameter_server.optimizers.interface import FlatStep, Rule
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-try:
-    from unidist_parameter_server import _native as native
-
-    HAS_NATIVE = True
-except ImportError:  # the package was built without a C compiler
-    HAS_NATIVE = False
-
-__all__ = ["HAS_NATIVE", "TYPES", "NativeRules", "apply_native", "native", "native_rules"]
 
 TYPES = {"float32": 0, "float64": 1}
 """Numbers of the element types in C."""
@@ -46,7 +38,7 @@ def native_rules(rules: Sequence[Rule], num_slots: int) -> NativeRules | None:
         rules: neighbours are often the same object.
         num_slots: arrays that the store keeps for each parameter.
     """
-    if not HAS_NATIVE:
+    if not IS_BUILT:
         return None
     rows: list[tuple[float, ...]] = []
     known: dict[int, int] = {}
@@ -65,15 +57,15 @@ def native_rules(rules: Sequence[Rule], num_slots: int) -> NativeRules | None:
 
 def apply_native(rule: Rule, step: FlatStep) -> bool:
     """Apply a rule in C if that has it, and the step is in place; return whether it was applied."""
-    if not HAS_NATIVE or step.new_values is not step.values or step.new_slots is not step.slots:
+    if not IS_BUILT or step.new_values is not step.values or step.new_slots is not step.slots:
         return False
     row = _row(rule, len(step.slots))
     arrays = (step.values, step.change, *step.slots)
-    if row is None or len(step.slots) > native.MAX_SLOTS or not all(each.flags.c_contiguous for each in arrays):
+    if row is None or len(step.slots) > library.MAX_SLOTS or not all(each.flags.c_contiguous for each in arrays):
         return False
     table = np.array(row, np.float64)
-    slots = [slot.ctypes.data for slot in step.slots] + [0] * native.MAX_SLOTS
-    native.apply(
+    slots = [slot.ctypes.data for slot in step.slots] + [0] * library.MAX_SLOTS
+    library.apply(
         table.ctypes.data,
         TYPES[step.values.dtype.name],
         step.values.ctypes.data,
@@ -92,6 +84,6 @@ def _row(rule: Rule, num_slots: int) -> tuple[float, ...] | None:
     form = rule.native_form()
     if form is None or num_slots < _NEEDED_SLOTS.get(form[0], 0):
         return None
-    kind, num_options = native.KINDS[form[0]]
+    kind, num_options = library.KINDS[form[0]]
     assert len(form[1]) == num_options, f"{form[0]} has {num_options} numbers in C"
-    return (float(kind), *form[1], *[0.0] * (native.NUM_OPTIONS - num_options))
+    return (float(kind), *form[1], *[0.0] * (library.NUM_OPTIONS - num_options))

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from unidist_parameter_server.native import IS_BUILT, library
 from unidist_parameter_server.optimizers import native_rules
-from unidist_parameter_server.optimizers.native import HAS_NATIVE, TYPES, NativeRules, native
+from unidist_parameter_server.optimizers.native import TYPES, NativeRules
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Push
 from unidist_parameter_server.store.locks import ProcessLocks
@@ -24,7 +25,7 @@ def native_shards(
     shape: StoreShape, memory: Sequence[ShardMemory], locks: ProcessLocks, worker: int
 ) -> NativeShards | None:
     """Return the shards of a worker for C code; None if the extension was not built, or cannot change such shards."""
-    if not HAS_NATIVE or shape.num_slots > native.MAX_SLOTS or shape.num_workers > native.MOST_SOURCES:
+    if not IS_BUILT or shape.num_slots > library.MAX_SLOTS or shape.num_workers > library.MOST_SOURCES:
         return None
     return NativeShards(shape, memory, locks, worker)
 
@@ -48,7 +49,7 @@ class NativeShards:
         pieces: list[list[int]] = []
         for shard, each in zip(shape.shards, memory, strict=True):
             contents = each.contents
-            slots = [_address(slot) for slot in contents.slots] + [0] * (native.MAX_SLOTS - shape.num_slots)
+            slots = [_address(slot) for slot in contents.slots] + [0] * (library.MAX_SLOTS - shape.num_slots)
             rows.append(
                 [
                     *(_address(each.header), _address(contents.memory), *slots),
@@ -75,7 +76,7 @@ class NativeShards:
         present = np.array(push.present, np.uint8)
         read_versions = None if push.read_versions is None else np.array(push.read_versions, np.int64)
         remaining = np.array(order, np.int64)
-        busy = native.push(
+        busy = library.push(
             self._over(targets),
             _address(remaining),
             len(remaining),
@@ -115,7 +116,7 @@ class NativeShards:
             versions: set for each shard that was changed and copied.
         """
         remaining = np.array(order, np.int64)
-        busy = native.step(
+        busy = library.step(
             self._over(targets),
             _address(remaining),
             len(remaining),
@@ -134,7 +135,7 @@ class NativeShards:
     def fetch(self, order: Sequence[int], targets: FlatTargets) -> list[int]:
         """Copy the values of shards."""
         remaining = np.array(order, np.int64)
-        busy = native.fetch(
+        busy = library.fetch(
             self._over(targets),
             _address(remaining),
             len(remaining),
