@@ -12,6 +12,7 @@ EXTEND_THE_LAUNCHER = frozenset(
     f"unidist_{name}"
     for name in (
         "bench",
+        "data_service",
         "evaluator",
         "kubernetes",
         "mpi_launch",

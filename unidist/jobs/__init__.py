@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         describe_exit,
         free_port,
         parent_death_signal,
+        sealed_secret,
         watch_exit,
     )
     from unidist.jobs.side_processes import SideProcesses
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SideProcesses", "SpillFolder", "describe_exit",
-    "free_port", "interface_address", "parent_death_signal", "preflight", "rank_order", "sweep", "watch_exit",
+    "free_port", "interface_address", "parent_death_signal", "preflight", "rank_order", "sealed_secret", "sweep",
+    "watch_exit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,7 +40,7 @@ __getattr__ = lazy_names(
         "": "preflight sweep",
         "cluster_rank": "ClusterRank rank_order",
         "network": "interface_address",
-        "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal watch_exit",
+        "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal sealed_secret watch_exit",
         "side_processes": "SideProcesses",
         "spill_file": "SpillFolder",
         "watchdog": "ProcessWatchdog",

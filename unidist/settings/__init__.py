@@ -21,14 +21,14 @@ if TYPE_CHECKING:
         configure_logging,
         set_variables,
     )
-    from unidist.settings.placement import Placement, job_secret, read_placement
+    from unidist.settings.placement import Placement, job_secret, read_placement, values_place
     from unidist.settings.rank_process import RankProcess, announce_rank_process
     from unidist.settings.worker_place import WorkerPlace
 
 __all__ = [
     "HOROVOD_VARIABLES", "LOG_LEVELS", "MAX_CACHE_CAPACITY", "Placement", "ROLE_VARIABLE", "RankProcess", "Settings",
     "VARIABLES", "WorkerPlace", "announce_rank_process", "configure_logging", "device_index", "installed_devices",
-    "job_secret", "num_visible", "read_placement", "set_variables", "visible_devices",
+    "job_secret", "num_visible", "read_placement", "set_variables", "values_place", "visible_devices",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -39,7 +39,7 @@ __getattr__ = lazy_names(
             "HOROVOD_VARIABLES LOG_LEVELS MAX_CACHE_CAPACITY ROLE_VARIABLE Settings VARIABLES configure_logging "
             "set_variables"
         ),
-        "placement": "Placement job_secret read_placement",
+        "placement": "Placement job_secret read_placement values_place",
         "rank_process": "RankProcess announce_rank_process",
         "worker_place": "WorkerPlace",
     },

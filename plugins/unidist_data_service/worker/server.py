@@ -1,0 +1,289 @@
+"""A data worker's side of the connections to ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unidist.control import Message
+from unidist.negotiation import unseal
+from unidist_data_service.shards import DataShard
+from unidist_data_service.transport import Channel, ChannelLost, Leaf, Regions, flatten, layout
+from unidist_data_service.worker.sources import IndexedSource, StreamSource
+from unidist_data_service.worker.streams import Dealer
+
+PURPOSE = "a dataset for data workers"
+"""What the pickle of a source is sealed for."""
+
+_HANDSHAKE_SEC = 20.0
+_SEND_SEC = 600.0
+_ROUNDS_AHEAD = 8
+
+
+class _Rank:
+    """A connected rank: a thread reads what it asks for, another one sends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.regions = Regions()
+        self.uses_regions = False
+        self.sources: set[str] = set()
+        self._outgoing: queue.SimpleQueue[tuple[Message, list[Leaf]] | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send, name="unidist-data-send", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._sender.start()
+
+    def answer(self, message: Message, leaves: list[Leaf] | None = None) -> None:
+        """Send a message, and arrays, when those before it are sent."""
+        self._outgoing.put((message, leaves or []))
+
+    def close(self) -> None:
+        """End the connection, and the threads with it."""
+        self.channel.close()
+        self._outgoing.put(None)
+
+    def _send(self) -> None:
+        try:
+            while (item := self._outgoing.get()) is not None:
+                self._send_one(*item)
+        except ChannelLost:
+            self.channel.close()  # the reader notices
+        finally:
+            self.regions.close()
+
+    def _send_one(self, message: Message, leaves: list[Leaf]) -> None:
+        if not leaves:
+            self.channel.send(message, timeout_sec=_SEND_SEC)
+            return
+        infos = [leaf.info for leaf in leaves]
+        offsets, size = layout(infos)
+        message["arrays"] = [info.to_json() for info in infos]
+        if not self.uses_regions or not size:
+            parts: list[memoryview | bytes] = []
+            for leaf, offset, end in zip(leaves, offsets, (*offsets[1:], size), strict=True):
+                parts += [leaf.data, bytes(end - offset - leaf.info.nbytes)]
+            self.channel.send(message, parts, timeout_sec=_SEND_SEC)
+            return
+        region = self.regions.take(size)
+        for leaf, offset in zip(leaves, offsets, strict=True):
+            region.write(offset, leaf.data)
+        path = f"/proc/{os.getpid()}/fd/{region.fd}"
+        message["region"] = [region.number, path, region.size]
+        self.channel.send(message, timeout_sec=_SEND_SEC)
+
+
+@dataclass
+class _Source:
+    """A dataset, and who reads it."""
+
+    made: IndexedSource | StreamSource
+    readers: dict[int, int]
+    size: int
+    tail: Any
+    dealers: dict[tuple[int, int], Dealer] = field(default_factory=dict)
+    finished: set[tuple[int, int]] = field(default_factory=set)
+    waiting: list[tuple[_Rank, Message]] = field(default_factory=list)
+
+    def tidy(self) -> None:
+        """Forget the epochs of parts that nobody reads any more."""
+        for key in [key for key, dealer in self.dealers.items() if dealer.is_done]:
+            del self.dealers[key]
+            self.finished.add(key)
+
+
+class DataWorker:
+    """Makes batches for all ranks, in one thread, in the order in which they ask.
+
+    Args:
+        name: in messages.
+        secret: of the job.
+        host: address to listen at; "": all.
+    """
+
+    def __init__(self, name: str, secret: bytes, *, host: str = "") -> None:
+        self.name = name
+        """In messages."""
+        self._secret = secret
+        if host or not socket.has_dualstack_ipv6():
+            self._listener = socket.create_server((host, 0))
+        else:
+            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        self.port: int = self._listener.getsockname()[1]
+        self._requests: queue.SimpleQueue[tuple[_Rank, Message, bytes] | None] = queue.SimpleQueue()
+        self._sources: dict[str, _Source | str] = {}
+        self._ranks: set[_Rank] = set()
+        self._accepting = threading.Thread(target=self._accept, name="unidist-data-accept", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept connections."""
+        self._accepting.start()
+
+    def run(self) -> None:
+        """Make batches until `stop`."""
+        while (request := self._requests.get()) is not None:
+            self._serve(*request)
+
+    def stop(self) -> None:
+        """End `run`, soon. From any thread."""
+        self._requests.put(None)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._listener.close()
+        for rank in list(self._ranks):
+            rank.close()
+
+    # Connections
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._connected, args=(sock,), name="unidist-data-read", daemon=True).start()
+
+    def _connected(self, sock: socket.socket) -> None:
+        try:
+            channel = Channel(sock, self._secret, is_server=True, timeout_sec=_HANDSHAKE_SEC)
+        except ChannelLost:
+            return
+        rank = _Rank(channel)
+        self._ranks.add(rank)
+        rank.start()
+        rank.answer(
+            {
+                "type": "hello",
+                "name": self.name,
+                "pid": os.getpid(),
+                "path": rank.regions.token_path,
+                "token": rank.regions.token.hex(),
+            }
+        )
+        try:
+            while True:
+                message = channel.receive()
+                rank.regions.free(message.get("freed", ()))
+                payload = bytearray(message.get("nbytes", 0))
+                channel.receive_into(memoryview(payload))
+                if message["type"] == "hello":
+                    rank.uses_regions = bool(message["maps"])
+                else:
+                    self._requests.put((rank, message, bytes(payload)))
+        except ChannelLost:
+            pass
+        finally:
+            rank.close()
+            self._ranks.discard(rank)
+            self._requests.put((rank, {"type": "lost"}, b""))
+
+    # The thread that makes batches
+
+    def _serve(self, rank: _Rank, message: Message, payload: bytes) -> None:
+        kind = message["type"]
+        if kind == "define":
+            self._define(rank, message, payload)
+        elif kind == "drop":
+            self._drop(rank, message["source"])
+        elif kind == "lost":
+            for name in list(rank.sources):
+                self._drop(rank, name)
+        else:
+            self._guarded(rank, message, self._answer)
+
+    def _guarded(self, rank: _Rank, message: Message, answer: Callable[[_Rank, Message, _Source], object]) -> None:
+        """Answer a request; what is raised by the dataset is told to the rank."""
+        source = self._sources.get(message["source"], "this data worker does not know the dataset any more")
+        if isinstance(source, str):
+            rank.answer({"type": "error", "ticket": message["ticket"], "kind": "", "text": source})
+            return
+        try:
+            answer(rank, message, source)
+        except Exception as exc:
+            rank.answer({"type": "error", "ticket": message["ticket"], "kind": type(exc).__name__, "text": _trace(exc)})
+
+    def _define(self, rank: _Rank, message: Message, payload: bytes) -> None:
+        name = message["source"]
+        rank.sources.add(name)
+        if name in self._sources:
+            return
+        try:
+            function, args, kwargs = pickle.loads(unseal(payload, PURPOSE))
+            made = function(*args, **kwargs)
+            readers = {int(reader): data_rank for reader, data_rank in message["readers"].items()}
+            self._sources[name] = _Source(made, readers, message["size"], message["tail"])
+        except Exception as exc:
+            self._sources[name] = _trace(exc)
+
+    def _drop(self, rank: _Rank, name: str) -> None:
+        rank.sources.discard(name)
+        if not any(name in each.sources for each in self._ranks):
+            self._sources.pop(name, None)
+
+    def _answer(self, rank: _Rank, message: Message, source: _Source) -> None:
+        made, kind = source.made, message["type"]
+        if kind == "fetch":
+            assert isinstance(made, IndexedSource)
+            self._send_batch(rank, message, made.fetch(message["indices"], message["seed"]))
+        elif kind == "spec":
+            assert isinstance(made, StreamSource)
+            rank.answer({"type": "spec", "ticket": message["ticket"], "spec": made.spec(_shard(message))})
+        elif kind == "next":
+            self._next(rank, message, source)
+            self._retry(source)
+        elif kind == "leave":
+            for (epoch, _), dealer in source.dealers.items():
+                if epoch <= message["epoch"]:
+                    dealer.leave(int(message["reader"]))
+            self._retry(source)
+
+    def _next(self, rank: _Rank, message: Message, source: _Source) -> None:
+        """Answer a request for a batch of a stream, or keep it until other ranks have taken theirs."""
+        made = source.made
+        assert isinstance(made, StreamSource)
+        shard = _shard(message)
+        key = (message["epoch"], shard.index)
+        if key in source.finished:
+            rank.answer({"type": "end", "ticket": message["ticket"]})
+            return
+        dealer = source.dealers.get(key)
+        if dealer is None:
+            dealer = source.dealers[key] = Dealer(
+                made.epoch(shard), size=source.size, readers=source.readers, tail=source.tail, ahead=_ROUNDS_AHEAD
+            )
+        if not dealer.may_take(message["round"]):
+            source.waiting.append((rank, message))
+            return
+        found = dealer.take(int(message["reader"]), message["round"])
+        if found is None:
+            rank.answer({"type": "end", "ticket": message["ticket"]})
+        else:
+            self._send_batch(rank, message, found[0])
+
+    def _retry(self, source: _Source) -> None:
+        source.tidy()
+        waiting, source.waiting = source.waiting, []
+        for rank, message in waiting:
+            self._guarded(rank, message, self._next)
+        source.tidy()
+
+    def _send_batch(self, rank: _Rank, message: Message, batch: Any) -> None:
+        tree, leaves = flatten(batch)
+        rank.answer({"type": "batch", "ticket": message["ticket"], "tree": tree}, leaves)
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _shard(message: Message) -> DataShard:
+    return DataShard(*message["shard"])
