@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from unidist.buffer import DType
-from unidist.control import ControlServer, KeyValueService
+from unidist.control import ControlServer, KeyValues, KeyValueService
 from unidist.jobs.processes import sealed_secret
+from unidist.settings.environment import set_variables
 from unidist_parameter_server.client import RemoteStore, Servers, connect_store
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store import Push
@@ -33,8 +34,71 @@ LONG = timedelta(seconds=60)
 processes = multiprocessing.get_context("fork")
 
 
+class RunningServers:
+    """Servers, and the directory in which they are found.
+
+    Args:
+        number: of servers.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.directory = ControlServer(KeyValueService(), SECRET, host="127.0.0.1")
+        self.directory.start()
+        self.programs = [self._started(server) for server in range(number)]
+        self.addresses = [self._address(server) for server in range(number)]
+
+    def _started(self, number: int) -> subprocess.Popen[bytes]:
+        secret = sealed_secret(SECRET)
+        env = {
+            **os.environ,
+            "UNIDIST_ROLE": "ps",
+            "UNIDIST_ROLE_INDEX": str(number),
+            "UNIDIST_SECRET_FD": str(secret),
+            "UNIDIST_JOB_VALUES": f"127.0.0.1:{self.directory.port}",
+        }
+        command = [sys.executable, "-m", "unidist_parameter_server.server"]
+        try:
+            return subprocess.Popen(command, env=env, pass_fds=[secret])
+        finally:
+            os.close(secret)
+
+    def _address(self, number: int) -> tuple[str, int]:
+        values = KeyValues(("127.0.0.1", self.directory.port), SECRET, rank=None, timeout=LONG, name="test")
+        (found,) = values.wait([server_key(number)], LONG)
+        values.close()
+        host, port = json.loads(found)
+        return host, port
+
+    def kill(self, server: int) -> float:
+        """Kill a server, and return the time."""
+        self.programs[server].kill()
+        self.programs[server].wait()
+        return time.monotonic()
+
+    def close(self) -> None:
+        """End them."""
+        for program in self.programs:
+            program.terminate()
+        for program in self.programs:
+            try:
+                program.wait(10)
+            finally:
+                program.kill()
+        self.directory.close()
+
+
+def with_servers(port: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function on a rank of a pool as in a job with servers, whose directory has this port."""
+    secret = sealed_secret(SECRET)
+    try:
+        with set_variables({"UNIDIST_SECRET_FD": str(secret), "UNIDIST_JOB_VALUES": f"127.0.0.1:{port}"}):
+            return call(*arguments)
+    finally:
+        os.close(secret)
+
+
 class RemoteWorld:
-    """A directory, servers, and workers.
+    """Servers, and workers in forked processes.
 
     Args:
         num_workers: number of workers.
@@ -67,34 +131,9 @@ class RemoteWorld:
         self.barrier = processes.Barrier(num_workers)
         self.results: Any = processes.Queue()
         self.running: list[Any] = []
-        self._directory = ControlServer(KeyValueService(), SECRET, host="127.0.0.1")
-        self._directory.start()
-        self.programs = [self._server(number) for number in range(num_servers)]
-        self.addresses = [self._address(number) for number in range(num_servers)]
-
-    def _server(self, number: int) -> subprocess.Popen[bytes]:
-        secret = sealed_secret(SECRET)
-        env = {
-            **os.environ,
-            "UNIDIST_ROLE": "ps",
-            "UNIDIST_ROLE_INDEX": str(number),
-            "UNIDIST_SECRET_FD": str(secret),
-            "UNIDIST_JOB_VALUES": f"127.0.0.1:{self._directory.port}",
-        }
-        command = [sys.executable, "-m", "unidist_parameter_server.server"]
-        try:
-            return subprocess.Popen(command, env=env, pass_fds=[secret])
-        finally:
-            os.close(secret)
-
-    def _address(self, number: int) -> tuple[str, int]:
-        from unidist.control import KeyValues
-
-        values = KeyValues(("127.0.0.1", self._directory.port), SECRET, rank=None, timeout=LONG, name="test")
-        (found,) = values.wait([server_key(number)], LONG)
-        values.close()
-        host, port = json.loads(found)
-        return host, port
+        self._running_servers = RunningServers(num_servers)
+        self.programs, self.addresses = self._running_servers.programs, self._running_servers.addresses
+        self.kill = self._running_servers.kill
 
     def store(self, worker: int, *, meets: bool = True, name: str = "store") -> RemoteStore:
         """Return the store of a worker, in its process."""
@@ -143,26 +182,13 @@ class RemoteWorld:
         found = [self.results.get(timeout=90) for _ in range(number)]
         return [result for _, result in sorted(found, key=lambda result: result[0])]
 
-    def kill(self, server: int) -> float:
-        """Kill a server, and return the time."""
-        self.programs[server].kill()
-        self.programs[server].wait()
-        return time.monotonic()
-
     def close(self) -> None:
         """End what runs."""
         for process in self.running:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
             process.join()
-        for program in self.programs:
-            program.terminate()
-        for program in self.programs:
-            try:
-                program.wait(10)
-            finally:
-                program.kill()
-        self._directory.close()
+        self._running_servers.close()
 
 
 def gradient(worker: int, number: int) -> Array:
