@@ -1,7 +1,8 @@
 """The evaluator of a job: a process beside the ranks that evaluates each finished checkpoint.
 
-`unidist launch --evaluator "evaluate.py"` starts it (`observer`). Its script asks for `evaluations(folder)`. What it
-reports goes to the launcher by a socket, and from there as the event `evaluated` to the status page and the trackers.
+`unidist launch --evaluator "evaluate.py"` starts it (`observer`), on one of the job's hosts. Its script asks for
+`evaluations(folder)`. What it reports goes to the launcher by values that the job shares (`link`), and from there as
+the event `evaluated` to the status page and the trackers.
 `series` finds the checkpoints, and keeps them until they are evaluated. No framework is imported.
 """
 

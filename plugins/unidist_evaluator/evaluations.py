@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unidist.errors import UsageError
-from unidist_evaluator.link import AFTER_VARIABLE, READER_VARIABLE, SOCKET_VARIABLE
+from unidist.control import job_values
+from unidist.errors import PeerLostError, StalledError, UsageError
+from unidist_evaluator.link import AFTER_VARIABLE, READER_VARIABLE, end_key, report_key
 from unidist_evaluator.series import CheckpointSeries
+
+_LOOK_SEC = 0.2
 
 
 @dataclass(frozen=True)
@@ -70,33 +73,33 @@ def evaluations(folder: str | os.PathLike[str]) -> Iterator[Evaluation]:
 
 
 class _Link:
-    """The evaluator's end of the socket to the launcher; without a launcher the job has ended already."""
+    """The evaluator's end of its connection to the launcher; without a launcher the job has ended already."""
 
     def __init__(self) -> None:
-        number = os.environ.get(SOCKET_VARIABLE)
-        try:
-            self._socket = None if number is None else socket.socket(fileno=os.dup(int(number)))
-        except (ValueError, OSError) as exc:
-            raise UsageError(
-                f"{SOCKET_VARIABLE}={number} is not open in this process. Something between `unidist launch "
-                "--evaluator` and this script replaced its descriptors; start the script directly"
-            ) from exc
+        self._name = os.environ.get(READER_VARIABLE, "")
+        self._values = job_values() if self._name else None
+        self._count = 0
+        while self._values is not None and self._values.present([report_key(self._name, self._count)]):
+            self._count += 1  # those of an earlier process
 
     def tell(self, step: int, values: dict[str, float]) -> None:
-        if self._socket is not None:
-            with suppress(OSError):  # the launcher is gone
-                self._socket.sendall(json.dumps({"step": step, "values": values}).encode() + b"\n")
+        if self._values is not None:
+            report = json.dumps({"step": step, "values": values}).encode()
+            with suppress(PeerLostError, StalledError):  # the launcher is gone
+                self._values.set(report_key(self._name, self._count), report)
+                self._count += 1
 
-    def when_the_job_ends(self, call: Any) -> None:
-        if self._socket is None:
+    def when_the_job_ends(self, call: Callable[[], None]) -> None:
+        if self._values is None:
             call()
         else:
             threading.Thread(target=self._wait, args=(call,), name="unidist-evaluator-job", daemon=True).start()
 
-    def _wait(self, call: Any) -> None:
-        assert self._socket is not None
-        with suppress(OSError):
-            self._socket.recv(1)  # nothing is ever sent: it returns when the launcher has closed its side
+    def _wait(self, call: Callable[[], None]) -> None:
+        assert self._values is not None
+        with suppress(PeerLostError, StalledError):
+            while not self._values.present([end_key(self._name)]):
+                time.sleep(_LOOK_SEC)
         call()
 
 

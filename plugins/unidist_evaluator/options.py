@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options import command_line
@@ -23,6 +25,14 @@ OPTIONS = (
         metavar="COMMAND",
         help='Start one more process, which evaluates each finished checkpoint: "evaluate.py --data folder".',
     ),
+    GroupedOption(
+        ["--evaluator-host"],
+        group="What is shown and kept",
+        type=click.IntRange(min=0),
+        default=None,
+        metavar="N",
+        help="The host of the job on which it runs, counted from 0. Default: the first.",
+    ),
 )
 
 
@@ -32,8 +42,10 @@ def observer(options: Mapping[str, Any], is_elastic: bool, plugins: PluginManage
     Raises:
         ConfigurationError: the command cannot be found.
     """
-    given = options["evaluator"]
+    given, host = options["evaluator"], options["evaluator_host"]
     if given is None:
+        if host is not None:
+            raise ConfigurationError("--evaluator-host says where --evaluator runs; give that, too")
         return None
     try:
         words = shlex.split(given)
@@ -42,4 +54,4 @@ def observer(options: Mapping[str, Any], is_elastic: bool, plugins: PluginManage
         raise ConfigurationError(f"--evaluator {given!r}: {exc}") from exc
     from unidist_evaluator.observer import EvaluatingObserver
 
-    return EvaluatingObserver(command)
+    return EvaluatingObserver(command, host=host or 0)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
-from unidist.launcher import ElasticLimits, Host, Job, Launcher, SideProcess
+from unidist.launcher import ElasticLimits, Host, Job, Launcher, RemoteShell, SideProcess
 from unidist.registry import load_object
 
 REFUSED = 98
@@ -30,6 +30,8 @@ def main(text: str) -> int:
         output_dir=Path(folder) if folder else None,
         grace_period=timedelta(seconds=5),
         hosts=tuple(Host(name, slots) for name, slots in wanted["hosts"]),
+        remote_shell=RemoteShell(wanted.get("ssh", "ssh")),
+        heartbeat=timedelta(seconds=wanted.get("heartbeat_sec", 5)),
         side_processes=tuple(
             SideProcess(**{**each, "command": tuple(each["command"])}) for each in wanted.get("side_processes", ())
         ),

@@ -171,6 +171,10 @@ class SideRoster:
             if not (keeps and side.is_observers):
                 self.end(side.number)
 
+    def interrupt(self, number: int) -> None:
+        """A signal has come after the ranks have ended: what observers wait for is ended as well."""
+        self._reports.publish("interrupted", signal=signal.Signals(number).name)
+
     def hurry(self) -> None:
         """Kill those that were asked to end."""
         for side in self._sides.values():
@@ -333,9 +337,12 @@ def drive_to_end(
         finishing: says whether an observer wants to wait for its own.
         signals: that the launcher has got; it grows.
     """
-    known = len(signals)
+    known, is_interrupted = len(signals), False
     while not roster.is_hopeless:
         keeps = len(signals) == known and finishing()
+        if len(signals) > known and not is_interrupted:
+            is_interrupted = True
+            roster.interrupt(signals[known])
         if roster.is_empty and not keeps:
             return
         roster.conclude(keeps=keeps)

@@ -58,6 +58,25 @@ def test_each_checkpoint_is_evaluated_once_though_the_evaluator_fails(command: C
     assert not list(command.folder.glob(".run.*"))
 
 
+def test_it_runs_on_the_host_that_is_named(command: Command) -> None:
+    train, evaluate = command.script(_TRAIN, "train.py"), command.script(_EVALUATE, "evaluate.py")
+    hosts = ("--launcher", "ssh", "-H", "localhost:1,127.0.0.1:1", "--evaluator-host", "1")
+    found = command.run("launch", "-np", "2", *hosts, "--evaluator", evaluate, "--track", "csv:record.csv", train)
+    assert found.returncode == 0, found.stderr
+    assert _evaluated(command) == [(step, "eval/value", 2.0 * step) for step in range(1, 7)]
+
+
+def test_a_host_that_the_job_does_not_have(command: Command) -> None:
+    evaluate = command.script("pass", "evaluate.py")
+    train = command.script("time.sleep(0.5)", "train.py")
+    found = command.run("launch", "-np", "1", "--evaluator", evaluate, "--evaluator-host", "1", train)
+    assert found.returncode == 0
+    assert "evaluator is to run on host 1, and the job has 1 host(s)" in found.stderr
+    found = command.run("launch", "-np", "1", "--evaluator-host", "1", train)
+    assert found.returncode == 2
+    assert "--evaluator-host says where --evaluator runs" in found.stderr
+
+
 def test_a_job_that_fails_does_not_wait_for_its_evaluator(command: Command) -> None:
     evaluate = command.script("time.sleep(1000)", "evaluate.py")
     train = command.script("time.sleep(0.5); sys.exit(3)", "train.py")
