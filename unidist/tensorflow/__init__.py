@@ -33,6 +33,7 @@ from unidist.horovod_api.reduce_ops import reduction_of as handle_average_backwa
 from unidist.horovod_api.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow import compression, elastic, functions, keras, mpi_ops, sync_batch_norm
+from unidist_data_service._tensorflow import data_service
 from unidist_tensorflow.basics import (
     buffer,
     cuda_built,
@@ -95,11 +96,11 @@ __all__ = [
     "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
     "ccl_built", "check_num_rank_power_of_2", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions", "global_process_set",
-    "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
-    "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized", "join", "keras", "load",
-    "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled", "mpi_ops",
-    "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "recv", "reducescatter",
-    "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send", "shard", "shutdown", "size",
-    "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "world",
+    "data_service", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
+    "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized",
+    "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
+    "mpi_ops", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "recv",
+    "reducescatter", "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send", "shard", "shutdown",
+    "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "world",
 ]  # fmt: skip

@@ -61,15 +61,21 @@ class Reply:
             DataWorkerError: the worker could not make it.
         """
         message = self.message
-        if message["type"] == "error":
-            raise DataWorkerError(
-                f"the dataset has raised{' ' if message['kind'] else ''}{message['kind']} in {self.worker}:\n"
-                f"{message['text']}"
-            )
+        self._check()
         infos = [ArrayInfo.from_json(each) for each in message.get("arrays", ())]
         offsets, _ = layout(infos)
         arrays = [make(info, self.buffer, offset) for info, offset in zip(infos, offsets, strict=True)]
         return unflatten(message["tree"], arrays)
+
+    def told(self, name: str) -> Any:
+        """Return a value of the message. Raises as `batch`."""
+        self._check()
+        return self.message[name]
+
+    def _check(self) -> None:
+        if self.message["type"] == "error":
+            kind = self.message["kind"] or "an error"
+            raise DataWorkerError(f"the dataset has raised {kind} in {self.worker}:\n{self.message['text']}")
 
 
 class WorkerLink:

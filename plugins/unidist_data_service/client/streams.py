@@ -56,6 +56,31 @@ class StreamBatches:
             workers.links[number].send(dict(message), sealed)
         self._epoch = 0
 
+    def spec(self) -> Any:
+        """Return the types and shapes of a batch, as the source tells them."""
+        link, ticket = self.workers.links[self.chosen[0]], self.workers.next_ticket()
+        link.ask(ticket, {"type": "spec", "source": self.name, "shard": [0, len(self.chosen)]})
+        return self.answer(link, ticket, "the types of the batches").told("spec")
+
+    def answer(self, link: WorkerLink, ticket: int, what: str) -> Reply:
+        """Return a worker's answer.
+
+        Raises:
+            PeerLostError: the worker is gone.
+            StalledError: it does not come.
+        """
+        self.workers.wait(
+            functools.partial(_has_changed, link, ticket), functools.partial("{} from {}".format, what, link.name)
+        )
+        with self.workers.changed:
+            reply = link.replies.pop(ticket, None)
+        if reply is None:
+            raise PeerLostError(
+                f"rank {self.rank}: {link.name} is gone ({link.lost}), and with it its part of a stream: {what}. No "
+                "other worker can go on with it. Batches of a DataLoader of ud.shard() are made by other workers then"
+            )
+        return reply
+
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         return _Epoch(self, epoch).batches()
@@ -104,20 +129,7 @@ class _Epoch:
 
     def _wait(self, worker: int) -> Reply:
         number, ticket = self._asked[worker].popleft()
-        link = self._workers.links[worker]
-        self._workers.wait(
-            functools.partial(_has_changed, link, ticket),
-            functools.partial("batch {} of epoch {} from {}".format, number, self._epoch, link.name),
-        )
-        with self._workers.changed:
-            reply = link.replies.pop(ticket, None)
-        if reply is None:
-            raise PeerLostError(
-                f"rank {self._owner.rank}: {link.name} is gone ({link.lost}), and with it its part of a stream in "
-                f"epoch {self._epoch}. No other worker can go on with it. Batches of a DataLoader of ud.shard() are "
-                "made by other workers then"
-            )
-        return reply
+        return self._owner.answer(self._workers.links[worker], ticket, f"batch {number} of epoch {self._epoch}")
 
     def _leave(self) -> None:
         for worker, asked in self._asked.items():

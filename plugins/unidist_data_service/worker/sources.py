@@ -33,10 +33,7 @@ class StreamSource(ABC):
         """Return an iterator over the batches of the next epoch of a part."""
 
     def spec(self, shard: DataShard) -> Any:
-        """Return the first batch, or what has its types and shapes; see `unidist_data_service._tensorflow`.
-
-        None: nothing is known before a batch was made.
-        """
+        """Return the types and shapes of a batch, for JSON; None where nobody needs them."""
         return None
 
 
@@ -54,19 +51,27 @@ class FunctionSource(StreamSource):
 
     @override
     def epoch(self, shard: DataShard) -> Iterator[Any]:
-        data = self._made.pop(shard, None)
-        if data is None:
-            data = self._function(shard)
-        try:
-            batches = iter(data)
-        except TypeError as exc:
-            raise UsageError(
-                f"the function of ud.data_service() has returned a {type(data).__name__}; return an iterable over "
-                "batches: a DataLoader, a tf.data.Dataset, or a generator"
-            ) from exc
-        if batches is not data:
-            self._made[shard] = data
+        data = self.data(shard)
+        batches = iter(data)
+        if batches is data:
+            self.forget(shard)
         return batches
+
+    def data(self, shard: DataShard) -> Iterable[Any]:
+        """Return what the function returns for a part."""
+        if shard not in self._made:
+            data = self._function(shard)
+            if not isinstance(data, Iterable):
+                raise UsageError(
+                    f"the function of ud.data_service() has returned a {type(data).__name__}; return an iterable over "
+                    "batches: a DataLoader, a tf.data.Dataset, or a generator"
+                )
+            self._made[shard] = data
+        return self._made[shard]
+
+    def forget(self, shard: DataShard) -> None:
+        """Let the function be called again for a part: what it has returned can be read once."""
+        del self._made[shard]
 
 
 def check_indices(indices: Any) -> Any:
