@@ -20,9 +20,6 @@ from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, r
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-Claim = Callable[[str], bool]
-"""Claims a segment, by its name, for this server; returns whether it has it. From any thread."""
-
 _TIMEOUT_SEC = 10.0
 
 
@@ -31,18 +28,17 @@ class BackupLink(Replica):
 
     Args:
         channel: to the other server, which has answered to `replicate`.
-        name: of the segment in the directory.
-        claim: see `Claim`.
-        report: is told in one line when the backup is lost.
+        claim: claims the segment for this server, and returns whether it has it.
+        report: is told why the backup was lost, if it was.
     """
 
-    def __init__(self, channel: Channel, name: str, claim: Claim, report: Callable[[str], None]) -> None:
+    def __init__(self, channel: Channel, claim: Callable[[], bool], report: Callable[[str], None]) -> None:
         self._channel = channel
-        self._name = name
         self._claim = claim
         self._report = report
         self._lock = threading.Lock()
         self._is_broken = False
+        self._reason = ""
         self._is_alone = False
         self._last: tuple[Sequence[Rule], Sequence[bool]] | None = None
 
@@ -107,10 +103,10 @@ class BackupLink(Replica):
 
     def _go_on_alone(self) -> None:
         if self._is_broken and not self._is_alone:
-            if not self._claim(self._name):
-                raise DeposedError(f"the backup of {self._name} has taken it over")
+            if not self._claim():
+                raise DeposedError("the backup has taken the segment over")
             self._is_alone = True
-            self._report(f"the backup of {self._name} is lost ({self._reason}); there is no copy any more")
+            self._report(self._reason)
 
 
 def follow(channel: Channel, segment: Segment) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from unidist.control import Message
 from unidist.errors import ConfigurationError, PeerLostError, UnidistError, UsageError
 from unidist_parameter_server.server.memory import available_bytes, in_units
-from unidist_parameter_server.server.replication import BackupLink, Claim, follow
+from unidist_parameter_server.server.replication import BackupLink, follow
 from unidist_parameter_server.server.segment import DeposedError, Segment
 from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, failure, rules_of
 
@@ -27,6 +27,9 @@ _SILENCE_SEC = 30.0
 
 AddressOf = Callable[[int], tuple[str, int]]
 """Returns the address of another server, by its number; waits until it is known."""
+
+Claim = Callable[[str], bool]
+"""Claims a segment, by its name, for this server; returns whether it has it. From any thread."""
 
 
 class ParameterServerProcess:
@@ -192,8 +195,11 @@ class ParameterServerProcess:
             ) from exc
         if answer["type"] == "failed":
             raise ConfigurationError(str(answer["text"]))
-        name = f"{layout.store}/{layout.segment}"
-        return BackupLink(channel, name, lambda _: self._claim(name), self._report)
+
+        def report(reason: str) -> None:
+            self._report(f"has no replica of its parameters any more: server {layout.backup} is lost ({reason})")
+
+        return BackupLink(channel, lambda: self._claim(f"{layout.store}/{layout.segment}"), report)
 
     def _take_over(self, segment: Segment) -> None:
         """Become the primary of a segment whose primary a worker has lost.

@@ -1,0 +1,75 @@
+"""Jobs whose parameter servers are killed: a replica goes on with every push; else all ranks say what is lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from unidist_command import Command
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.parallel
+
+_TRAIN = """
+    import psutil, torch
+    import unidist.torch as ud
+
+    def gradient(rank, step):
+        return torch.randint(-1000, 1000, (64,), generator=torch.Generator().manual_seed(100 * step + rank)).double()
+
+    def kill_server(number):
+        for process in psutil.Process(os.getppid()).children(recursive=True):
+            words = process.cmdline()
+            if words[-1:] == ["unidist_parameter_server.server"] and process.environ()["UNIDIST_ROLE_INDEX"] == number:
+                process.kill()
+
+    ud.init()
+    weights = torch.nn.Parameter(torch.zeros(64, dtype=torch.float64))
+    optimizer = ud.distribute(torch.nn.ParameterList([weights]), torch.optim.SGD([weights], lr=1.0))[1]
+    try:
+        for step in range(40):
+            if rank == {killer} and step == 15:
+                kill_server("{server}")
+                killed = time.monotonic()
+            optimizer.zero_grad()
+            (weights * gradient(rank, step)).sum().backward()
+            optimizer.step()
+            time.sleep(0.005)
+        ud.barrier()
+        optimizer.zero_grad()
+        (weights * 0).sum().backward()
+        optimizer.step()
+        expected = -sum(gradient(each, step) for each in range(ud.size()) for step in range(40))
+        print("exact", rank, bool((weights.detach() == expected).all()), flush=True)
+    finally:
+        if rank == {killer}:
+            print(f"after {{time.monotonic() - killed:.2f}} s", flush=True)
+    ud.shutdown()
+"""
+
+
+def _train(command: Command, options: str, *, server: int) -> tuple[int, str, str]:
+    script = command.script(_TRAIN.format(killer=0, server=server))
+    line = f"parameter_server=async:scale=none:shard_size=64B:{options}"
+    done = command.run("launch", "-np", "2", "--strategy", line, script)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_replica_goes_on_and_every_push_is_applied_once(command: Command, server: int) -> None:
+    code, out, err = _train(command, "servers=2:replicas=1", server=server)
+    assert code == 0, err
+    assert re.findall(r"exact (\d) (\w+)", out) in ([("0", "True"), ("1", "True")], [("1", "True"), ("0", "True")])
+    assert f"takes over the parameters of server {server}, which is lost" in err
+    assert f"ps {server}" in err, "the launcher says that it was killed"
+
+
+def test_without_a_replica_every_rank_says_within_two_seconds_what_is_lost(command: Command) -> None:
+    code, out, err = _train(command, "servers=2", server=1)
+    assert code != 0
+    lost = re.search(r"lost server 1 at .*: (\d+) updates, since there is no checkpoint", err)
+    assert lost is not None, err
+    assert int(lost[1]) >= 15
+    after = re.search(r"after ([\d.]+) s", out)
+    assert after is not None, out
+    assert float(after[1]) < 2.0
