@@ -73,7 +73,7 @@ class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProces
             print(f"unidist: -np {job.num_proc} needs {len(hosts)} pods; this one is not used.", file=sys.stderr)
             return 0
         if pod.index > 0:
-            return _serve(pod, job)
+            return _serve(pod, job, hosts)
         here, elsewhere = LocalAgents(), _PodAgents()
         first = hosts[0].name
         with ExitStack() as stack:
@@ -100,7 +100,7 @@ class _PodAgents(AgentStarter):
         raise AssertionError("pods are started by Kubernetes")
 
 
-def _serve(pod: Pod, job: Job) -> int:
+def _serve(pod: Pod, job: Job, hosts: Sequence[Host]) -> int:
     """Be the agent of this pod until the launcher has no more use for it."""
     order = AgentOrder(
         version=__version__,
@@ -118,6 +118,7 @@ def _serve(pod: Pod, job: Job) -> int:
         folder=os.getcwd(),
         heartbeat_sec=job.heartbeat.total_seconds(),
         connect_sec=job.start_timeout.total_seconds(),
+        num_ports=max(host.slots for host in hosts) + len(job.side_processes),
     )
     connection, reached = connect_to_leader(pod, job.start_timeout.total_seconds())
     own = interface_address(job.network_interfaces) if job.network_interfaces else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.jobs import preflight, sweep
+    from unidist.jobs import preflight, sweep, tf_config
     from unidist.jobs.cluster_rank import ClusterRank, rank_order
     from unidist.jobs.network import interface_address
     from unidist.jobs.processes import (
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LocalProcesses,
         describe_exit,
         free_port,
+        free_ports,
         parent_death_signal,
         sealed_secret,
         watch_exit,
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SideProcesses", "SpillFolder", "describe_exit",
-    "free_port", "interface_address", "parent_death_signal", "preflight", "rank_order", "sealed_secret", "sweep",
-    "watch_exit",
+    "free_port", "free_ports", "interface_address", "parent_death_signal", "preflight", "rank_order", "sealed_secret",
+    "sweep", "tf_config", "watch_exit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "": "preflight sweep",
+        "": "preflight sweep tf_config",
         "cluster_rank": "ClusterRank rank_order",
         "network": "interface_address",
-        "processes": "HostShare LocalProcesses describe_exit free_port parent_death_signal sealed_secret watch_exit",
+        "processes": (
+            "HostShare LocalProcesses describe_exit free_port free_ports parent_death_signal sealed_secret watch_exit"
+        ),
         "side_processes": "SideProcesses",
         "spill_file": "SpillFolder",
         "watchdog": "ProcessWatchdog",

@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 
 from unidist.errors import ConfigurationError
 from unidist.horovod_imports import AS_HOROVOD, with_path_entry
+from unidist.jobs.tf_config import TF_CONFIG, is_ours
 from unidist.jobs.watchdog import ProcessWatchdog
 from unidist.settings.environment import ROLE_VARIABLE
 from unidist.settings.rank_process import PROCESS_VARIABLE, RankProcess
@@ -45,6 +46,7 @@ class HostShare:
         places: the place of each rank of this host, in order of their local rank.
         variables: set by the launcher for every rank; the user may not set them.
         defaults: variables that the user may override (MASTER_ADDR, MASTER_PORT).
+        of_each: variables of each rank, in the order of `places`; empty: none.
     """
 
     job_id: str
@@ -52,6 +54,7 @@ class HostShare:
     places: tuple[Topology, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
+    of_each: tuple[Mapping[str, str], ...] = ()
 
 
 class LocalProcesses:
@@ -87,6 +90,7 @@ class LocalProcesses:
         self.num_proc = num_proc
         self.job_id = share.job_id
         self._places = share.places
+        self._of_each = share.of_each or ({},) * num_proc
         self.processes: list[subprocess.Popen[bytes]] = []
         self._before_exec = parent_death_signal() if die_with_thread else None
         self._told: list[RankProcess] = []
@@ -142,7 +146,12 @@ class LocalProcesses:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env={**self._env, **rank_variables(self._places[rank]), PROCESS_VARIABLE: str(told.fd)},
+                env={
+                    **self._env,
+                    **self._of_each[rank],
+                    **rank_variables(self._places[rank]),
+                    PROCESS_VARIABLE: str(told.fd),
+                },
                 pass_fds=(self._secret_fd, told.fd, *pass_fds),
                 start_new_session=True,
                 preexec_fn=self._before_exec,
@@ -260,11 +269,12 @@ def _whole_job(num_proc: int) -> HostShare:
 
 def inherited_variables() -> dict[str, str]:
     """Return the variables of this process that its job's processes get: those of an outer job are left out."""
+    left_out = {*_OF_OTHER_PROCESSES, *((TF_CONFIG,) if is_ours(os.environ) else ())}
     return {
         name: value
         for name, value in os.environ.items()
         # Inside a job of torchrun, its variables would send the script's own torch.distributed to that job's store.
-        if not name.startswith("TORCHELASTIC_") and name not in _OF_OTHER_PROCESSES
+        if not name.startswith("TORCHELASTIC_") and name not in left_out
     }
 
 
@@ -297,13 +307,17 @@ def rank_defaults(num_proc: int, user: Mapping[str, str], given: Mapping[str, st
 
 def free_port(address: str = "127.0.0.1") -> int:
     """Return a port of one of this host's addresses that is free at the moment."""
-    import socket
+    return free_ports(1, address)[0]
 
+
+def free_ports(number: int, address: str = "127.0.0.1") -> list[int]:
+    """Return different ports of one of this host's addresses that are free at the moment."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket(family)) for _ in range(number)]
+        for probe in probes:
+            probe.bind((address, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def sealed_secret(secret: bytes) -> int:

@@ -89,7 +89,13 @@ def values_place(environ: Mapping[str, str] | None = None) -> ValuesPlace:
         raise ConfigurationError(
             f"{name}: UNIDIST_JOB_VALUES={text!r} is not HOST:PORT; `unidist launch` sets it, do not change it."
         )
-    return ValuesPlace((host.strip("[]"), int(port)), _read_secret(env), name)
+    secret = _read_secret(env)
+    if not secret:
+        raise ConfigurationError(
+            f"{name}: UNIDIST_SECRET_FD is not set, so it cannot prove that it belongs to the job; `unidist launch` "
+            "sets it, do not clear the environment."
+        )
+    return ValuesPlace((host.strip("[]"), int(port)), secret, name)
 
 
 def job_secret() -> bytes:

@@ -323,6 +323,37 @@ class LauncherConformance:
             for line in lines:
                 assert line in (done.stdout + done.stderr).splitlines(), f"{line!r} is not shown:\n{done.stderr}"
 
+    def test_tensorflow_tools_learn_the_processes_of_a_job_from_tf_config(self) -> None:
+        write = "pathlib.Path(f'config.ps.{os.environ[\"UNIDIST_ROLE_INDEX\"]}').write_text(os.environ['TF_CONFIG'])"
+        beside = [self._beside(f"{write}\njob_values().set('ready', b'')", 0)]
+        script = """
+        from datetime import timedelta
+        from unidist.control import job_values
+        job_values().wait(["ready"], timedelta(seconds=60))
+        here(os.environ["TF_CONFIG"], name="config")
+        """
+        done = self.run(self.job(script, side_processes=beside))
+        assert done.returncode == 0, done.stderr
+        configs = [json.loads((self.folder / f"config.{rank}").read_text()) for rank in range(self.num_proc)]
+        configs.append(json.loads((self.folder / "config.ps.0").read_text()))
+        assert [each["task"]["type"] for each in configs] == ["worker"] * self.num_proc + ["ps"]
+        assert [each["task"]["index"] for each in configs] == [*range(self.num_proc), 0]
+        cluster = configs[0]["cluster"]
+        assert all(each["cluster"] == cluster for each in configs), configs
+        addresses = [*cluster["worker"], *cluster["ps"]]
+        assert len(set(addresses)) == self.num_proc + 1, addresses
+        assert all(each.rpartition(":")[2].isdigit() for each in addresses), addresses
+
+    def test_a_tf_config_of_the_user_stays(self) -> None:
+        self._beside("")
+        script = "here(os.environ.get('TF_CONFIG', ''), name='config')"
+        for env, beside in (({}, []), ({"TF_CONFIG": "mine"}, [self._beside("time.sleep(1)")])):
+            done = self.run(self.job(script, env=env, side_processes=beside))
+            assert done.returncode == 0, done.stderr
+            assert (self.folder / "config.0").read_text() == env.get("TF_CONFIG", ""), (
+                "TF_CONFIG is written in a job that has ranks alone, or over the user's"
+            )
+
     def test_the_end_of_a_process_beside_the_ranks_is_told_and_the_job_goes_on(self) -> None:
         beside = [self._beside("sys.exit(3)")]
         script = """

@@ -19,7 +19,7 @@ from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
-from unidist.jobs.processes import HostShare, LocalProcesses, free_port, watch_exit
+from unidist.jobs.processes import HostShare, LocalProcesses, free_ports, watch_exit
 from unidist.jobs.side_processes import SideProcesses
 from unidist.launcher import SideProcess
 from unidist.topology import Topology
@@ -111,13 +111,15 @@ class AgentRanks:
         self._stack.close()
 
     def _facts(self) -> Message:
+        port, *ports = free_ports(1 + self._order.num_ports, self._address)
         return {
             "type": "agent",
             "host": self._order.host,
             "name": socket.gethostname(),
             "address": self._address,
             "launcher": self._reached,
-            "port": free_port(self._address),
+            "port": port,
+            "ports": ports,
             "cores": len(os.sched_getaffinity(0)),
             "pid": os.getpid(),
         }
@@ -247,7 +249,8 @@ class AgentRanks:
         secret = bytes.fromhex(self._order.secret)
         # Ranks of a host meet by what stands before the slash; each agent sweeps its own, by all of it.
         job_id = f"{self._order.job_id}.{self._places[0].node_rank}/{self._order.host}"
-        share = HostShare(job_id, secret, self._places, variables, defaults)
+        of_each = tuple(message["of_each"])
+        share = HostShare(job_id, secret, self._places, variables, defaults, of_each)
         try:
             self._processes = self._stack.enter_context(
                 LocalProcesses(len(self._places), env=self._order.env, die_with_thread=True, share=share)

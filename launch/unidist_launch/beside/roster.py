@@ -70,7 +70,8 @@ class _Side:
         number: of the process.
         wanted: what to start.
         is_observers: an observer has asked for it.
-        host: where it was started; None: not yet.
+        host: where it runs, or is to be started; None: there is no such host yet.
+        is_started: the host was told.
         pid: its process, when the host has told.
         kill_at: it was asked to end, and is killed then.
     """
@@ -79,6 +80,7 @@ class _Side:
     wanted: SideProcess
     is_observers: bool
     host: int | None = None
+    is_started: bool = False
     pid: int = 0
     kill_at: float | None = None
     lines: LineSplitter = field(default_factory=LineSplitter)
@@ -133,12 +135,21 @@ class SideRoster:
         for side in self._sides.values():
             self._check_host(side.wanted, num_hosts)
 
+    def assign(self, present: Sequence[int]) -> None:
+        """Choose hosts for what is to be started, of those that are there now, by the launcher's numbers for them."""
+        self._present = list(present)
+        for side in self._sides.values():
+            self._assign(side)
+
+    def host_of(self, wanted: SideProcess) -> int | None:
+        """Return where a process runs or is to be started."""
+        return next((side.host for side in self._sides.values() if side.wanted is wanted), None)
+
     def place(self, present: Sequence[int]) -> None:
         """Start what is to be started, on the hosts that are there now, by the launcher's numbers for them."""
-        self._present = list(present)
+        self.assign(present)
         for side in list(self._sides.values()):
-            if side.host is None and side.kill_at is None:
-                self._place(side)
+            self._start(side)
 
     def start(self, wanted: SideProcess) -> int:
         """Start a process for an observer; see `ObservedJob.start_process`."""
@@ -146,7 +157,8 @@ class SideRoster:
             self._check_host(wanted, len(self._present))
         side = self._add(wanted, is_observers=True)
         if self._present:
-            self._place(side)
+            self._assign(side)
+            self._start(side)
         return side.number
 
     def end(self, number: int) -> None:
@@ -155,8 +167,8 @@ class SideRoster:
         if side is None or side.kill_at is not None:
             return
         side.kill_at = time.monotonic() + self._grace_sec
-        if side.host is None:
-            self._finish(side, -signal.SIGTERM, "")
+        if side.host is None or not side.is_started:
+            self._finish(side, -signal.SIGTERM, "it was not started yet")
         else:
             self._hosts.signal_side(side.host, signal.SIGTERM, [number])
 
@@ -185,7 +197,7 @@ class SideRoster:
         """Kill what is overdue, and tell observers what has ended."""
         now = time.monotonic()
         for side in self._sides.values():
-            if side.kill_at is not None and side.host is not None and now >= side.kill_at:
+            if side.kill_at is not None and side.host is not None and side.is_started and now >= side.kill_at:
                 self._hosts.signal_side(side.host, signal.SIGKILL, [side.number])
         ended, self._ended = self._ended, []
         for number, returncode in ended:
@@ -271,12 +283,18 @@ class SideRoster:
         self._count += 1
         return side
 
-    def _place(self, side: _Side) -> None:
+    def _assign(self, side: _Side) -> None:
+        if side.host is not None:
+            return
         index = side.wanted.host
         if index is None:
             index, self._num_spread = self._num_spread % len(self._present), self._num_spread + 1
         if index < len(self._present):
             side.host = self._present[index]
+
+    def _start(self, side: _Side) -> None:
+        if side.host is not None and not side.is_started and side.kill_at is None:
+            side.is_started = True
             self._hosts.start_side(side.host, side.number, side.wanted)
 
     @staticmethod

@@ -14,7 +14,7 @@ import click
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
-from unidist.jobs import preflight
+from unidist.jobs import preflight, tf_config
 from unidist.launcher import (
     Host,
     Job,
@@ -223,9 +223,12 @@ def _launcher_name(options: Mapping[str, Any], manager: PluginManager, given: tu
     if options["launcher"]:
         return str(options["launcher"])
     is_elastic = elastic_options.is_elastic(options)
+    is_ours = tf_config.is_ours(os.environ)
     if not given and options["host_discovery_script"] is None:
+        # In a process of a job of ours, TF_CONFIG does not come from an operator that has started this pod.
+        environ = {name: text for name, text in os.environ.items() if name != tf_config.TF_CONFIG or not is_ours}
         for spec in manager.launchers:
-            if spec.belongs_here(os.environ) and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
+            if spec.belongs_here(environ) and (not is_elastic or isinstance(spec.load(), RunsElasticJobs)):
                 return spec.name
     if is_elastic:
         return _ELASTIC

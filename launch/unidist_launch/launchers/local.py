@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from unidist.control.key_values import KeyValues, KeyValueService
 from unidist.control.server import ControlServer
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
-from unidist.jobs.processes import HostShare, LocalProcesses, describe_exit, watch_exit
+from unidist.jobs import tf_config
+from unidist.jobs.processes import HostShare, LocalProcesses, describe_exit, free_ports, watch_exit
 from unidist.jobs.side_processes import SideProcesses
 from unidist.launcher import Job, Launcher, SideProcess, StartsSideProcesses
 from unidist.settings.environment import Settings
@@ -110,7 +112,9 @@ class _Run:
             stack.callback(self._server.close)
             variables["UNIDIST_JOB_VALUES"] = f"{_LOOPBACK}:{self._server.port}"
         places = tuple(Topology(rank, job.num_proc, rank, job.num_proc) for rank in range(job.num_proc))
-        share = HostShare(secrets.token_hex(8), self._secret, places, variables)
+        self._cluster = _tf_cluster(job)
+        of_each = () if self._cluster is None else tuple(map(self._cluster.of_rank, range(job.num_proc)))
+        share = HostShare(secrets.token_hex(8), self._secret, places, variables, of_each=of_each)
         self._processes = stack.enter_context(
             LocalProcesses(job.num_proc, env=job.env, die_with_thread=True, share=share)
         )
@@ -175,6 +179,8 @@ class _Run:
     def start_side(self, host: int, number: int, process: SideProcess) -> None:
         """Start a process; for the roster."""
         assert self._side is not None
+        if self._cluster is not None:
+            process = replace(process, env={**self._cluster.of(process), **process.env})
         self._side.start(number, process)
 
     def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
@@ -313,3 +319,12 @@ class _Run:
 
     def _signal_rank(self, rank: int, number: int) -> None:
         self._processes.signal(number, [rank])
+
+
+def _tf_cluster(job: Job) -> tf_config.TfCluster | None:
+    """Return what TF_CONFIG says of the job; None if it is not written."""
+    if not job.has_side_processes or tf_config.is_given({**os.environ, **job.env}):
+        return None
+    servers = tf_config.servers_of(job.side_processes)
+    addresses = [f"{_LOOPBACK}:{port}" for port in free_ports(job.num_proc + len(servers))]
+    return tf_config.TfCluster(tuple(addresses[: job.num_proc]), tuple(addresses[job.num_proc :]))

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import timedelta
 from functools import partial
 
@@ -22,6 +22,7 @@ from unidist.control.server import ControlServer
 from unidist.control.service import Service
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
+from unidist.jobs import tf_config
 from unidist.jobs.network import interface_address
 from unidist.jobs.processes import describe_exit
 from unidist.launcher import Host, Job, SideProcess
@@ -90,6 +91,7 @@ class RemoteRun:
         self._watched = [] if any(each.starter.index_variable for each in self._agents) else sorted(first.values())
         self._round = 0
         self._is_running = False
+        self._cluster: tf_config.TfCluster | None = None
         self._commands_ended_at: float | None = None
         self._ending = Ending(
             job.grace_period,
@@ -171,11 +173,31 @@ class RemoteRun:
 
     def start_side(self, host: int, number: int, process: SideProcess) -> None:
         """Have an agent start a process; for the roster."""
+        if self._cluster is not None:
+            process = replace(process, env={**self._cluster.of(process), **process.env})
         self._tell(start_message(number, process, self._addresses[host]), [host])
 
     def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
         """Have an agent send a signal to processes; for the roster."""
         self._tell({"type": "side_signal", "number": number, "chosen": list(chosen)}, [host])
+
+    @property
+    def _writes_tf_config(self) -> bool:
+        return self._job.has_side_processes and not tf_config.is_given({**os.environ, **self._job.env})
+
+    def _tf_cluster(self) -> tf_config.TfCluster | None:
+        """Return what TF_CONFIG says of the job, with ports that agents have told; None if it is not written."""
+        if not self._writes_tf_config:
+            return None
+        ports = {index: list(facts.get("ports", [])) for index, facts in self._facts.items()}
+
+        def address(index: int) -> str:
+            host = self._addresses[index]
+            return f"[{host}]:{ports[index].pop()}" if ":" in host else f"{host}:{ports[index].pop()}"
+
+        workers = [address(self._host_of[rank]) for rank in range(self._job.num_proc)]
+        hosts = [self._roster.host_of(each) for each in tf_config.servers_of(self._job.side_processes)]
+        return tf_config.TfCluster(tuple(workers), tuple(address(index) for index in hosts if index is not None))
 
     def _connect_values(self) -> KeyValues:
         return KeyValues(
@@ -192,6 +214,8 @@ class RemoteRun:
     def _start_agents(self) -> None:
         job_id = secrets.token_hex(8)
         exported = exported_variables()
+        most = max(len(places) for places in self._places)
+        num_ports = most + len(self._job.side_processes) if self._writes_tf_config else 0
         for agent in self._agents:
             starter = agent.starter
             order = AgentOrder(
@@ -203,6 +227,7 @@ class RemoteRun:
                 index_variable=starter.index_variable,
                 indices=dict(starter.indices),
                 tells_termination=starter.tells_termination,
+                num_ports=num_ports,
                 address_variable=starter.address_variable,
                 launcher_addresses=starter.addresses or self._own_addresses(),
                 network_interfaces=self._job.network_interfaces,
@@ -248,6 +273,8 @@ class RemoteRun:
             # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
             outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
             addresses = self._addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+        self._roster.assign(self._first_agents)
+        cluster = self._cluster = self._tf_cluster()
         self._roster.place(self._first_agents)  # before the ranks
         for i, places in enumerate(self._places):
             message: Message = {
@@ -257,6 +284,7 @@ class RemoteRun:
                 "master_port": self._facts[0]["port"],
                 "generation": self._coordinator.generation,
                 "values": self._job.has_side_processes,
+                "of_each": [] if cluster is None else [cluster.of_rank(place.rank) for place in places],
             }
             self._tell(message, [i])
         for i in self._watched if len(self._watched) > 1 else ():

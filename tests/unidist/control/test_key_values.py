@@ -5,13 +5,24 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import pytest
 
-from unidist.control import ControlServer, KeyValues, KeyValueService
-from unidist.errors import PeerLostError, StalledError
+from unidist.control import (
+    Action,
+    ControlServer,
+    KeyValues,
+    KeyValueService,
+    Message,
+    Send,
+    Service,
+    WithKeyValues,
+    job_values,
+)
+from unidist.control.client import ControlClient
+from unidist.errors import ConfigurationError, PeerLostError, StalledError
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 SECRET = b"s" * 32
@@ -94,3 +105,56 @@ def test_of_several_claims_the_first_holds(server: ControlServer) -> None:
     assert first.wait(["a"], WAIT) == [b"second"]
     first.close()
     second.close()
+
+
+def test_one_that_is_no_rank_ends_nobodys_wait(server: ControlServer) -> None:
+    waiting = client(server, 1)
+    beside = KeyValues(("127.0.0.1", server.port), SECRET, rank=None, name="ps 0", timeout=WAIT)
+    beside.set("a", b"1")
+    assert beside.get(["a", "b"]) == [b"1", None]
+    assert beside._client is not None
+    beside._client.close()  # without a goodbye
+    with pytest.raises(StalledError, match="rank 1: b did not come"):
+        waiting.wait(["b"], timedelta(seconds=0.5))
+    waiting.close()
+
+
+class _Echo(Service):
+    def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+        return [Send(peer, {"type": "echo", "of": message["type"]})]
+
+    def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
+        return ()
+
+    def tick(self, now: float) -> Iterable[Action]:
+        return ()
+
+
+def test_values_beside_another_service_on_one_port() -> None:
+    with (
+        ControlServer(WithKeyValues(_Echo(), KeyValueService()), SECRET, host="127.0.0.1") as made,
+        ControlClient(("127.0.0.1", made.port), SECRET, timeout=5) as other,
+    ):
+        values = KeyValues(("127.0.0.1", made.port), SECRET, rank=0, timeout=WAIT)
+        values.set("a", b"1")
+        other.send({"type": "agent"}, timeout=5)
+        assert other.receive(timeout=5) == {"type": "echo", "of": "agent"}
+        assert values.get(["a"]) == [b"1"]
+        values.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "this process: UNIDIST_JOB_VALUES is not set"),
+        ({"UNIDIST_RANK": "3"}, "rank 3: UNIDIST_JOB_VALUES is not set"),
+        ({"UNIDIST_JOB_VALUES": "nowhere"}, "is not HOST:PORT"),
+        (
+            {"UNIDIST_JOB_VALUES": "h1:1", "UNIDIST_ROLE": "ps", "UNIDIST_ROLE_INDEX": "2"},
+            "ps 2: UNIDIST_SECRET_FD is not set",
+        ),
+    ],
+)
+def test_no_values(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        job_values(environ)
