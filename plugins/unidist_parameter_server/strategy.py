@@ -202,8 +202,14 @@ class ParameterServer(
         from unidist_parameter_server.workers.exchange import PushExchange
 
         options.check_supported_by(self.name)
+        leaves_gradients = self.is_together and not self.backup and self.push == "grad" and not self.servers
         return PushExchange(
-            parameters, framework, options.num_ranks(context), is_mean=self.is_together, is_local=self.steps_alone
+            parameters,
+            framework,
+            options.num_ranks(context),
+            is_mean=self.is_together,
+            is_local=self.steps_alone,
+            communicator=options.communicator(context) if leaves_gradients else None,
         )
 
     @override

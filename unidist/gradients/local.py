@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from unidist.buffer import Buffer
+from unidist.buffer import Buffer, DType
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
 
@@ -29,9 +29,17 @@ class LocalExchange(GradientExchange):
         framework: allocates the memory, and multiplies.
         num_ranks: `scale` has this divisor, which makes a mean of a sum over the ranks; it is taken out again. Where
             gradients are added up over the ranks, each rank has its own times this number, an estimate of the sum.
+        allocate: allocates the memory instead, with the arguments of `Framework.allocate`; once for each type.
     """
 
-    def __init__(self, parameters: Sequence[ParameterInfo], framework: Framework, num_ranks: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        framework: Framework,
+        num_ranks: int,
+        *,
+        allocate: Callable[[int, DType, str], Buffer] | None = None,
+    ) -> None:
         self.parameters = tuple(parameters)
         self._framework = framework
         self._num_ranks = num_ranks
@@ -39,7 +47,7 @@ class LocalExchange(GradientExchange):
         self._copies: list[int] = []
         self._places: dict[int, Buffer] = {}
         for layout in plan_buckets(self.parameters, bucket_bytes=_WHOLE, first_bucket_bytes=_WHOLE):
-            memory = framework.allocate(layout.count, layout.dtype, layout.memory)
+            memory = (allocate or framework.allocate)(layout.count, layout.dtype, layout.memory)
             self._memory.append(memory)
             self._copies.append(layout.copies)
             self._places |= {slot.parameter: memory.slice(slot.offset, slot.count) for slot in layout.slots}

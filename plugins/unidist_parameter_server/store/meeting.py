@@ -11,6 +11,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import ConfigurationError
+from unidist_parameter_server.store.inboxes import Inboxes
 from unidist_parameter_server.store.locks import ProcessLocks
 from unidist_parameter_server.store.memory import StoreShape
 from unidist_parameter_server.store.shared_memory import SharedStore
@@ -37,7 +38,7 @@ def check_shares_memory(communicator: Communicator) -> SharesMemory:
 
 
 def make_shared_store(
-    communicator: Communicator, shape: StoreShape, slots: Sequence[str], *, needed: int
+    communicator: Communicator, shape: StoreShape, slots: Sequence[str], *, needed: int, inboxes: Inboxes | None = None
 ) -> SharedStore:
     """Return the store of the ranks of a group, which are its workers. Collective.
 
@@ -46,6 +47,7 @@ def make_shared_store(
         shape: equal on every rank.
         slots: names of the optimizer's arrays.
         needed: number of gradients that make a synchronous step.
+        inboxes: where gradients are left alone until a synchronous step is applied; None: they are copied to the store.
 
     Raises:
         ConfigurationError: on every rank: they cannot share memory, or there is too little; says how much is needed.
@@ -60,7 +62,8 @@ def make_shared_store(
         needed=needed,
         barrier=lambda: communicator.barrier().wait(),
         timeout=communicator.timeout,
-        memory_owner=shared,
+        memory_owner=(shared, inboxes),
+        inboxes=() if inboxes is None else inboxes.arrays,
     )
 
 

@@ -8,10 +8,13 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.buffer import HOST, DType
+from unidist.communicator import Communicator
+from unidist.communicator_capabilities import SharesMemory
 from unidist.errors import ConfigurationError, UsageError
 from unidist.framework import Framework
 from unidist.gradients import LocalExchange, ParameterInfo, ReducedGradients
 from unidist_parameter_server.optimizers.interface import Array
+from unidist_parameter_server.store.inboxes import Inboxes
 from unidist_parameter_server.store.shards import FlatMemory, Slot
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
@@ -26,6 +29,9 @@ class PushExchange(LocalExchange):
         num_ranks: see `LocalExchange`.
         is_mean: updates are made of the mean over workers, so that a norm of one worker's gradients means nothing.
         is_local: see `GradientExchange.is_local`.
+        communicator: over the workers, if they leave their gradients alone until a synchronous step is applied: then
+            these are in memory that all workers map, and need not be copied to the store. The creation is collective
+            then. The exchange closes it.
 
     Raises:
         ConfigurationError: a parameter is of another type than float32 and float64, or on a device.
@@ -39,6 +45,7 @@ class PushExchange(LocalExchange):
         *,
         is_mean: bool,
         is_local: bool,
+        communicator: Communicator | None = None,
     ) -> None:
         for parameter in parameters:
             if parameter.memory != HOST or parameter.dtype not in _TYPES:
@@ -46,7 +53,14 @@ class PushExchange(LocalExchange):
                     f"parameter_server updates float32 and float64 parameters in host memory, and {parameter.name!r} "
                     f"is {parameter.dtype} in {parameter.memory} memory; use --strategy data"
                 )
-        super().__init__(parameters, framework, num_ranks)
+        self.inboxes: Inboxes | None = None
+        allocate = None
+        if communicator is not None and isinstance(communicator, SharesMemory) and not communicator.sharing_obstacle():
+            self.inboxes = Inboxes(communicator, communicator.rank, communicator.size)
+            allocate = self.inboxes.allocate
+        super().__init__(parameters, framework, num_ranks, allocate=allocate)
+        if communicator is not None:
+            communicator.close()
         self._is_mean = is_mean
         self._is_local = is_local
 

@@ -104,12 +104,13 @@ class Worker:
         memories = exchange.memories()
         self.num_parameters = len(exchange.parameters)
         shards = cut([memory for memory, _ in memories], options.partition_bytes)
-        shape = StoreShape(shards, len(slots), communicator.size, self.num_parameters, options.together, log_length)
+        collects = options.together and exchange.inboxes is None
+        shape = StoreShape(shards, len(slots), communicator.size, self.num_parameters, collects, log_length)
         needed = communicator.size - options.backup
         self.store: Store = (
             make_remote_store(communicator, shape, slots, options.servers, needed=needed)
             if options.servers.number
-            else make_shared_store(communicator, shape, slots, needed=needed)
+            else make_shared_store(communicator, shape, slots, needed=needed, inboxes=exchange.inboxes)
         )
         context.owned(OpenStores).add(self.store)
         self._options = options
