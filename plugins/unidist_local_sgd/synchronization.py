@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer, DType
-from unidist.errors import ConfigurationError, PeerLostError, StalledError
+from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
+from unidist.mesh import DATA_AXIS
 from unidist.negotiation import gather_objects
-from unidist.optim import ChecksBeforeSave, KeepsTensors
+from unidist.optim import ChecksBeforeSave, KeepsTensors, OutlivesGenerations
 from unidist_local_sgd.exchange import GroupExchange
 from unidist_local_sgd.fragment import FragmentExchange
+from unidist_local_sgd.generations import Kept, average, copies, from_first, shared_names
 from unidist_local_sgd.schedule import Due, divide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from unidist.communicator import Communicator
     from unidist.framework import Framework
     from unidist.gradients import ExchangeOptions, GradientExchange, ParameterInfo
     from unidist.optim import Update
+    from unidist.runtime_api import RuntimeAPI
     from unidist_local_sgd.binding import TrainedState
     from unidist_local_sgd.strategy import LocalSGD
 
@@ -55,11 +58,12 @@ def synchronize(optimizer: Any) -> bool:
     return synchronizer is not None
 
 
-class Synchronizer(ChecksBeforeSave, KeepsTensors):
+class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
     """See the module's text. Follows the updates of the optimizer.
 
     A checkpoint ends the window: before it is written all parameters are synchronized, and the ranks' optimizer states
-    averaged, so that training goes on in the same way whether it is resumed from the checkpoint or not.
+    averaged, so that training goes on in the same way whether it is resumed from the checkpoint or not. So does a
+    change of the ranks of an elastic job, over those that hold the last commit.
 
     Args:
         strategy: its options.
@@ -88,10 +92,31 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
         self._starts: list[Buffer] = []
         self._velocities: list[Buffer] = []
         self._loaded: Mapping[str, tuple[Sequence[int], Buffer]] = {}
+        self._home = weakref.ref(update.context)  # the generation in which training began on this rank
+        self._begun_in: Callable[[], RuntimeAPI | None] = _nowhere
+        self._synchronized_in: Callable[[], RuntimeAPI | None] = _nowhere
         update.make_exchanges_by(self._make_exchange)
+        before = _SYNCHRONIZERS.get(optimizer)
+        previous = None if before is None else before()
+        if previous is not None:
+            self._take_over(previous)
         _SYNCHRONIZERS[optimizer] = weakref.ref(self)
+        update.follow(self)
 
     # Set-up
+
+    def _take_over(self, previous: Synchronizer) -> None:
+        """Continue where the synchronizer of the generation before has ended."""
+        self._position, self._slots_differ = previous._position, previous._slots_differ
+        self._step = previous._step
+        self._starts, self._velocities, self._loaded = previous._starts, previous._velocities, previous._loaded
+        self._home = previous._home
+        self._update.unfollow(previous)
+
+    @property
+    def needs_begin(self) -> bool:
+        """Whether `begin` was not called since the optimizer was bound, or the ranks have changed."""
+        return self._begun_in() is not self._update.context
 
     def _make_exchange(self, parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> GradientExchange:
         update = self._update
@@ -103,7 +128,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
     def begin(self, parameters: Sequence[ParameterInfo]) -> None:
         """Set up the exchange of these parameters, which are equal on all ranks. Collective.
 
-        Call `end_window` before if others were set up.
+        Called again for other parameters, after `end_window`, and in each generation of an elastic job.
 
         Raises:
             ConfigurationError: there are fewer parameters than fragments.
@@ -115,6 +140,9 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
                 "least one; give fewer fragments"
             )
         framework, update = self._framework, self._update
+        if self.needs_begin:
+            self._communicators = {}
+        self._begun_in = weakref.ref(update.context)
         wide = [replace(each, dtype=_wide(each.dtype)) for each in parameters]
         memories = {HOST if each.memory == HOST else "device" for each in wide} | {HOST}
         for memory in sorted(memories - self._communicators.keys()):
@@ -137,23 +165,45 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
             for indices in divide([each.count for each in wide], count)
         ]
         if self._strategy.is_relative:
-            self._starts = [framework.allocate(each.count, each.dtype, each.memory) for each in wide]
+            for each in wide[len(self._starts) :]:  # those before stay as they are
+                self._starts.append(framework.allocate(each.count, each.dtype, each.memory))
         if self._outer.has_momentum:
-            for each in wide[len(self._velocities) :]:  # those before stay as they are
+            for each in wide[len(self._velocities) :]:
                 self._velocities.append(framework.allocate(each.count, each.dtype, each.memory))
             self.load_tensors(self._loaded)
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether the gradients of the next update are exchanged, as `after` says."""
-        return self._update.step < self._strategy.after
 
     # Updates
 
     @property
     def needs_start(self) -> bool:
-        """Whether `keep_start` is to be called before the next update. The same on every rank."""
-        return self._strategy.is_relative and self._position == 0 and not self.is_warming_up
+        """Whether `keep_start` is to be called before the next update. The same on every rank.
+
+        Raises:
+            UsageError: the ranks have changed, and no elastic state has the optimizer.
+        """
+        self._check_generation()
+        return self._needs_start_before(self._update.step + 1)
+
+    def _needs_start_before(self, step: int) -> bool:
+        return self._strategy.is_relative and self._position == 0 and step > self._strategy.after
+
+    def advance_counted(self) -> tuple[bool, Due]:
+        """Do what `needs_start` and `advance` do, after an update that has been counted already.
+
+        Begins where that is needed, so it is collective then.
+
+        Returns:
+            Whether `keep_start` is to be called with the values before the update, and what is due.
+        """
+        if self.needs_begin:
+            self.begin(self._update.parameters)
+        needs_start = self._needs_start_before(self._update.step)
+        return needs_start, self.advance(self._update.step)
+
+    @property
+    def differs(self) -> bool:
+        """Whether parameters or optimizer state may differ between the ranks. The same on every rank."""
+        return self._slots_differ or self._is_open(self._position)
 
     def keep_start(self, values: Sequence[Buffer]) -> None:
         """Keep these values, which are equal on all ranks, as the start of the first window."""
@@ -162,6 +212,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
 
     def advance(self, step: int) -> Due:
         """Note that update number `step` (from 1) was made; return what is due now. The same on every rank."""
+        self._check_generation()
         self._step = step
         if step <= self._strategy.after:
             return Due((), ())
@@ -187,12 +238,25 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
                 for fragment in due.send:
                     self._apply(fragment, values, self._strategy.mix)
 
+    def _check_generation(self) -> None:
+        context = self._update.context
+        if context is not self._home() and context is not self._synchronized_in():
+            raise UsageError(
+                "local_sgd: the ranks have changed, and this optimizer is in no elastic state, so the ranks differ: "
+                "give it to the state, after distribute(): TorchState(model, optimizer), KerasState(model, optimizer), "
+                "JaxState(params, opt_state, optimizer=optimizer)"
+            )
+
+    def _is_open(self, position: int) -> bool:
+        """Return whether the ranks' parameters differ after this many updates since they were equal."""
+        is_synchronized = (
+            position % self._schedule.every == 0 and self._schedule.is_simultaneous and not self._strategy.mix
+        )
+        return position > 0 and not is_synchronized
+
     def end_window(self) -> None:
         """Synchronize all parameters unless they just were: they are equal on all ranks afterwards. Collective."""
-        is_synchronized = (
-            self._position % self._schedule.every == 0 and self._schedule.is_simultaneous and not self._strategy.mix
-        )
-        if self._position and not is_synchronized:
+        if self._is_open(self._position):
             values = self._trained.values()
             with self._reporting_failure():
                 for fragment, (_, exchange) in enumerate(self._fragments):
@@ -241,10 +305,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
         exchange.wait(self._update.context.recorder.wait)
         for place, index in enumerate(indices):
             result = exchange.buffer(place)
-            if self._strategy.is_relative:
-                velocity = self._velocities[index] if self._velocities else None
-                self._outer.step(framework, self._starts[index], result, velocity)
-                framework.convert(self._starts[index], result)
+            self._step_outer(index, result)
             if mix:
                 own = framework.allocate(result.count, result.dtype, result.memory)
                 framework.convert(values[index], own)
@@ -253,18 +314,20 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
                 framework.add(own, result)
             framework.convert(result, values[index])
 
+    def _step_outer(self, index: int, result: Buffer) -> None:
+        """Replace the mean of the exchanged values of a parameter by its new value."""
+        if self._strategy.is_relative:
+            velocity = self._velocities[index] if self._velocities else None
+            self._outer.step(self._framework, self._starts[index], result, velocity)
+            self._framework.convert(self._starts[index], result)
+
     def _average_slots(self) -> None:
         """Average the optimizer's state over the ranks. Collective.
 
         What some rank does not have, of a parameter that never had a gradient there, is left alone.
         """
-        communicator = self._update.communicator
         slots = self._trained.slots()
-        everyone: list[dict[str, int]] = gather_objects(
-            communicator, {name: slot.count for name, slot in slots.items()}
-        )
-        shared = [name for name in slots if all(each.get(name) == slots[name].count for each in everyone)]
-        for name in sorted(shared):
+        for name in shared_names(self._update.communicator, slots):
             slot = slots[name]
             over = self._communicators[HOST if slot.memory == HOST else "device"]
             over.allreduce(slot, slot, scale=1.0 / over.size).wait()
@@ -332,6 +395,81 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors):
             shape, memory = found.get(f"momentum.{number}", ((), velocity))
             if tuple(shape) == self._parameters[number].shape:
                 self._framework.convert(memory, velocity)
+
+    # Generations of an elastic job
+
+    @override
+    def kept(self) -> Kept:
+        starts = self._starts if self._position else ()
+        return Kept(
+            self._position,
+            self._slots_differ,
+            copies(self._framework, starts),
+            copies(self._framework, self._velocities),
+        )
+
+    @override
+    def restore(self, kept: Kept) -> None:
+        self._position, self._slots_differ = kept.position, kept.slots_differ
+        for start, copy in zip(self._starts, kept.starts, strict=False):
+            self._framework.convert(copy, start)
+        for velocity in self._velocities[len(kept.velocities) :]:
+            self._framework.zero(velocity)
+        for velocity, copy in zip(self._velocities, kept.velocities, strict=False):
+            self._framework.convert(copy, velocity)
+
+    @override
+    def make_equal(self) -> None:
+        self.before_save()
+
+    @override
+    def synchronize_generation(self, context: RuntimeAPI) -> None:
+        """End the window over those ranks that hold the same commit as rank 0, as a checkpoint does."""
+        communicator = context.axis(DATA_AXIS)
+        mine = (self._update.step, self._position, self._slots_differ)
+        everyone: list[tuple[int, int, bool]] = gather_objects(communicator, mine)
+        step, position, slots_differ = everyone[0]
+        holders = [rank for rank, each in enumerate(everyone) if each == everyone[0]]
+        members = communicator.split(holders if communicator.rank in holders else ())
+        if members is not None:
+            if self._is_open(position):
+                self._end_window_among(members)
+            if slots_differ:
+                slots = self._trained.slots()
+                for name in shared_names(members, slots):
+                    average(members, self._framework, slots[name])
+                self._trained.store_slots(slots)
+            members.close()
+        momentum = from_first(communicator, self.tensors())
+        if communicator.rank:
+            for velocity in self._velocities:
+                self._framework.zero(velocity)
+            self.load_tensors(momentum)
+        if self._begun_in() is context:  # else `begin` makes other exchanges, and one under way is given up
+            for _, exchange in self._fragments:
+                exchange.wait(context.recorder.wait)
+        self._update.step = self._step = step
+        self._position, self._slots_differ = 0, False
+        self._synchronized_in = weakref.ref(context)
+
+    def _end_window_among(self, members: Communicator) -> None:
+        """Synchronize all parameters at once among some ranks, all of which call this."""
+        values = self._trained.values()
+        for index, (info, value) in enumerate(zip(self._parameters, values, strict=True)):
+            result = self._framework.allocate(info.count, info.dtype, info.memory)
+            self._framework.convert(value, result)
+            if self._strategy.is_relative:
+                self._framework.multiply(result, -1.0)
+                self._framework.add(self._starts[index], result)
+            average(members, self._framework, result)
+            self._step_outer(index, result)
+            self._framework.convert(result, value)
+        self._trained.store(values)
+
+
+def _nowhere() -> RuntimeAPI | None:
+    """Stand for a weak reference to no runtime."""
+    return None
 
 
 def _wide(dtype: DType) -> DType:

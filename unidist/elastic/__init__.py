@@ -15,7 +15,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
     from unidist.elastic.generations import Generations, leaving_on_signals
-    from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
+    from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler, UpdateHandler, update_handlers
     from unidist.elastic.notifications import HostUpdateResult, WorkerNotificationManager, notification_manager
     from unidist.elastic.rebinding import Rebindable, follow_generations
     from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run, run_fn
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult", "HostsUpdatedInterrupt",
     "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler",
-    "State", "StatefulHandler", "StepTraining", "WorkerNotificationManager", "follow_generations",
-    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "training_of",
+    "State", "StatefulHandler", "StepTraining", "UpdateHandler", "WorkerNotificationManager", "follow_generations",
+    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "training_of", "update_handlers",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -40,7 +40,7 @@ __getattr__ = lazy_names(
     {
         "batches": "BatchShare Position SampleOrder",
         "generations": "Generations leaving_on_signals",
-        "handlers": "GeneratorsHandler StatefulHandler",
+        "handlers": "GeneratorsHandler StatefulHandler UpdateHandler update_handlers",
         "notifications": "HostUpdateResult WorkerNotificationManager notification_manager",
         "rebinding": "Rebindable follow_generations",
         "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run run_fn",

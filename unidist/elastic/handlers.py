@@ -1,15 +1,19 @@
-"""Handlers of an elastic state for values besides model and optimizer: stateful objects and random generators."""
+"""Handlers of an elastic state for values besides model and optimizer: updates, stateful objects, generators."""
 
 from __future__ import annotations
 
 import copy
 import random
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from typing_extensions import override
 
 from unidist.elastic.state import Handler
 from unidist.negotiation import objects
+from unidist.optim.interface import OutlivesGenerations
+from unidist.optim.update import Update
 from unidist.runtime import context
 
 
@@ -52,3 +56,63 @@ class GeneratorsHandler(Handler):
 
     def sync(self) -> None:
         """Leave them as they are."""
+
+
+class UpdateHandler(Handler):
+    """The observers of an optimizer's updates between whose exchanges the ranks differ, and the number of updates.
+
+    Put it before the handlers of model and optimizer: at a synchronization it changes what rank 0 gives to the others.
+
+    Args:
+        value: the update of a bound optimizer.
+    """
+
+    def __init__(self, value: Update) -> None:
+        self._kept: dict[str, Any] = {}
+        super().__init__(value)
+
+    @property
+    @override
+    def differs(self) -> bool:  # type: ignore[override]  # which is a constant for most
+        return True
+
+    def _followers(self) -> list[Any]:
+        return [each for each in self.value.strategies if isinstance(each, OutlivesGenerations)]
+
+    @override
+    def set_value(self, value: Any) -> None:
+        """Do nothing: the update belongs to the optimizer."""
+
+    @override
+    def save(self) -> None:
+        self._kept = {each.name: (self.value.step, each.kept()) for each in self._followers()}
+
+    @override
+    def restore(self) -> None:
+        for each in self._followers():
+            if each.name in self._kept:
+                self.value.step, kept = self._kept[each.name]
+                each.restore(kept)
+
+    @override
+    def make_equal(self) -> None:
+        for each in self._followers():
+            each.make_equal()
+
+    @override
+    def sync(self) -> None:
+        for each in self._followers():
+            each.synchronize_generation(context.current())
+
+
+def update_handlers(updates: Mapping[str, Update | None]) -> dict[str, Handler]:
+    """Return handlers of those updates that need one.
+
+    Args:
+        updates: of optimizers, by the attribute of the state that each optimizer is; None: it is not bound.
+    """
+    return {
+        f"updates of {name}": UpdateHandler(update)
+        for name, update in updates.items()
+        if update is not None and any(isinstance(each, OutlivesGenerations) for each in update.strategies)
+    }

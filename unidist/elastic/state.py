@@ -115,7 +115,7 @@ class State:
                 membership.link.step()
 
     keeps_shares = False
-    """Some value is divided over the ranks: after every change of the world the state is synchronised."""
+    """Some value is divided over the ranks, or differs: after every change of the world the state is synchronised."""
 
     num_commits = -1
     """Commits that this state includes, made on any rank: the largest is the latest. Below 0: never synchronised."""
@@ -211,6 +211,9 @@ class State:
             self.sync()
         self.num_commits = progress
 
+    def make_equal(self) -> None:
+        """Make what differs between ranks equal, and keep that, before a checkpoint. Collective; by default nothing."""
+
     def finish(self) -> None:
         """Make a last checkpoint at the end of training, if the state is durable. Collective."""
         if self.durable is not None:
@@ -261,6 +264,12 @@ class Handler(ABC):
     @abstractmethod
     def restore(self) -> None:
         """Bring back the value that was kept."""
+
+    differs = False
+    """The value differs between ranks in a way that matters: after every change of the world it is synchronised."""
+
+    def make_equal(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+        """Make the value equal on all ranks if it `differs`, before these change, or a checkpoint. Collective."""
 
     def set_value(self, value: Any) -> None:
         """Handle, and keep, another value from now on: the attribute of the state was set."""
@@ -340,7 +349,18 @@ class ObjectState(State):
     @property
     @override
     def keeps_shares(self) -> bool:  # type: ignore[override]  # which is a constant where there are no handlers
-        return self._shares is not None
+        return self._shares is not None or self._differs
+
+    @property
+    def _differs(self) -> bool:
+        return any(handler.differs for handler in self._handlers.values())
+
+    @override
+    def make_equal(self) -> None:
+        if self._differs:
+            for handler in self._handlers.values():
+                handler.make_equal()
+            self.save()
 
     @override
     def commit(self) -> None:
@@ -356,6 +376,7 @@ class ObjectState(State):
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt:
+            self.make_equal()  # and nothing of ranks that leave is lost
             if self._shares is not None:
                 self.save()  # the shares of ranks that leave must be on other ranks
             raise

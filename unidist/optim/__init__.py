@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         KeepsTensors,
         MakesInnerStep,
         MakesStepRunner,
+        OutlivesGenerations,
         StepRunner,
     )
     from unidist.optim.loss_scaling import LossScaler
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Accumulation", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave", "FollowsUpdates", "GradientRule",
     "GradientRules", "InnerStep", "KeepsTensors", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner",
-    "NormRule", "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
+    "NormRule", "OutlivesGenerations", "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,7 +39,7 @@ __getattr__ = lazy_names(
         "accumulation": "Accumulation Window",
         "interface": (
             "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep KeepsTensors MakesInnerStep "
-            "MakesStepRunner BringsInnerStep StepRunner"
+            "MakesStepRunner BringsInnerStep OutlivesGenerations StepRunner"
         ),
         "loss_scaling": "LossScaler",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",

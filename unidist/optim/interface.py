@@ -58,6 +58,37 @@ class KeepsTensors(ABC):
         """Restore what `tensors` returned: all that the checkpoint has of this observer, if it has anything."""
 
 
+class OutlivesGenerations(ABC):
+    """Capability of an observer of updates: between two exchanges ranks differ, also when an elastic job changes them.
+
+    The state of an elastic job keeps a copy of what the observer has with each commit. After every change of the ranks
+    it synchronizes, whether a rank was lost or not.
+    """
+
+    @abstractmethod
+    def kept(self) -> Any:
+        """Return a copy of this rank's state, for `restore`; called with each commit, and not collective."""
+
+    @abstractmethod
+    def restore(self, kept: Any) -> None:
+        """Bring back what `kept` returned, after a rank was lost; not collective."""
+
+    @abstractmethod
+    def make_equal(self) -> None:
+        """Make parameters and optimizer state equal on all ranks, before these change by agreement. Collective."""
+
+    @abstractmethod
+    def synchronize_generation(self, context: RuntimeAPI) -> None:
+        """Make the state fit for all ranks of a new generation. Collective over all of them.
+
+        Called before rank 0 gives its parameters and its optimizer state to all ranks. Some hold the commit of rank 0,
+        others an older one or, if they have just joined, none.
+
+        Args:
+            context: of the generation; the update may not be in it yet.
+        """
+
+
 class InnerStep(Protocol):
     """The step between reduced gradients and new parameters, of one bound optimizer.
 

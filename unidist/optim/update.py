@@ -366,6 +366,10 @@ class Update:
         """Notify one more object of every update, after the strategies."""
         self.strategies = (*self.strategies, follower)
 
+    def unfollow(self, follower: FollowsUpdates) -> None:
+        """Notify this object of no more updates."""
+        self.strategies = tuple(each for each in self.strategies if each is not follower)
+
     def before_save(self) -> None:
         """Let those that follow the updates look at the state before a checkpoint. Collective."""
         for follower in self.strategies:

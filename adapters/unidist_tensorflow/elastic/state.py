@@ -15,6 +15,7 @@ from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, kep
 from unidist.checkpoint.job import CheckpointObjects
 from unidist.elastic import run as run_elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
+from unidist.elastic.handlers import update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
 from unidist.elastic.step_training import Policy
 from unidist.errors import PeerLostError
@@ -156,7 +157,8 @@ class TensorFlowKerasState(ObjectState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self.backend = backend
         self._is_sharded = has_sharded_state(self.optimizer)
-        handlers: dict[str, Handler] = {}
+        bound = getattr(self.optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
+        handlers = update_handlers({"optimizer": getattr(bound, "_update", None)})
         if self._is_sharded:
             handlers["optimizer"] = _sharded_optimizer(self.optimizer, model)
         else:

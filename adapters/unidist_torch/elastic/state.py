@@ -8,6 +8,7 @@ import torch
 from typing_extensions import override
 
 from unidist.elastic.durable.parts import DurableParts, parts_of
+from unidist.elastic.handlers import UpdateHandler, update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, State, run
 from unidist.elastic.step_training import Policy
 from unidist.errors import UsageError
@@ -34,7 +35,8 @@ class TorchState(ObjectState):
         **values: Any,
     ) -> None:
         values.update(model=model, optimizer=optimizer)
-        handlers: dict[str, Handler] = {}
+        updates = {name: getattr(getattr(value, "_unidist", None), "_update", None) for name, value in values.items()}
+        handlers: dict[str, Handler] = update_handlers(updates)
         for name, value in values.items():
             handler = handler_for(value)
             if handler is not None:
@@ -44,7 +46,9 @@ class TorchState(ObjectState):
 
     @override
     def durable_parts(self) -> DurableParts:
-        values = {name: handler.value for name, handler in self._handlers.items()}
+        values = {
+            name: handler.value for name, handler in self._handlers.items() if not isinstance(handler, UpdateHandler)
+        }
         models = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
         optimizers = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}
         others = {name: value for name, value in values.items() if hasattr(value, "state_dict")}

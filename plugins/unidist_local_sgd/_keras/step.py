@@ -60,10 +60,8 @@ class LocalStep(WholeStep):
         self._update = update
         self._trained = KerasState(optimizer)
         self._synchronizer = Synchronizer(strategy, update, TensorFlowFramework(), self._trained, optimizer)
-        self._has_begun = False
         self._due = Due((), ())
         self._host_functions: list[HostFunction] = []
-        update.follow(self._synchronizer)
 
     @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
@@ -101,9 +99,8 @@ class LocalStep(WholeStep):
         return host_node(function, inputs, specs, name=_NAME, keeper=self._host_functions)
 
     def _check_start(self) -> list[Array]:
-        if not self._has_begun:
+        if self._synchronizer.needs_begin:
             self._synchronizer.begin(self._update.parameters)
-            self._has_begun = True
         return [np.asarray(self._synchronizer.needs_start)]
 
     def _keep_start(self, variables: Sequence[Any]) -> bool:

@@ -51,14 +51,14 @@ class LocalStep(WholeStep):
         super().__init__(optimizer, plain, update)
         self._trained = TorchState(optimizer)
         self._synchronizer = StepSynchronizer(strategy, update, TorchFramework(), self._trained, optimizer)
-        self._update.follow(self._synchronizer)
 
     @override
     def parameters_changed(
         self, parameters: Sequence[torch.Tensor], first: int, views: Sequence[torch.Tensor | None]
     ) -> None:
         super().parameters_changed(parameters, first, views)
-        self._synchronizer.end_window()  # of the parameters before
+        if not self._synchronizer.needs_begin:
+            self._synchronizer.end_window()  # of the parameters before
         self._trained.parameters = list(parameters)
         self._synchronizer.begin(self._update.parameters)
 

@@ -82,9 +82,8 @@ def test_the_estimate_has_what_a_synchronization_needs(line: str, names: list[st
     assert [(each.name, each.num_elements) for each in found.working] == [(name, 1000) for name in names]
 
 
-def test_elastic_jobs_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'local_sgd' does not survive the loss of a rank: between two"):
-        check_plan(plan("local_sgd=4"))
+def test_elastic_jobs_may_have_it() -> None:
+    check_plan(plan("local_sgd=4:outer=nesterov"))
 
 
 def test_the_launcher_imports_no_framework() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,18 @@ class Optimizer:
     """What a weak reference can refer to."""
 
 
+class Runtime:
+    """What a synchronizer asks of a context."""
+
+    def __init__(self, plugins: Any, topology: Topology, communicator: Communicator) -> None:
+        self.plugins, self.topology, self.recorder = plugins, topology, Recorder()
+        self._communicator = communicator
+
+    def axis(self, name: str) -> Communicator:
+        """Return the communicator over all ranks."""
+        return self._communicator
+
+
 def targets(rank: int, step: int) -> list[Any]:
     """Return what the parameters of a rank are drawn to in a step."""
     random = np.random.default_rng(100 * rank + step)
@@ -77,21 +90,24 @@ def make(strategy: LocalSGD, communicator: Communicator) -> tuple[Synchronizer, 
     """Return the synchronizer of one rank, its parameters, and what stands for the update."""
     plugins = SimpleNamespace(registry=lambda kind: REGISTRY)
     topology = Topology(communicator.rank, communicator.size, communicator.rank, communicator.size)
-    context = SimpleNamespace(plugins=plugins, recorder=Recorder(), topology=topology)
+    context = RUNTIMES[communicator.rank] = Runtime(plugins, topology, communicator)
     update: Any = SimpleNamespace(
         step=0,
         context=context,
         communicator=communicator,
         options=SimpleNamespace(communicator=lambda context, memory: communicator.split(range(communicator.size))),
         make_exchanges_by=lambda factory: None,
+        follow=lambda follower: None,
+        unfollow=lambda follower: None,
     )
     trained = Arrays()
-    synchronizer = Synchronizer(strategy, update, NumpyFramework(), trained, OPTIMIZERS[communicator.rank])
+    synchronizer = Synchronizer(strategy, update, NumpyFramework(), trained, Optimizer())
     synchronizer.begin([ParameterInfo(str(number), shape, DType.FLOAT64) for number, shape in enumerate(SHAPES)])
     return synchronizer, trained, update
 
 
-OPTIMIZERS = [Optimizer() for _ in range(3)]
+RUNTIMES: dict[int, Any] = {}
+"""Of the present example, by rank."""
 
 
 def _registry() -> Any:
@@ -162,6 +178,32 @@ def test_synchronizations_come_to_the_numbers_of_the_formulas(strategy: LocalSGD
         for rank, (_, trained) in enumerate(world.run(lambda communicator: train(strategy, communicator))):
             for found, wanted in zip(trained.arrays, expected[rank], strict=True):
                 assert np.max(np.abs(found - wanted)) < 1e-12
+
+
+def test_a_new_generation_takes_the_mean_of_those_with_the_commit_of_rank_0() -> None:
+    strategy = LocalSGD(4, outer="nesterov")
+
+    def run(communicator: Communicator) -> tuple[Any, Any, Any]:
+        synchronizer, trained = train(strategy, communicator, steps=6)
+        before = [each.copy() for each in trained.arrays]
+        kept = synchronizer.kept()
+        if communicator.rank == 2:  # as if it held an older commit
+            synchronizer.restore(replace(kept, position=5))
+        synchronizer.synchronize_generation(RUNTIMES[communicator.rank])
+        momentum = [np.array(memory.bytes().cast("d")) for _, memory in synchronizer.tensors().values()]
+        starts = [np.array(memory.bytes().cast("d")) for memory in kept.starts]
+        return before, trained.arrays, (momentum, starts, kept.velocities)
+
+    with ThreadWorld(3) as world:
+        found = world.run(run)
+    (one, after, (momentum, starts, velocities)), (two, also, (others, *_)) = found[0], found[1]
+    for index, start in enumerate(starts):
+        gradient = start - (one[index] + two[index]).ravel() / 2
+        speed = 0.9 * np.array(velocities[index].bytes().cast("d")) + gradient
+        assert np.max(np.abs(after[index].ravel() - (start - 0.7 * (gradient + 0.9 * speed)))) < 1e-12
+        assert np.array_equal(after[index], also[index])
+        assert np.array_equal(momentum[index], others[index])
+        assert np.array_equal(momentum[index], found[2][2][0][index]), "also on the rank that was behind"
 
 
 def test_before_a_checkpoint_parameters_and_optimizer_state_are_made_equal() -> None:

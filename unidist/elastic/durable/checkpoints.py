@@ -54,6 +54,9 @@ class Checkpointed(Protocol):
     def save(self) -> None:
         """Keep the present state in memory, see `unidist.elastic.state.State.save`."""
 
+    def make_equal(self) -> None:
+        """Make what differs between ranks equal. Collective; see `unidist.elastic.state.State.make_equal`."""
+
 
 @dataclass
 class _Writing:
@@ -221,6 +224,7 @@ class Durable:
             self._conclude(self._writing)
         options = SaveOptions(self.options.folder, state.num_commits, self.options.keep, asynchronous)
         began = time.monotonic()
+        state.make_equal()
         facts: dict[str, Any] = {}
 
         def make() -> Mapping[str, KeepsState]:  # called before the facts are read
