@@ -69,6 +69,10 @@ class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProces
             raise ConfigurationError(
                 "-H and --hostfile have no place in a pod: the manifest says which pods there are."
             )
+        if pod.task is not None:
+            return _serve(pod, job, hosts)
+        if servers := pod.others.get("ps", 0):
+            _check_servers(job, servers)
         if pod.index >= len(hosts):
             print(f"unidist: -np {job.num_proc} needs {len(hosts)} pods; this one is not used.", file=sys.stderr)
             return 0
@@ -82,10 +86,21 @@ class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProces
                     *(job, hosts, lambda host: here if host.name == first else elsewhere, stack),
                     secret=pod.secret,
                     port=pod.port,
+                    guests=pod.others,
+                    first_guest=len(pod.names),
                 )
             except OSError as exc:
                 raise ConfigurationError(f"pod 0 cannot listen on port {pod.port}: {exc}") from exc
             return run.run()
+
+
+def _check_servers(job: Job, number: int) -> None:
+    """Make sure that pods for parameter servers have something to run."""
+    if not any(each.role == "ps" for each in job.side_processes):
+        raise ConfigurationError(
+            f"TF_CONFIG has {number} pods of the type PS, and no strategy of this job has parameter servers: give "
+            f"--strategy parameter_server=async:servers={number}, or leave the pods out."
+        )
 
 
 class _PodAgents(AgentStarter):
@@ -118,6 +133,8 @@ def _serve(pod: Pod, job: Job, hosts: Sequence[Host]) -> int:
         folder=os.getcwd(),
         heartbeat_sec=job.heartbeat.total_seconds(),
         connect_sec=job.start_timeout.total_seconds(),
+        role="" if pod.task is None else pod.task[0],
+        role_index=0 if pod.task is None else pod.task[1],
         num_ports=max(host.slots for host in hosts) + len(job.side_processes),
     )
     connection, reached = connect_to_leader(pod, job.start_timeout.total_seconds())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ MARKERS = (SECRET_FILE, LEADER, TF_CONFIG, PET_NODE_RANK)
 """Variables by which a pod is recognised. With the last two alone it lacks a secret, which `Pod.read` says."""
 
 MIN_SECRET_BYTES = 16
+_SERVER, _EVALUATOR = "ps", "evaluator"
 _FIRST_ROLES = ("chief", "master")
 """Names that TensorFlow has for the role of the first pod; it need not be there."""
 
@@ -67,6 +68,8 @@ class Pod:
         secret: the job's secret.
         role: of this pod, in an elastic job; None: the job's pods are fixed.
         own_name: of this pod, in an elastic job.
+        task: role and index of this pod in its job, if it has no ranks: a parameter server, or an evaluator.
+        others: roles of the job's pods without ranks, with the number of pods of each; 0: it is not known.
     """
 
     index: int
@@ -77,6 +80,8 @@ class Pod:
     secret: bytes
     role: Role | None = None
     own_name: str = ""
+    task: tuple[str, int] | None = None
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Pod:
@@ -161,19 +166,30 @@ def _of_tf_config(environ: Mapping[str, str]) -> Pod:
     for role in (*_FIRST_ROLES, "worker"):
         first_of[role] = len(listed)
         listed += _entries(role, cluster.get(role, []))
-    others = [str(role) for role in (*cluster, task.get("type")) if role not in first_of]
-    if others:
+    servers = _entries(_SERVER, cluster.get(_SERVER, []))
+    strange = [str(role) for role in (*cluster, task.get("type")) if role not in (*first_of, _SERVER, _EVALUATOR)]
+    if strange:
         raise _bad_tf_config(
-            f"it has the role {others[0]}; unidist has ranks in the roles chief (or master) and worker"
+            f"it has the role {strange[0]}; unidist has ranks in the roles chief (or master) and worker, and other "
+            f"processes in the roles {_SERVER} and {_EVALUATOR}"
         )
+    if not listed:
+        raise _bad_tf_config("its cluster has no chief and no worker, so no pod has ranks")
     role, number = str(task["type"]), task.get("index")
     size = len(cluster.get(role, []))
-    if isinstance(number, bool) or not str(number).isdigit() or int(str(number)) >= size:
+    is_index = not isinstance(number, bool) and str(number).isdigit()
+    # Operators list no evaluators: they belong to no training cluster.
+    if not is_index or (role != _EVALUATOR and int(str(number)) >= size):
         raise _bad_tf_config(f"task {role} {number!r} is not among the {size} of the cluster")
+    index = int(str(number))
     leader, port = _address(listed[0], TF_CONFIG)
     names = tuple(entry.rpartition(":")[0].partition(".")[0] for entry in listed)
-    secret = _secret(environ, of="a TFJob", num_pods=len(listed))
-    return Pod(first_of[role] + int(str(number)), names, _slots(environ), leader, port, secret)
+    secret = _secret(environ, of="a TFJob", num_pods=len(listed) + len(servers) + (role == _EVALUATOR))
+    others = {**({_SERVER: len(servers)} if servers else {}), _EVALUATOR: 0}
+    if role in first_of:
+        return Pod(first_of[role] + index, names, _slots(environ), leader, port, secret, others=others)
+    behind = len(listed) + (index if role == _SERVER else len(servers) + index)
+    return Pod(behind, names, _slots(environ), leader, port, secret, task=(role, index), others=others)
 
 
 def _entries(role: str, found: Any) -> list[str]:

@@ -46,6 +46,8 @@ class AgentOrder:
         heartbeat_sec: the launcher is lost when nothing came from it for longer.
         connect_sec: longest time for connecting to the control server.
         orphan_sec: how long a launcher that has died may take to come back; 0: the agent and its ranks end with it.
+        role: of a host without ranks, that has the processes of this role; "": it has ranks.
+        role_index: counts the hosts of a role.
         num_ports: of so many ports that are free there the agent tells the launcher.
         is_elastic: ranks are started one by one, and come and go (`agent_workers`).
     """
@@ -67,6 +69,8 @@ class AgentOrder:
     connect_sec: float
     indices: dict[str, int] = field(default_factory=dict)
     tells_termination: bool = True
+    role: str = ""
+    role_index: int = 0
     num_ports: int = 0
     is_elastic: bool = False
     orphan_sec: float = 0.0

@@ -120,6 +120,8 @@ class AgentRanks:
             "launcher": self._reached,
             "port": port,
             "ports": ports,
+            "role": self._order.role,
+            "role_index": self._order.role_index,
             "cores": len(os.sched_getaffinity(0)),
             "pid": os.getpid(),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -94,9 +94,19 @@ class SideRoster:
         hosts: run them.
         reports: is told what happens.
         may_grow: hosts may come later, so a process waits for one; else there is an error.
+        reserved: roles whose processes wait for a host of that role (`welcome`), and run on no other.
     """
 
-    def __init__(self, job: Job, hosts: SideHosts, reports: SideReports, *, may_grow: bool = False) -> None:
+    def __init__(
+        self,
+        job: Job,
+        hosts: SideHosts,
+        reports: SideReports,
+        *,
+        may_grow: bool = False,
+        reserved: Collection[str] = (),
+    ) -> None:
+        self._reserved = frozenset(reserved)
         self._grace_sec = job.grace_period.total_seconds()
         self._output_dir = job.output_dir
         self._verbose = job.verbose
@@ -112,6 +122,7 @@ class SideRoster:
         self._is_over = False
         self.refused: list[str] = []
         """Why processes of the job itself could not be started."""
+        self._roles = {wanted.role for wanted in job.side_processes}
         for wanted in job.side_processes:
             self._add(wanted, is_observers=False)
 
@@ -150,6 +161,23 @@ class SideRoster:
         self.assign(present)
         for side in list(self._sides.values()):
             self._start(side)
+
+    def welcome(self, host: int, process: SideProcess, number: int) -> None:
+        """A host of a reserved role has come: start the job's processes of that role that are its share, or `process`.
+
+        Args:
+            host: the launcher's number for it.
+            process: says its role and index; started if the job has no process of the role.
+            number: of hosts of the role.
+        """
+        if process.role not in self._roles:
+            side = self._add(process, is_observers=False)
+            side.host = host
+        for side in list(self._sides.values()):
+            is_its = side.wanted.role == process.role and side.wanted.index % max(1, number) == process.index
+            if is_its and not side.is_started:
+                side.host = host
+                self._start(side)
 
     def start(self, wanted: SideProcess) -> int:
         """Start a process for an observer; see `ObservedJob.start_process`."""
@@ -284,7 +312,7 @@ class SideRoster:
         return side
 
     def _assign(self, side: _Side) -> None:
-        if side.host is not None:
+        if side.host is not None or side.wanted.role in self._reserved:
             return
         index = side.wanted.host
         if index is None:

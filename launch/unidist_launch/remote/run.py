@@ -8,7 +8,7 @@ import secrets
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from datetime import timedelta
@@ -42,6 +42,7 @@ _TURN_SEC = 0.05
 _MORE_REASONS_SEC = 1.0
 _LOOPBACK = "127.0.0.1"
 _VALUES_SEC = 10.0
+_MAX_GUESTS = 1024
 
 
 class RemoteRun:
@@ -55,6 +56,9 @@ class RemoteRun:
         secret: the job's; default: a new one.
         port: of the control server; default: one that is free.
         places: of each agent's ranks, where an agent has not all of a host's; then `hosts` has an item per agent.
+        guests: roles whose processes run on hosts without ranks, whose agents come by themselves when they like, with
+            the number of hosts of each role; 0: it is not known. Their indices are those behind `first_guest`.
+        first_guest: index of the first guest; default: the number of hosts.
     """
 
     def __init__(
@@ -67,8 +71,13 @@ class RemoteRun:
         secret: bytes | None = None,
         port: int = 0,
         places: Sequence[tuple[Topology, ...]] | None = None,
+        guests: Mapping[str, int] | None = None,
+        first_guest: int = 0,
     ) -> None:
         self._job = job
+        self._guest_roles = dict(guests or {})
+        self._guests: dict[int, Message] = {}
+        self._has_values = job.has_side_processes or bool(guests)
         self._places = host_list.places(hosts) if places is None else places
         self._agents: list[AgentProcess] = []
         for index, host in enumerate(hosts):
@@ -112,16 +121,17 @@ class RemoteRun:
         )
         self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
         self._secret = secret or secrets.token_bytes(32)
+        num_agents = max(first_guest, len(hosts)) + _MAX_GUESTS if guests else len(hosts)
         self._coordinator = Coordinator(
-            num_hosts=len(hosts), world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
+            num_hosts=num_agents, world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
         )
         observation = self._events.observation
         reports = SideReports(self._output.message, observation.publish, observation.process_exited, self._ending.fail)
-        self._roster = SideRoster(job, self, reports)
+        self._roster = SideRoster(job, self, reports, reserved=self._guest_roles)
         self._roster.check_hosts(len(self._first_agents))
         stack.callback(self._roster.close)
         service: Service = self._coordinator
-        if job.has_side_processes:
+        if self._has_values:
             service = WithKeyValues(service, KeyValueService())
             observation.attach(self._roster, self._connect_values)
         self._server = ControlServer(service, self._secret, port=port)
@@ -175,11 +185,21 @@ class RemoteRun:
         """Have an agent start a process; for the roster."""
         if self._cluster is not None:
             process = replace(process, env={**self._cluster.of(process), **process.env})
-        self._tell(start_message(number, process, self._addresses[host]), [host])
+        guest = self._guests.get(host)
+        address = self._addresses[host] if guest is None else str(guest["address"])
+        self._tell(start_message(number, process, address), [host])
 
     def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
         """Have an agent send a signal to processes; for the roster."""
         self._tell({"type": "side_signal", "number": number, "chosen": list(chosen)}, [host])
+
+    def _welcome_guest(self, host: int, facts: Message) -> None:
+        role = str(facts["role"])
+        if role in self._guest_roles:
+            self._guests[host] = facts
+            self._roster.welcome(
+                host, SideProcess(self._job.command, role, int(facts["role_index"])), self._guest_roles[role]
+            )
 
     @property
     def _writes_tf_config(self) -> bool:
@@ -283,7 +303,7 @@ class RemoteRun:
                 "addresses": addresses,
                 "master_port": self._facts[0]["port"],
                 "generation": self._coordinator.generation,
-                "values": self._job.has_side_processes,
+                "values": self._has_values,
                 "of_each": [] if cluster is None else [cluster.of_rank(place.rank) for place in places],
             }
             self._tell(message, [i])
@@ -315,7 +335,9 @@ class RemoteRun:
             key.data()
         self._round += 1
         for event in self._server.take_events():
-            if isinstance(event, HostJoined):
+            if isinstance(event, HostJoined) and event.host >= len(self._agents):
+                self._welcome_guest(event.host, event.facts)
+            elif isinstance(event, HostJoined):
                 facts = self._facts[event.host] = event.facts
                 name = self._agents[event.host].host.name
                 self._events.host_joined(event.host, name, address=str(facts["address"]), cores=int(facts["cores"]))
@@ -334,6 +356,8 @@ class RemoteRun:
         if (num_bytes := self._roster.hear(message)) is not None:
             if num_bytes:
                 self._tell({"type": "taken", "bytes": num_bytes}, [host])
+        elif host in self._guests:
+            return  # it has no ranks, and its own end is not the job's
         elif kind == "output":
             data = base64.b64decode(message["data"])
             self._output.feed(int(message["rank"]), Stream(message["stream"]), data)
@@ -407,6 +431,10 @@ class RemoteRun:
                 self._lose_host(agent.index, f"{describe_exit(agent.process.returncode)} of what had started its agent")
 
     def _lose_host(self, host: int, reason: str) -> None:
+        if host >= len(self._agents):
+            self._guests.pop(host, None)
+            self._roster.host_lost(host, reason)
+            return
         name = self._agents[host].host.name
         said = self._agents[host].text.decode(errors="replace").strip()
         if not self._is_running:

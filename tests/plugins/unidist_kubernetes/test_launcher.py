@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import subprocess
@@ -107,6 +108,59 @@ def test_a_pod_that_cannot_read_its_place_does_not_train_alone(
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (command.folder / "ran").exists()
+
+
+def test_servers_and_evaluators_of_a_tfjob(pods: Pods) -> None:
+    script = pods.command.script("""
+        if os.environ.get("UNIDIST_ROLE") == "evaluator":
+            assert "RANK" not in os.environ
+            open("evaluating", "w").close()
+            print("evaluating", flush=True)
+            time.sleep(300)
+        while not os.path.exists("evaluating"):
+            time.sleep(0.05)
+        print("values", bool(os.environ["UNIDIST_JOB_VALUES"]))
+    """)
+    cluster = {role: [f"localhost:{pods.port}"] for role in ("chief", "worker", "ps")}
+
+    def start(role: str) -> subprocess.Popen[str]:
+        config = json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
+        env = {"TF_CONFIG": config, "UNIDIST_POD_SLOTS": "1", "UNIDIST_POD_SECRET_FILE": str(pods.secret)}
+        options = ("-v", "--strategy", "parameter_server=async:servers=1", "--env", "UNIDIST_VERIFY=off")
+        return pods.command.start("launch", *options, script, env=env)
+
+    others = [start(role) for role in ("ps", "evaluator", "worker")]
+    code, out, err = ended(start("chief"))
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0] values True", "[1] values True"] or out == "[0-1] values True\n"
+    assert "unidist: ps 0 is process" in err
+    assert "[evaluator 0] evaluating" in err
+    assert [ended(other)[0] for other in others] == [0, 0, 0]
+
+
+def test_pods_for_servers_that_no_strategy_has(pods: Pods) -> None:
+    cluster = {"worker": [f"localhost:{pods.port}"], "ps": ["localhost:1"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    env = {"TF_CONFIG": config, "UNIDIST_POD_SLOTS": "1", "UNIDIST_POD_SECRET_FILE": str(pods.secret)}
+    done = pods.command.run("launch", pods.command.script(""), env=env)
+    assert done.returncode == 2
+    assert "has 1 pods of the type PS, and no strategy of this job has parameter servers" in done.stderr
+
+
+def test_the_evaluator_runs_in_the_pod_that_is_named(pods: Pods) -> None:
+    evaluate = pods.command.script(
+        """
+        open("evaluating", "w").write(os.environ["UNIDIST_ROLE"] + os.environ["UNIDIST_POD_SLOTS"])
+    """,
+        "evaluate.py",
+    )
+    script = pods.command.script("while not os.path.exists('evaluating'): time.sleep(0.05)", "train.py")
+    arguments = ("--evaluator", evaluate, "--evaluator-host", "1", script)
+    second = pods.start(1, *arguments)
+    code, _, err = ended(pods.start(0, *arguments))
+    assert code == 0, err
+    assert (pods.command.folder / "evaluating").read_text() == "evaluator2"
+    assert ended(second)[0] == 0
 
 
 def test_the_first_pod_tells_of_a_failure_in_another(pods: Pods) -> None:

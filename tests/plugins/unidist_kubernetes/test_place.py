@@ -67,6 +67,19 @@ def test_the_chief_of_a_tfjob_leads_and_workers_follow(secret: dict[str, str]) -
     assert (alone.index, alone.leader, alone.slots) == (1, "t-worker-0.a.svc", 3)
 
 
+def test_servers_and_evaluators_of_a_tfjob_have_no_ranks(secret: dict[str, str]) -> None:
+    servers = ["t-ps-0.a.svc:2222", "t-ps-1.a.svc:2222"]
+    found = [
+        Pod.read({**secret, "TF_CONFIG": tf_config(role, index, chief=CHIEF, worker=WORKERS, ps=servers)})
+        for role, index in (("chief", 0), ("ps", 1), ("evaluator", 0))
+    ]
+    assert [pod.index for pod in found] == [0, 4, 5]
+    assert [pod.task for pod in found] == [None, ("ps", 1), ("evaluator", 0)]
+    assert {pod.names for pod in found} == {("t-chief-0", "t-worker-0", "t-worker-1")}
+    assert {pod.leader for pod in found} == {"t-chief-0.a.svc"}
+    assert found[0].others == {"ps": 2, "evaluator": 0}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -78,8 +91,11 @@ def test_the_chief_of_a_tfjob_leads_and_workers_follow(secret: dict[str, str]) -
         (tf_config("worker", True, worker=WORKERS), "task worker True is not among"),
         (tf_config("worker", -1, worker=WORKERS), "task worker -1 is not among"),
         (tf_config("chief", 0, worker=WORKERS), "task chief 0 is not among the 0"),
-        (tf_config("worker", 0, worker=WORKERS, ps=["a:1"]), "it has the role ps; unidist has ranks in the roles"),
-        (tf_config("evaluator", 0, worker=WORKERS), "it has the role evaluator"),
+        (tf_config("worker", 0, worker=WORKERS, tpu=["a:1"]), "it has the role tpu; unidist has ranks in the roles"),
+        (tf_config("tpu", 0, worker=WORKERS), "it has the role tpu"),
+        (tf_config("evaluator", "x", worker=WORKERS), "task evaluator 'x' is not among"),
+        (tf_config("ps", 1, worker=WORKERS, ps=["a:1"]), "task ps 1 is not among the 1"),
+        (tf_config("ps", 0, ps=["a:1"]), "its cluster has no chief and no worker"),
         (tf_config("worker", 0, worker="a:1"), "worker of the cluster is 'a:1', no list of HOST:PORT"),
         (tf_config("worker", 0, worker=["a"]), "'a' is not HOST:PORT"),
         (tf_config("chief", 0, chief=["a:1", "b:1"]), "its cluster has 2 of the role chief"),
