@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,7 +42,7 @@ class Recorder:
         per_tensor: record each tensor of named operations on its own, in a row of its own.
         waited_sec: seconds that this process has waited for others so far, recorded or not: in `wait`, and for
             named operations.
-        data_sec: seconds that the script has waited for its batches so far.
+        data_sec: seconds that the script has waited for its batches so far, apart from those of `data_clocks`.
     """
 
     timeline: Timeline | None = None
@@ -51,7 +52,14 @@ class Recorder:
     data_sec: float = 0.0
 
     def __init__(self) -> None:
+        self.data_clocks: list[Callable[[], float]] = []
+        """Return more seconds that the script has waited for its batches: those that a framework counts itself."""
         self._phases: dict[str, int] = {}  # that have begun, and when
+
+    @property
+    def all_data_sec(self) -> float:
+        """Seconds that the script has waited for its batches so far, whoever has counted them."""
+        return self.data_sec + sum(clock() for clock in self.data_clocks)
 
     def start(self, path: Path, *, rank: int, mark_cycles: bool = False, per_tensor: bool = False) -> None:
         """Record to `path` from now on; a path without "%r" is written by rank 0 alone.

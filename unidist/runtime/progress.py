@@ -100,7 +100,7 @@ class Progress:
                 "steps": self._num_steps,
                 "samples": self._num_samples,
                 "waited_sec": round(self._recorder.waited_sec, 4),
-                "data_sec": round(self._recorder.data_sec, 4),
+                "data_sec": round(self._recorder.all_data_sec, 4),
                 "memory_bytes": _resident_bytes(),
                 "values": {name: _plain(float(value)) for name, value in self._values.items()},
             }

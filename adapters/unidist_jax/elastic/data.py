@@ -16,6 +16,7 @@ from unidist.elastic.step_training import Progress, Redistributable
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.topology import Topology
+from unidist.training.reading import timed
 from unidist.training.sharding import Tail, share
 
 
@@ -61,7 +62,7 @@ class ShardedArrays(Redistributable):
 
     def __iter__(self) -> Iterator[Any]:
         self._iterations += 1
-        return self._iterate(self._iterations - 1)
+        return timed(self._iterate(self._iterations - 1))
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""

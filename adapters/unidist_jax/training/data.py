@@ -11,6 +11,7 @@ import numpy as np
 
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training.reading import timed
 from unidist.training.sharding import Tail, check_tail, share
 from unidist_jax.elastic import ShardedArrays
 
@@ -59,7 +60,7 @@ def shard(
         return ShardedSource(data, shuffle=bool(shuffle), seed=seed, tail=tail)
     if shuffle:
         raise UsageError("an iterable cannot be shuffled by shard(); shuffle it yourself, the same way on every rank")
-    return _every(data, tail)
+    return timed(_every(data, tail))
 
 
 class ShardedSource(Sequence[Any]):

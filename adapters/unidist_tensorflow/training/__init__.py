@@ -10,8 +10,9 @@ from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, st
 from unidist_tensorflow.training.tf1 import DistributedOptimizer
 from unidist_tensorflow.training.train_step import TrainStep
 from unidist_tensorflow.training.verification import before_step
+from unidist_tensorflow.training.waiting import measured
 
 __all__ = [
     "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "before_step", "distribute", "lacks_value",
-    "shard", "structure_of",
+    "measured", "shard", "structure_of",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail
 from unidist_tensorflow.elastic.data import ElasticDataset
 from unidist_tensorflow.elastic.shuffling import reshuffled
+from unidist_tensorflow.training.waiting import measured
 
 
 def shard(
@@ -81,4 +82,4 @@ def shard(
     elif tail == "drop":
         dealt = dealt.take(count - count % size)
     dealt = dealt.shard(size, rank)
-    return dealt if batch_size is None else dealt.batch(batch_size)
+    return measured(dealt if batch_size is None else dealt.batch(batch_size))

@@ -38,6 +38,7 @@ from unidist_tensorflow.training.lazy_init import check_deferred
 from unidist_tensorflow.training.step_runner import StepRunner
 from unidist_tensorflow.training.unsharded_data import warn_in_fit
 from unidist_tensorflow.training.verification import attach, checkpoint_check, output_check
+from unidist_tensorflow.training.waiting import measure_fit
 
 
 def distribute(
@@ -98,6 +99,7 @@ def distribute(
         assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
         runner.prepare_fit()
     if context.current().membership is None:
+        measure_fit(model)
         warn_in_fit(model)
     return model, bound
 

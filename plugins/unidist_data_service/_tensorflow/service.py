@@ -16,6 +16,7 @@ from unidist_data_service.client import DataWorkers, StreamBatches
 from unidist_data_service.shards import DataShard
 from unidist_data_service.transport import numpy_array
 from unidist_data_service.worker import PURPOSE
+from unidist_tensorflow.training import measured
 
 
 def data_service(
@@ -62,7 +63,7 @@ def data_service(
     sealed = bytes(seal(dump_call(DatasetSource, (function,), {}, to_other_machines=True), PURPOSE))
     batches = StreamBatches(runtime.owned(DataWorkers), sealed, numpy_array, ahead=ahead, tail=tail)
     dataset = tf.data.Dataset.from_generator(batches.__iter__, output_signature=_signature(batches.spec()))
-    return dataset.prefetch(ahead)
+    return measured(dataset.prefetch(ahead))
 
 
 def _signature(tree: Any) -> Any:
