@@ -102,8 +102,8 @@ class Dealer:
             self._ended = True
             if not batches or self._tail == "drop":
                 return
-            while len(batches) < self._size:
-                batches.append(self._first[len(batches) % len(self._first)])
+            missing = self._size - len(batches)
+            batches += [self._first[number % len(self._first)] for number in range(missing)]
         self._rounds[self._made] = _Round(batches, set(self._readers) - self._left)
         self._made += 1
 
