@@ -202,7 +202,8 @@ class ParameterServer(
         from unidist_parameter_server.workers.exchange import PushExchange
 
         options.check_supported_by(self.name)
-        leaves_gradients = self.is_together and not self.backup and self.push == "grad" and not self.servers
+        # Shared memory serves gradients that are pushed as they are, and stay as they are until they are applied.
+        leaves_gradients = self.push == "grad" and self.push_every == 1 and not self.backup and not self.servers
         return PushExchange(
             parameters,
             framework,

@@ -1,7 +1,10 @@
 KINDS: dict[str, tuple[int, int]]
 NUM_OPTIONS: int
 MAX_SLOTS: int
+MOST_RULES: int
 MOST_SOURCES: int
+BLOCK_BYTES: int
+INTENT_BYTES: int
 
 def apply(
     rule: int,
@@ -21,9 +24,11 @@ def push(
     order: int,
     num: int,
     rules: int,
+    num_rules: int,
     rule_of: int,
     present: int,
     sources: int,
+    workers: int,
     factor: float,
     number: int,
     read_versions: int,
@@ -36,9 +41,11 @@ def step(
     order: int,
     num: int,
     rules: int,
+    num_rules: int,
     rule_of: int,
     present: int,
     sources: int,
+    workers: int,
     num_sources: int,
     factor: float,
     label: int,
@@ -47,3 +54,4 @@ def step(
     /,
 ) -> int: ...
 def fetch(store: int, order: int, num: int, targets: int, versions: int, /) -> int: ...
+def restore(store: int, index: int, /) -> None: ...

@@ -1,6 +1,7 @@
 #include "rules.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Which clone to take is decided before a sanitizer has started, by code that it has instrumented: so there without. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
@@ -10,6 +11,14 @@
 #define VECTORIZED
 #endif
 #define INLINED static inline __attribute__((always_inline))
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
 
 enum { NONE, FIRST, LATER }; /* of the momentum: there is none, this update begins it, a later one */
 
@@ -28,10 +37,13 @@ const int ps_num_options[PS_NUM_KINDS] = {0, 5, 4, 7, 9};
 #define NAME(x) x##_float64
 #include "rules_of_type.h"
 
-void ps_apply_rule(const struct ps_rule *rule, enum ps_type type, void *values, const void *change,
-                   void *const *slots, int num_slots, size_t count, int64_t updates, double factor) {
-    if (type == PS_FLOAT32) apply_float32(rule, values, change, slots, num_slots, count, updates, factor);
-    else apply_float64(rule, values, change, slots, num_slots, count, updates, factor);
+void ps_apply_rule(const struct ps_rule *rule, enum ps_type type, const void *values, const void *change,
+                   void *const *slots, void *new_values, void *const *new_slots, int num_slots, size_t count,
+                   int64_t updates, double factor) {
+    if (type == PS_FLOAT32)
+        apply_float32(rule, values, change, slots, new_values, new_slots, num_slots, count, updates, factor);
+    else
+        apply_float64(rule, values, change, slots, new_values, new_slots, num_slots, count, updates, factor);
 }
 
 void ps_mean(enum ps_type type, void *target, const char *const *sources, int num_sources, size_t count) {

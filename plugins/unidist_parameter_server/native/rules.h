@@ -1,4 +1,4 @@
-/* The rules of `unidist_parameter_server.optimizers` on blocks of memory, in place. No state, no Python.
+/* The rules of `unidist_parameter_server.optimizers` on blocks of memory. No state, no Python.
  *
  * The operations and their order are those of the numpy code, and nothing is contracted to a fused multiply-add
  * (setup.py says so to the compiler): both give the same bits, on every processor. */
@@ -21,10 +21,11 @@ struct ps_rule {
 extern const char *const ps_kind_names[PS_NUM_KINDS];
 extern const int ps_num_options[PS_NUM_KINDS];
 
-/* Changes `count` elements of `values` and of the slots. `updates`: number of this update, from 1. `num_slots` may be 0
- * for a rule that then keeps none (PS_ADD, and the two with momentum, without it). */
-void ps_apply_rule(const struct ps_rule *rule, enum ps_type type, void *values, const void *change,
-                   void *const *slots, int num_slots, size_t count, int64_t updates, double factor);
+/* Writes the new `count` values and slots, which may be in the memory of the old ones. `updates`: number of this update,
+ * from 1. `num_slots` may be 0 for a rule that then keeps none (PS_ADD, and the two with momentum, without it). */
+void ps_apply_rule(const struct ps_rule *rule, enum ps_type type, const void *values, const void *change,
+                   void *const *slots, void *new_values, void *const *new_slots, int num_slots, size_t count,
+                   int64_t updates, double factor);
 
 /* target = scale * (sources[0] + sources[1] + ...), added in this order. */
 void ps_mean(enum ps_type type, void *target, const char *const *sources, int num_sources, size_t count);

@@ -1,15 +1,19 @@
 /* Shards of a store in shared memory: locks, undo log, pushes, synchronous steps and fetches. No Python.
  *
  * The layout is that of `unidist_parameter_server.store.memory`, which says why nothing is torn when a process is
- * killed; `restore` there and here are the same. All structures consist of 8-byte numbers, addresses among them, and
+ * killed; `ShardMemory.restore` is `undo` here. All structures consist of 8-byte numbers, addresses among them, and
  * are filled by Python. */
 #ifndef UNIDIST_PS_SHARDS_H
 #define UNIDIST_PS_SHARDS_H
 
 #include "rules.h"
 
-enum { PS_VERSION, PS_NOTE, PS_SAVED, PS_WORKER_BITS = 16 }; /* numbers in a shard's header */
-enum { PS_MOST_SOURCES = 256 };
+/* Numbers in a shard's header. The mode of the change that is being made; PS_SAVED: in mode PS_UNDO the elements that were
+ * saved; in mode PS_REDO, twice the elements that are done, plus 1 if the new ones of the block up to PS_BLOCK_END are in its memory. */
+enum { PS_VERSION, PS_NOTE, PS_SAVED, PS_MODE, PS_FACTOR, PS_BLOCK_END };
+enum { PS_UNDO, PS_REDO };
+enum { PS_WORKER_BITS = 16, PS_MOST_SOURCES = 256, PS_MOST_RULES = 64 };
+enum { PS_BLOCK = 512 }; /* elements: old and new ones, with two slots, fit into the first-level cache */
 
 struct ps_piece {
     int64_t parameter, start, stop;
@@ -26,9 +30,20 @@ struct ps_shard {
 struct ps_store {
     int64_t locks; /* file descriptor */
     int64_t worker, num_workers, num_slots, num_memories, log_length;
-    int64_t journals; /* address of one address for each worker */
-    int64_t shards, pieces; /* addresses of arrays */
+    int64_t num_parameters;
+    int64_t journals, blocks, intents; /* addresses of arrays of one address for each worker */
+    int64_t inboxes;                   /* address of an array of `num_memories` addresses for each worker; or 0 */
+    int64_t shards, pieces;            /* addresses of arrays */
     int64_t streams; /* whether what is fetched does not fit into the caches */
+};
+
+/* What a worker applies to shards, in shared memory, so that another one can bring it to its end. */
+struct ps_intent {
+    int64_t number; /* of the push; 0 in a synchronous step */
+    int64_t num_sources;
+    int64_t sources[PS_MOST_SOURCES]; /* workers, from whose inboxes */
+    struct ps_rule rules[PS_MOST_RULES];
+    int32_t rule_of[]; /* for each parameter; then `present`, one byte for each */
 };
 
 /* What is applied to shards. */
@@ -40,7 +55,12 @@ struct ps_change {
                                  applied */
     int64_t num_sources;
     double factor;
+    const int64_t *workers; /* in whose inboxes the sources are; NULL: they are elsewhere */
+    int64_t num_rules;
 };
+
+/* Brings a shard whose lock the caller holds to a version, if the worker that was changing it has been killed. */
+void ps_restore(const struct ps_store *store, int64_t index);
 
 /* Each of these goes over the shards `order[0]` to `order[num - 1]`, skips those whose lock another process holds, and
  * returns how many these are; their numbers are then the first ones in `order`. -1: errno says why locking failed.

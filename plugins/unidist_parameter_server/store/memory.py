@@ -5,7 +5,9 @@ header, by one store of 8 bytes, that it makes the next version. Then it saves t
 part, changes each part after it was saved, and advances the version, by another store of 8 bytes. If it is killed
 before that, the next process that takes the lock copies back what was saved, and nothing has happened.
 
-The C code in `native/shards.c` does the same.
+The C code in `native/shards.c` can do better where the gradients are in shared memory, too. It notes there what it
+applies, and computes the new contents of 512 elements at a time in memory that stays in the cache, before it copies
+them to the shard. If it is killed, the next process brings the change to its end (`redo` there).
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
 _NUMBERS = 8
-_VERSION, _NOTE, _SAVED = 0, 1, 2
+_VERSION, _NOTE, _SAVED, _MODE = 0, 1, 2, 3
+_UNDO, _REDO = 0, 1
 _WORKER_BITS = 16
+BLOCK_BYTES = 512 * 8
+"""Of the values of a block, and of each of its slots."""
+INTENT_BYTES = 8 * (2 + 256 + 64 * 10)
+"""Of what C code notes, besides 5 bytes for each parameter."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class ShardMemory:
 
     Args:
         header: the version; the note: the version that is being made, and by which worker; the number of elements that
-            this one has saved; int64.
+            this one has saved; int64. More of it is C code's.
         contents: of the present version, unless `is_interrupted`.
         journals: for each worker, where it saves the contents before it changes them.
         log: worker and number of the push that made each version, `(log_length, 2)`, int64.
@@ -103,6 +110,7 @@ class ShardMemory:
     def begin(self, worker: int) -> None:
         """Save the contents to a worker's journal; from then on it may change them."""
         self.journals[worker].memory[:] = self.contents.memory
+        self.header[_MODE] = _UNDO
         self.header[_SAVED] = len(self.contents.values)
         self.header[_NOTE] = (self.version + 1) << _WORKER_BITS | worker
 
@@ -113,6 +121,7 @@ class ShardMemory:
     def restore(self) -> None:
         """Undo what was changed since `begin`, if there was no `commit`."""
         if self.is_interrupted:
+            assert self.header[_MODE] == _UNDO, "C code has begun this change, and brings it to its end"
             journal = self.journals[int(self.header[_NOTE]) & ((1 << _WORKER_BITS) - 1)]
             saved = int(self.header[_SAVED])
             self.contents.values[:saved] = journal.values[:saved]
@@ -138,6 +147,8 @@ class Board:
         present: which parameters have a gradient of the present step, `(workers, parameters)`, uint8.
         inboxes: for each worker its gradient of the present step, one array for each flat memory; empty where none are
             collected.
+        blocks: for each worker the new contents of the block that it is changing.
+        intents: for each worker what it applies, `struct ps_intent`.
     """
 
     numbers: Array
@@ -149,6 +160,8 @@ class Board:
     times: Array
     present: Array
     inboxes: Sequence[Sequence[Array]]
+    blocks: Sequence[Array]
+    intents: Sequence[Array]
 
 
 def make_arrays(shape: StoreShape, memory: memoryview) -> tuple[Board, list[ShardMemory]]:
@@ -199,7 +212,9 @@ def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]
     inboxes = []
     for _ in range(workers if shape.collects else 0):
         inboxes.append([carver.array(dtype, count) for dtype, count in _flat_memories(shape.shards)])
-    board = Board(numbers, clocks, members, arrived, counted, processes, times, present, inboxes)
+    blocks = [carver.array("uint8", (1 + shape.num_slots) * BLOCK_BYTES) for _ in range(workers)]
+    intents = [carver.array("uint8", INTENT_BYTES + 5 * shape.num_parameters) for _ in range(workers)]
+    board = Board(numbers, clocks, members, arrived, counted, processes, times, present, inboxes, blocks, intents)
     journals = []
     for _ in range(workers):
         begin, end = carver.nbytes, carver.nbytes

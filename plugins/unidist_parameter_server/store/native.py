@@ -13,7 +13,7 @@ from unidist_parameter_server.optimizers.native import TYPES, NativeRules
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Push
 from unidist_parameter_server.store.locks import ProcessLocks
-from unidist_parameter_server.store.memory import ShardMemory, StoreShape
+from unidist_parameter_server.store.memory import BLOCK_BYTES, INTENT_BYTES, Board, ShardMemory, StoreShape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -22,12 +22,18 @@ _CACHED_BYTES = 1 << 20
 
 
 def native_shards(
-    shape: StoreShape, memory: Sequence[ShardMemory], locks: ProcessLocks, worker: int
+    shape: StoreShape,
+    board: Board,
+    memory: Sequence[ShardMemory],
+    inboxes: Array,
+    locks: ProcessLocks,
+    worker: int,
 ) -> NativeShards | None:
     """Return the shards of a worker for C code; None if the extension was not built, or cannot change such shards."""
     if not IS_BUILT or shape.num_slots > library.MAX_SLOTS or shape.num_workers > library.MOST_SOURCES:
         return None
-    return NativeShards(shape, memory, locks, worker)
+    assert (library.BLOCK_BYTES, library.INTENT_BYTES) == (BLOCK_BYTES, INTENT_BYTES)
+    return NativeShards(shape, board, memory, inboxes, locks, worker)
 
 
 class NativeShards:
@@ -37,12 +43,25 @@ class NativeShards:
 
     Args:
         shape: of the store.
+        board: of the store.
         memory: its shards.
+        inboxes: addresses of the gradients that are in memory which all workers map, `(workers, flat memories)`; none
+            where they are elsewhere.
         locks: of this process; open.
         worker: this one.
     """
 
-    def __init__(self, shape: StoreShape, memory: Sequence[ShardMemory], locks: ProcessLocks, worker: int) -> None:
+    def __init__(
+        self,
+        shape: StoreShape,
+        board: Board,
+        memory: Sequence[ShardMemory],
+        inboxes: Array,
+        locks: ProcessLocks,
+        worker: int,
+    ) -> None:
+        self._worker = np.array([worker], np.int64)
+        self._inboxes = inboxes
         self._num_slots = shape.num_slots
         self._versions = np.zeros(len(shape.shards), np.int64)
         rows: list[list[int]] = []
@@ -60,11 +79,12 @@ class NativeShards:
             )
             pieces += [[piece.parameter, piece.start, piece.stop] for piece in shard.pieces]
         journals = [_address(journal.memory) for journal in memory[0].journals] if memory else []
-        self._memory = memory
-        self._arrays = [np.array(table, np.int64) for table in (journals, rows, pieces)]
         num_memories = 1 + max((shard.memory for shard in shape.shards), default=0)
-        counts = [worker, shape.num_workers, shape.num_slots, num_memories, shape.log_length]
+        per_worker = [list(map(_address, arrays)) for arrays in (board.blocks, board.intents)]
+        self._arrays = [np.array(table, np.int64) for table in (journals, *per_worker, inboxes, rows, pieces)]
+        counts = [worker, shape.num_workers, shape.num_slots, num_memories, shape.log_length, shape.num_parameters]
         self._store = np.array([locks.descriptor, *counts, *map(_address, self._arrays), 0], np.int64)
+        self._kept = board, memory
 
     def rules(self, push: Push) -> NativeRules | None:
         """Return the rules of a push in C; None: it cannot be applied there."""
@@ -76,14 +96,18 @@ class NativeShards:
         present = np.array(push.present, np.uint8)
         read_versions = None if push.read_versions is None else np.array(push.read_versions, np.int64)
         remaining = np.array(order, np.int64)
+        own = self._inboxes[self._worker[0]] if len(self._inboxes) else []
+        can_redo = np.array_equal(push.change.addresses, own)
         busy = library.push(
             self._over(targets),
             _address(remaining),
             len(remaining),
             _address(rules.table),
+            len(rules.table),
             _address(rules.numbers),
             _address(present),
             _address(push.change.addresses),
+            _address(self._worker) if can_redo and len(rules.table) <= library.MOST_RULES else 0,
             push.factor,
             push.number,
             0 if read_versions is None else _address(read_versions),
@@ -98,7 +122,7 @@ class NativeShards:
         label: int,
         rules: NativeRules,
         present: Array,
-        sources: Array,
+        workers: Sequence[int],
         factor: float,
         targets: FlatTargets | None,
         versions: Array,
@@ -110,20 +134,23 @@ class NativeShards:
             label: number of the step, from 0.
             rules: for each parameter.
             present: for each parameter, uint8.
-            sources: addresses of the flat memories of each gradient of which the mean is applied.
+            workers: of whose gradients the mean is applied.
             factor: of the rate.
             targets: to which the new values are copied.
             versions: set for each shard that was changed and copied.
         """
-        remaining = np.array(order, np.int64)
+        remaining, members = np.array(order, np.int64), np.array(workers, np.int64)
+        sources = self._inboxes[members]
         busy = library.step(
             self._over(targets),
             _address(remaining),
             len(remaining),
             _address(rules.table),
+            len(rules.table),
             _address(rules.numbers),
             _address(present),
             _address(sources),
+            _address(members) if len(rules.table) <= library.MOST_RULES else 0,
             len(sources),
             factor,
             label,
@@ -143,6 +170,10 @@ class NativeShards:
             _address(self._versions),
         )
         return _listed(remaining[:busy])
+
+    def restore(self, index: int) -> None:
+        """Bring a shard whose lock the caller holds to a version, if the worker that was changing it was killed."""
+        library.restore(_address(self._store), index)
 
     def versions(self, order: Sequence[int]) -> dict[int, int]:
         """Return the versions of shards to which a push was applied, or which were fetched."""

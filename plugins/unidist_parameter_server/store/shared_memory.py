@@ -48,7 +48,7 @@ class SharedStore(Store):
         timeout: longest wait for other workers.
         memory_owner: kept as long as the store.
         inboxes: flat memory of each worker's gradients, which all workers map, if a worker leaves its gradient alone
-            until the synchronous step is applied; else they are copied to memory of the store (`StoreShape.collects`).
+            until they are applied. Else those of synchronous steps are copied to the store (`StoreShape.collects`).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SharedStore(Store):
         largest: dict[str, int] = {}
         for shard in self.shards:
             largest[shard.dtype.value] = max(shard.count, largest.get(shard.dtype.value, 0))
-        self._native = native_shards(shape, self._memory, locks, worker)
+        self._native = native_shards(shape, self._board, self._memory, self._inbox_addresses, locks, worker)
         self._scratch = {dtype: tuple(np.empty(count, dtype) for _ in range(3)) for dtype, count in largest.items()}
         self._join()
 
@@ -292,9 +292,8 @@ class SharedStore(Store):
         rules = self._native.rules(push) if self._native is not None else None
         while pending:
             if self._native is not None and rules is not None:
-                sources = self._inbox_addresses[members]
                 left = self._native.step(
-                    pending, label, rules, present.view(np.uint8), sources, push.factor, self._targets, self._copied
+                    pending, label, rules, present.view(np.uint8), members, push.factor, self._targets, self._copied
                 )
             else:
                 left = self._apply_means(pending, label, members, push, present.tolist())
@@ -322,7 +321,7 @@ class SharedStore(Store):
                 left.append(index)
                 continue
             try:
-                memory.restore()
+                self._restore(index)
                 if memory.version <= label:
                     span = slice(shard.begin, shard.begin + shard.count)
                     mean = self._scratch[shard.dtype.value][2][: shard.count]
@@ -401,9 +400,14 @@ class SharedStore(Store):
     def _locked(self, index: int) -> Iterator[ShardMemory]:
         """Hold the lock of a shard, and undo what a worker has begun and not brought to its end."""
         with self._locks.hold(index, lambda condition: self._wait_for_lock(index, condition)):
-            memory = self._memory[index]
-            memory.restore()
-            yield memory
+            self._restore(index)
+            yield self._memory[index]
+
+    def _restore(self, index: int) -> None:
+        if self._native is not None:
+            self._native.restore(index)
+        else:
+            self._memory[index].restore()
 
     def _wait_for_board(self, condition: Callable[[], bool]) -> None:
         self._wait_for_lock(self._board_lock, condition)
@@ -435,11 +439,6 @@ class SharedStore(Store):
             "makes the same number of steps",
             ranks=workers,
         )
-
-    @property
-    @override
-    def is_open(self) -> bool:
-        return self._locks.is_open
 
     @override
     def leave(self) -> None:

@@ -29,9 +29,8 @@ class PushExchange(LocalExchange):
         num_ranks: see `LocalExchange`.
         is_mean: updates are made of the mean over workers, so that a norm of one worker's gradients means nothing.
         is_local: see `GradientExchange.is_local`.
-        communicator: over the workers, if they leave their gradients alone until a synchronous step is applied: then
-            these are in memory that all workers map, and need not be copied to the store. The creation is collective
-            then. The exchange closes it.
+        communicator: over the workers, if they leave their gradients alone until these are applied: then they are in
+            memory that all workers map, and are not copied. The creation is collective then. The exchange closes it.
 
     Raises:
         ConfigurationError: a parameter is of another type than float32 and float64, or on a device.
