@@ -30,7 +30,9 @@ from unidist.strategy import (
     GradientOwner,
     InitializesModels,
     NamesPlugins,
+    OutlivesRanks,
     OwnsParameters,
+    RunsSideProcesses,
     RunsSteps,
     ShardsUpdates,
     Strategy,
@@ -85,7 +87,7 @@ def test_every_strategy_can_be_made_from_a_strategy_line(modules: list[ModuleTyp
         assert (made.state() == {}) != (each.__name__ == "ClipUsual")
     capabilities = (
         GradientOwner, UpdateGate, ShardsUpdates, OwnsParameters, RunsSteps, ChoosesPrecision, SurvivesLoss,
-        NamesPlugins, InitializesModels,
+        NamesPlugins, InitializesModels, RunsSideProcesses, OutlivesRanks,
     )  # fmt: skip
     for capability in capabilities:
         assert [each for each in found if issubclass(each, capability)], f"no example of {capability.__name__}"

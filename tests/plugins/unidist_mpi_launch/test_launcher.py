@@ -215,3 +215,23 @@ def test_several_hosts(command: Command, hosts: SshHosts) -> None:
     for rank, place in enumerate(("h1 0", "h1 1", "h2 0", "h2 1")):
         assert f"[{rank}] {place}" in out
     assert command.wait_until(lambda: not any(map(hosts.processes, hosts.names)), 10)
+
+
+@needs_mpi
+def test_an_evaluator_is_no_process_of_the_ranks(command: Command) -> None:
+    evaluate = command.script(
+        """
+        import unidist.horovod_api as ud
+        ud.init()
+        open("evaluating", "w").write(f"{ud.role()} {ud.size()} {'OMPI_COMM_WORLD_RANK' in os.environ}")
+        ud.shutdown()
+    """,
+        "evaluate.py",
+    )
+    script = command.script(
+        f"{MEET}    while not os.path.exists('evaluating'): time.sleep(0.05)\n    context.shutdown()"
+    )
+    done = command.run(*LAUNCH, "--engine", "mpi", "--evaluator", evaluate, script)
+    assert done.returncode == 0, done.stderr
+    assert (command.folder / "evaluating").read_text() == "evaluator 1 False"
+    assert command.wait_until(lambda: not command.alive(), 10), command.alive()

@@ -312,3 +312,21 @@ def test_what_the_allocation_cannot_give_is_told(allocation: Allocation) -> None
     assert code == 2
     assert "SLURM_JOB_NODELIST='n[1-' is no node list" in err
     assert not (allocation.command.folder / "ran").exists()
+
+
+@needs_slurm
+def test_an_evaluator_runs_in_the_allocation_without_a_place_among_the_ranks(allocation: Allocation) -> None:
+    evaluate = allocation.command.script(
+        """
+        import unidist.horovod_api as ud
+        ud.init()
+        open("evaluating", "w").write(f"{ud.role()} {ud.size()} {'SLURM_PROCID' in os.environ}")
+        ud.shutdown()
+    """,
+        "evaluate.py",
+    )
+    script = allocation.command.script("while not os.path.exists('evaluating'): time.sleep(0.05)")
+    code, _, err = ended(allocation.launch("--evaluator", evaluate, script, tasks=2))
+    assert code == 0, err
+    assert (allocation.command.folder / "evaluating").read_text() == "evaluator 1 False"
+    assert allocation.command.wait_until(allocation.is_empty, 15)
