@@ -2,7 +2,8 @@
 
 `schedule` says which fragment is synchronized when, `outer` makes the step of the outer optimizer, `synchronization`
 does both for one optimizer: they know buffers and communicators only. `exchange` has the gradient exchanges between two
-synchronizations. `_torch` and `_keras` bind the strategy to a framework, by the interface in `binding`.
+synchronizations, and `generations` has what elastic jobs need besides. `_torch`, `_keras` and `_jax` bind the strategy
+to a framework, by the interface in `binding`. `jax` has what scripts of JAX import.
 """
 
 from __future__ import annotations

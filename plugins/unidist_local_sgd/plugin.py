@@ -24,3 +24,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("local_sgd", "torch", "unidist_local_sgd._torch.step:TorchLocalSGD"))
     registry.add(BindingSpec("local_sgd", "tensorflow", "unidist_local_sgd._keras.step:KerasLocalSGD"))
+    registry.add(BindingSpec("local_sgd", "jax", "unidist_local_sgd._jax.step:JaxLocalSGD"))

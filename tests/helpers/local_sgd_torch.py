@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pretended_hosts import pretend
 
 import unidist.torch as ud
 from unidist.errors import UnidistError
-from unidist.hierarchical.communicator import HierarchicalCommunicator
-from unidist.hierarchical.layout import Layout
-from unidist.runtime import context
 from unidist.settings.environment import set_variables
-from unidist.topology import Topology
 from unidist_local_sgd import synchronize
 
 BATCH = 4
@@ -121,20 +118,6 @@ def take_steps(model: torch.nn.Module, optimizer: Any, case: Case, first: int, l
         else:
             loss_of(model, step, ud.rank()).backward()
             optimizer.step()
-
-
-def pretend(num_hosts: int) -> None:
-    """Let this rank be on one of so many hosts, and collectives go between them. Collective."""
-    runtime = context.current()
-    world = runtime.world.split(range(runtime.world.size))
-    assert world is not None
-    local = world.size // num_hosts
-    runtime.topology = Topology(world.rank, world.size, world.rank % local, local, world.rank // local, num_hosts)
-    layout = Layout.of([rank // local for rank in range(world.size)])
-    inner = world.split(layout.hosts[layout.host_of(world.rank)])
-    assert inner is not None
-    made = runtime._communicators
-    made._worlds["host"] = made._keep(HierarchicalCommunicator(world, inner, layout))
 
 
 def train(cases: list[Case]) -> list[dict[str, Any]]:

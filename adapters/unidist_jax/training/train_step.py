@@ -17,7 +17,7 @@ from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.runtime import context
-from unidist.strategy.interface import RunsSteps
+from unidist.strategy.interface import GradientOwner, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist_jax.checkpoint import Training
 from unidist_jax.compiled import translated
@@ -97,6 +97,7 @@ class TrainStep(Training):
             if self._is_spmd:
                 raise ConfigurationError("elastic training needs another engine than xla: leave --engine out")
         self._plan, self._elastic = plan, elastic
+        self._steps_alone = plan.the(GradientOwner).steps_alone
         self._training: StepTraining | None = None
         self._held: Any = None
         self._has_begun = False
@@ -133,6 +134,8 @@ class TrainStep(Training):
 
     def __call__(self, *batch: Any, **state: Any) -> Any:
         """Train on this rank's batch; returns the mean loss over all ranks, a scalar, or `(loss, aux)`.
+
+        If ranks step alone (`local_sgd`), the loss is that of this rank's batch.
 
         Args:
             batch: what `loss_fn` takes after the parameters. Other shapes than before are compiled again. The strategy
@@ -305,6 +308,8 @@ class TrainStep(Training):
             (_, (loss, aux)), gradients = function(held)
             early = [place for group in groups for place in group]
             held, state = self._binding.apply(gradients, state, held, early=early)
+        if self._steps_alone and weight is None:  # a mean would make ranks wait
+            return held, state, (loss, aux)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
 
     def _evaluated(self, held: Any, batch: Sequence[Any], more: Any, *, together: bool) -> tuple[Any, Any]:
