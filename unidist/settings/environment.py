@@ -30,6 +30,8 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_ROLE": "what a process does that is no rank: ps, evaluator, ...; set by the launcher, as the next two",
     "UNIDIST_ROLE_INDEX": "counts the processes of a role",
     "UNIDIST_JOB_VALUES": "HOST:PORT where all processes of a job share values, if some are no ranks",
+    "UNIDIST_DATA_KEY": "key of the job that `unidist data-worker` joins, unless --key-file has it",
+    "UNIDIST_DATA_KEY_FILE": "file into which data worker 0 writes that key; set by the launcher",
     "UNIDIST_EVALUATOR": "name of the job's evaluator; set by the launcher, as is the next",
     "UNIDIST_EVALUATED_STEP": "the last checkpoint that an earlier process of it has evaluated",
     "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
