@@ -11,7 +11,24 @@ if TYPE_CHECKING:
 
 
 class StoreStep(Protocol):
-    """What the strategy asks of an inner step."""
+    """What the strategy asks of an inner step.
+
+    Attributes:
+        before: in an elastic job the optimizer's step of the generation before, whose store has the parameters, until
+            this generation has them; else None.
+    """
+
+    before: StoreStep | None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the store has this rank's parameters."""
+
+    def bring(self) -> None:
+        """Bring the store's parameters and the optimizer's state to this rank. Not collective."""
+
+    def close(self) -> None:
+        """Leave the store."""
 
     def pull(self) -> None:
         """Bring the newest parameters into the model of this rank. Not collective; nothing before the first update."""

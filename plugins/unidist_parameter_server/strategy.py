@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,7 +13,7 @@ from unidist.errors import ConfigurationError
 from unidist.gradients.interface import GradientExchange
 from unidist.launcher import SideProcess
 from unidist.mesh import DATA_AXIS
-from unidist.optim.interface import ChecksBeforeSave
+from unidist.optim.interface import ChecksBeforeSave, OutlivesGenerations
 from unidist.optim.rules import ValueRule
 from unidist.strategy.interface import (
     ActsOnGradients,
@@ -27,6 +26,7 @@ from unidist.strategy.interface import (
     Strategy,
     SurvivesLoss,
 )
+from unidist_parameter_server.steps import StoreSteps
 from unidist_parameter_server.store.shards import size_in_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from unidist.gradients.options import ExchangeOptions
     from unidist.optim.interface import MakesInnerStep
     from unidist.runtime_api import RuntimeAPI
-    from unidist_parameter_server.binding import ParameterServerBinding, StoreStep
+    from unidist_parameter_server.binding import ParameterServerBinding
     from unidist_parameter_server.workers.worker import WorkerOptions
 
 _MAX_SERVERS = 1000
@@ -43,7 +43,14 @@ _MAX_SERVERS = 1000
 
 @dataclass
 class ParameterServer(
-    Strategy, GradientOwner, OwnsParameters, RunsSideProcesses, ChecksBeforeSave, SurvivesLoss, OutlivesRanks
+    Strategy,
+    GradientOwner,
+    OwnsParameters,
+    RunsSideProcesses,
+    ChecksBeforeSave,
+    SurvivesLoss,
+    OutlivesRanks,
+    OutlivesGenerations,
 ):
     """Keeps the parameters in one place, in memory that all ranks of a host share, to which workers push gradients.
 
@@ -88,7 +95,7 @@ class ParameterServer(
     shard_size: str = "256KiB"
     servers: int = 0
     replicas: int = 0
-    _steps: list[weakref.ref[Any]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _steps: StoreSteps = field(default_factory=StoreSteps, init=False, repr=False, compare=False)
 
     @property
     def is_together(self) -> bool:
@@ -183,7 +190,7 @@ class ParameterServer(
 
     @override
     def elastic_obstacle(self, plan: Plan) -> str:
-        return "its store is made for one number of workers"
+        return ""
 
     @override
     def tolerates_lost_ranks(self, plan: Plan) -> bool:
@@ -218,25 +225,42 @@ class ParameterServer(
         binding: ParameterServerBinding = context.plugins.binding(self.name, framework)
         make = binding.inner_step(self)
 
-        def made(*args: Any) -> Any:
-            step = make(*args)
-            self._steps = [kept for kept in self._steps if kept() is not None] + [weakref.ref(step)]
+        def made(optimizer: Any, *args: Any) -> Any:
+            step: Any = make(optimizer, *args)
+            self._steps.add(optimizer, step, is_elastic=context.is_elastic)
             return step
 
         return made
 
     @override
     def pull(self) -> None:
-        for step in self._present_steps():
+        for step in self._steps.present:
             step.pull()
 
     @override
     def before_save(self) -> None:
-        for step in self._present_steps():
+        for step in self._steps.present:
             step.settle()
 
-    def _present_steps(self) -> list[StoreStep]:
-        return [step for kept in self._steps if (step := kept()) is not None]
+    @override
+    def kept(self) -> None:
+        """Return nothing: a commit has the parameters as this rank has fetched them."""
+
+    @override
+    def restore(self, kept: Any) -> None:
+        """Do nothing: see `synchronize_generation`."""
+
+    @override
+    def make_equal(self) -> None:
+        self.before_save()
+
+    @override
+    def synchronize_generation(self, context: RuntimeAPI) -> None:
+        """See `OutlivesGenerations`. With async, training goes on with the store, so that no push is lost.
+
+        A synchronous training goes on with the last commit, as the other ranks do: then a step is made once.
+        """
+        self._steps.follow(is_wanted=not self.is_together and context.topology.rank == 0)
 
     def worker_options(self) -> WorkerOptions:
         """Return the options as a worker uses them."""

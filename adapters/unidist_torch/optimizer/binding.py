@@ -245,6 +245,11 @@ class Binding:
         return self._inner.sharded
 
     @property
+    def shards_state(self) -> bool:
+        """Each rank has a shard of the optimizer's state."""
+        return self._inner.shards_state
+
+    @property
     def passes(self) -> int:
         """Backward passes per update."""
         return self._update.accumulation.passes

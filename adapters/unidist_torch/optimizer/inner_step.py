@@ -34,6 +34,11 @@ class InnerStep(ABC):
 
     sharded: bool = False
 
+    @property
+    def shards_state(self) -> bool:
+        """Whether a rank has its shard of the optimizer's state alone; else each can give all of it. As `sharded`."""
+        return self.sharded
+
     def before_agreement(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Called before the ranks agree on parameters and make exchanges; the update's options may be changed here."""
 
@@ -98,7 +103,7 @@ class InnerStep(ABC):
 
 def has_sharded_state(optimizer: Any) -> bool:
     """Say whether the state of an optimizer is sharded over the ranks."""
-    return bool(getattr(getattr(optimizer, "_unidist", None), "sharded", False))
+    return bool(getattr(getattr(optimizer, "_unidist", None), "shards_state", False))
 
 
 class WholeStep(InnerStep):

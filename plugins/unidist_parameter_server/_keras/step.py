@@ -42,6 +42,11 @@ class KerasParameterServer(ParameterServerBinding):
         options = strategy.worker_options()
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+            if update.context.is_elastic:
+                raise ConfigurationError(
+                    "parameter_server in an elastic job (--min-np) is for PyTorch so far; use --strategy data, or "
+                    "leave --min-np and --max-np out"
+                )
             update.options = replace(update.options, sparse_as_dense=True)
             if options.difference:
                 return DifferenceStep(options, optimizer, plain, update)

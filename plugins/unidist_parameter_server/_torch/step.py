@@ -55,6 +55,7 @@ class TorchStoreStep(InnerStep):
     """
 
     sharded = True  # `p.grad` has no gradient of all ranks
+    shards_state = False
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class TorchStoreStep(InnerStep):
         plain: type[torch.optim.Optimizer],
         update: Update,
     ) -> None:
+        self.before: Any = None  # see `StoreStep`
         self._options = strategy.worker_options()
         self._strategy = strategy
         self._optimizer = optimizer
@@ -145,9 +147,19 @@ class TorchStoreStep(InnerStep):
 
     # The store
 
+    @property
+    def is_filled(self) -> bool:
+        """See `StoreStep.is_filled`."""
+        return bool(self._workers) and self._num_filled == len(self._workers)
+
+    def bring(self) -> None:
+        """See `StoreStep.bring`."""
+        self.pull()
+        self._bring_state()
+
     def pull(self) -> None:
         """See `StoreStep.pull`."""
-        if self._is_filled:
+        if self.is_filled:
             self._find_targets()
             for worker in self._workers:
                 worker.fetch()
@@ -155,21 +167,17 @@ class TorchStoreStep(InnerStep):
 
     def settle(self) -> None:
         """See `StoreStep.settle`. Collective."""
-        if self._is_filled:
+        if self.is_filled:
             for worker in self._workers:
                 worker.flush()
             self._update.communicator.barrier().wait()
             self.pull()
             self._update.communicator.barrier().wait()
 
-    @property
-    def _is_filled(self) -> bool:
-        return bool(self._workers) and self._num_filled == len(self._workers)
-
     def _prepare(self) -> None:
         """Before the first update, and when the script has changed parameters: fill the store. Collective then."""
         self._find_targets()
-        if self._is_filled and not self._options.difference:
+        if self.is_filled and not self._options.difference:
             versions = zip(self._parameters, self._versions, strict=True)
             changed = [index for index, (tensor, version) in enumerate(versions) if tensor._version != version]
             if changed and not self._options.together:
@@ -242,7 +250,7 @@ class TorchStoreStep(InnerStep):
 
     def _bring_state(self) -> None:
         """Give the optimizer the state that the store has."""
-        if not self._is_filled or self._options.difference:
+        if not self.is_filled or self._options.difference:
             return
         counts_steps = counterpart(self._plain).counts
         for worker, _, parameters in self._parts():

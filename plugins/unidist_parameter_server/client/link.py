@@ -127,6 +127,11 @@ class SegmentLink:
             {"type": "finish", "finished": self._finished, "bound": bound, "timeout_sec": self.timeout_sec}, waits=True
         )
 
+    def retire(self) -> None:
+        """Tell the server that nobody has to wait for this worker any more."""
+        with contextlib.suppress(PeerLostError):
+            self.request({"type": "retire"})
+
     def leave(self) -> None:
         """Tell the server that this worker has ended, and close the connection. Idempotent."""
         self._is_closed = True

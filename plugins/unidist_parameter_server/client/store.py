@@ -226,6 +226,12 @@ class RemoteStore(Store):
             future.exception()
         return [future.result() for future in futures]
 
+    @override
+    def retire(self) -> None:
+        if self._is_open:
+            for link in self._links:
+                link.retire()
+
     @property
     @override
     def is_open(self) -> bool:

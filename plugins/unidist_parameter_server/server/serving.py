@@ -262,6 +262,7 @@ class _Session:
             "finish": self._finish,
             "together": self._together,
             "log": self._log,
+            "retire": self._retire,
         }
         while not self.has_left:
             try:
@@ -357,6 +358,10 @@ class _Session:
             timeout_sec=message["timeout_sec"],
         )
         self._send({"type": "done", "counts": counts, "step": self._segment.step})
+
+    def _retire(self, message: Message) -> None:
+        self._segment.leave(self._worker)
+        self._send({"type": "done"})
 
     def _log(self, message: Message) -> None:
         shards = [[list(push) for push in each.log] for each in self._segment.shards]

@@ -174,6 +174,10 @@ class Store(ABC):
             StalledError: a worker that is waited for is alive but does not push; names it.
         """
 
+    @abstractmethod
+    def retire(self) -> None:
+        """Let this worker not be waited for any more, though it may still read. For a runtime that another follows."""
+
     @property
     @abstractmethod
     def is_open(self) -> bool:

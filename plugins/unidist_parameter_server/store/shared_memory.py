@@ -441,6 +441,16 @@ class SharedStore(Store):
         )
 
     @override
+    def retire(self) -> None:
+        if self._locks.is_open:
+            self._clocks.leave(self.worker)
+
+    @property
+    @override
+    def is_open(self) -> bool:
+        return self._locks.is_open
+
+    @override
     def leave(self) -> None:
         if self._locks.is_open:
             self._clocks.leave(self.worker)

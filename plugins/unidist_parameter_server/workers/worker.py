@@ -60,11 +60,14 @@ class WorkerOptions:
 class OpenStores:
     """The stores of a runtime, which a worker leaves when the runtime ends.
 
+    In an elastic job another runtime may follow, which reads them: then they are left by whoever has them.
+
     Args:
         runtime: that owns it.
     """
 
     def __init__(self, runtime: RuntimeAPI) -> None:
+        self._is_elastic = runtime.is_elastic
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
     def add(self, store: Store) -> None:
@@ -74,7 +77,10 @@ class OpenStores:
     def close(self) -> None:
         """Leave all stores."""
         for store in list(self._stores):
-            store.leave()
+            if self._is_elastic:
+                store.retire()
+            else:
+                store.leave()
 
 
 class Worker:

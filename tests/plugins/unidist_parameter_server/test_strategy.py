@@ -88,9 +88,9 @@ def test_servers_are_processes_beside_the_ranks() -> None:
     assert processes[0].command[1:] == ("-m", "unidist_parameter_server.server")
 
 
-def test_elastic_jobs_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="made for one number of workers"):
-        check_plan(plan("parameter_server=sync"))
+@pytest.mark.parametrize("line", ["parameter_server=sync", "parameter_server=async:servers=2"])
+def test_elastic_jobs_can_have_it(line: str) -> None:
+    check_plan(plan(line))
 
 
 def test_the_strategy_imports_no_framework_and_no_numpy() -> None:

@@ -1,0 +1,40 @@
+"""The inner steps of the optimizers that a strategy was bound to, through the generations of an elastic job."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unidist_parameter_server.binding import StoreStep
+
+
+class StoreSteps:
+    """The inner step of each optimizer, as long as it is alive."""
+
+    def __init__(self) -> None:
+        self._steps: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+    @property
+    def present(self) -> list[StoreStep]:
+        """The steps of the present generation."""
+        return [step for kept in self._steps.values() if (step := kept()) is not None]
+
+    def add(self, optimizer: Any, step: StoreStep, *, is_elastic: bool) -> None:
+        """Take the new inner step of an optimizer in place of the one before, which an elastic job goes on with."""
+        last = self._steps.get(optimizer)
+        before: Any = None if last is None or not is_elastic else last()
+        if before is not None and not before.is_filled:  # that generation has ended before its first step
+            unused, before = before, before.before
+            unused.close()
+        step.before = before
+        self._steps[optimizer] = weakref.ref(step)
+
+    def follow(self, *, is_wanted: bool) -> None:
+        """Bring what the stores of the generation before have to this rank, if it is wanted, and leave them."""
+        for step in self.present:
+            if step.before is not None:
+                before, step.before = step.before, None
+                if is_wanted:
+                    before.bring()
+                before.close()
