@@ -29,7 +29,9 @@ HARNESSES = {
     ROOT / "tests/native/tcp_group.c": ROOT / "plugins/unidist_tcp/native",
 }
 """The folder with the C code of each."""
-EXTENSIONS = ("unidist/engines/_shm", "unidist/algorithms/_kernels", "unidist_tcp/_tcp")
+EXTENSIONS = (
+    "unidist/engines/_shm", "unidist/algorithms/_kernels", "unidist_tcp/_tcp", "unidist_parameter_server/native/_shards",
+)  # fmt: skip
 COMPILER = os.environ.get("CC", "gcc")
 FLAGS = ("-g", "-fno-omit-frame-pointer")
 
@@ -72,6 +74,8 @@ BUILDS = (
             "tests/unidist/algorithms", "tests/unidist/engines", f"{PARALLEL}/test_shm_closing.py",
             f"{PARALLEL}/test_shm_communicator.py", f"{PARALLEL}/test_shm_faults.py", f"{PARALLEL}/test_init_cycles.py",
             f"{PARALLEL}/test_tcp_communicator.py", "tests/plugins/unidist_tcp",
+            "tests/plugins/unidist_parameter_server/optimizers/test_native.py",
+            "tests/plugins/unidist_parameter_server/store",
             # The sanitizer itself needs more address space than there is.
             "--deselect", f"{PARALLEL}/test_shm_faults.py::test_a_limited_address_space_is_lived_with_or_told",
         ),
@@ -133,7 +137,7 @@ def run_tests(build: Build) -> None:
     """Build the extensions, and run the tests with them."""
     tree = OUT / build.name
     shutil.rmtree(tree, ignore_errors=True)
-    for package in (ROOT / "unidist", ROOT / "plugins/unidist_tcp"):
+    for package in (ROOT / "unidist", ROOT / "plugins/unidist_tcp", ROOT / "plugins/unidist_parameter_server"):
         shutil.copytree(package, tree / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     flags = {"CC": COMPILER, "CFLAGS": " ".join(FLAGS), "LDFLAGS": f"-fsanitize={build.sanitizers}"}
     flags["CFLAGS"] += f" -fsanitize={build.sanitizers}"

@@ -24,6 +24,7 @@ enum { NONE, FIRST, LATER }; /* of the momentum: there is none, this update begi
 
 const char *const ps_kind_names[PS_NUM_KINDS] = {"add", "momentum", "velocity", "adagrad", "adam"};
 const int ps_num_options[PS_NUM_KINDS] = {0, 5, 4, 7, 9};
+static const int kept_slots[PS_NUM_KINDS] = {0, 1, 1, 1, 2}; /* others stay as they are */
 
 #define T float
 #define ROOT sqrtf

@@ -142,12 +142,13 @@ static void NAME(apply)(const struct ps_rule *rule, const T *v, const T *d, void
     const double *o = rule->options;
     const T *m = num_slots > 0 ? slots[0] : NULL, *s = num_slots > 1 ? slots[1] : NULL;
     T *p = num_slots > 0 ? new_slots[0] : NULL, *q = num_slots > 1 ? new_slots[1] : NULL;
-    switch ((enum ps_kind)(int)rule->kind) {
-    case PS_MOMENTUM: NAME(momentum)(v, d, m, w, p, n, o, updates, factor); return;
-    case PS_VELOCITY: NAME(velocity)(v, d, m, w, p, n, o, factor); return;
-    case PS_ADAGRAD: NAME(adagrad)(v, d, m, w, p, n, o, updates, factor); return;
-    case PS_ADAM: NAME(adam)(v, d, m, s, w, p, q, n, o, updates, factor); return;
+    enum ps_kind kind = (enum ps_kind)(int)rule->kind;
+    for (int k = kept_slots[kind]; k < num_slots; k++) memmove(new_slots[k], slots[k], n * sizeof(T));
+    switch (kind) {
+    case PS_MOMENTUM: NAME(momentum)(v, d, m, w, p, n, o, updates, factor); break;
+    case PS_VELOCITY: NAME(velocity)(v, d, m, w, p, n, o, factor); break;
+    case PS_ADAGRAD: NAME(adagrad)(v, d, m, w, p, n, o, updates, factor); break;
+    case PS_ADAM: NAME(adam)(v, d, m, s, w, p, q, n, o, updates, factor); break;
     default: NAME(add)(v, d, w, n, factor);
     }
-    for (int k = 0; k < num_slots; k++) memmove(new_slots[k], slots[k], n * sizeof(T));
 }
