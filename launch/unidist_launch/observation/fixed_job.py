@@ -64,7 +64,7 @@ class FixedJobEvents:
 
     def rank_lost(self, rank: int, reason: str) -> None:
         """A rank is gone, and the others go on without it."""
-        self._log.publish("lost", worker=rank, rank=rank, generation=0, reason=reason)
+        self._log.publish("rank_lost", worker=rank, rank=rank, reason=reason)
 
     def ended(self, exit_code: int) -> None:
         """The job is over."""

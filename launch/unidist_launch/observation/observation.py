@@ -80,8 +80,8 @@ class Observation(ObservedJob):
 
     @override
     def start_process(self, process: SideProcess) -> int:
-        assert self._roster is not None, "an observer starts processes after the job has begun"
         self._check_starts_processes()
+        assert self._roster is not None, "an observer starts processes after the job has begun"
         return self._roster.start(process)
 
     @override
@@ -91,8 +91,8 @@ class Observation(ObservedJob):
 
     @override
     def values(self) -> KeyValues:
-        assert self._connect is not None, "an observer asks for values after the job has begun"
         self._check_starts_processes()
+        assert self._connect is not None, "an observer asks for values after the job has begun"
         values = self._connect()
         self._stack.callback(values.close)
         return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job, JobObserver, ObservedJob
+from unidist.launcher import Job, JobObserver, ObservedJob, SideProcess
+from unidist_launch.beside.roster import SideReports, SideRoster
 from unidist_launch.observation.event_log import EventLog
 from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
@@ -111,3 +112,63 @@ def test_an_observer_that_cannot_do_what_it_was_asked_for_ends_the_job_and_is_cl
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="no bell here"):
         observe(stack, diary)
     assert diary.entries == ["closed"]
+
+
+class Starter(Diary):
+    """Starts a process beside the ranks."""
+
+    starts_processes = True
+
+    @override
+    def turn(self) -> None:
+        self.number = self.job.start_process(SideProcess(("server",), "data"))
+
+    @override
+    def process_exited(self, number: int, returncode: int) -> None:
+        self.entries.append((number, returncode))
+
+    @override
+    def finishing(self) -> bool:
+        return "done" not in self.entries
+
+
+class Hosts:
+    """Starts nothing, and says that it has failed."""
+
+    roster: SideRoster
+
+    def start_side(self, host: int, number: int, process: SideProcess) -> None:
+        self.roster.side_refused(number, "no such program")
+
+    def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
+        raise AssertionError("nothing runs")
+
+
+def test_an_observer_starts_processes_and_is_told_of_their_end(capfd: pytest.CaptureFixture[str]) -> None:
+    starter, other = Starter(), Diary()
+    with ExitStack() as stack:
+        _, output, observation = observe(stack, starter, other)
+        hosts = Hosts()
+        reports = SideReports(output.message, observation.publish, observation.process_exited, lambda reason: None)
+        hosts.roster = SideRoster(Job(("train",), 2), hosts, reports)
+        observation.attach(hosts.roster, lambda: pytest.fail("nobody asks for values"))
+        hosts.roster.place([0])
+        observation.turn()
+        assert observation.finishing()
+        hosts.roster.turn()
+        assert (starter.number, 127) in starter.entries
+        starter.entries.append("done")
+        assert not observation.finishing()
+    assert "unidist: no such program" in capfd.readouterr().err
+
+
+def test_an_observer_that_has_not_said_that_it_starts_processes_starts_none(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Sudden(Starter):
+        starts_processes = False
+
+    with ExitStack() as stack:
+        _, _, observation = observe(stack, Sudden())
+        observation.turn()
+    assert "starts_processes = True" in capfd.readouterr().err
