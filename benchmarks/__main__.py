@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -323,6 +324,27 @@ def _local_sgd_rows(groups: dict[str, dict[str, float]], repetitions: int) -> li
     return rows
 
 
+def _parameter_server_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring parameter servers ...")
+    found = groups["push and fetch of 38 MB, np=2"] = under_unidist(
+        "benchmarks.parameter_server", 2, repetitions, "store"
+    )
+    rows = []
+    for mode, name in itertools.product(("async", "sync"), ("SGD", "AdamW")):
+        ours, what = found[f"{mode}, {name}"], f"{mode}, np=2: push and fetch of 38 MB, {name}, of an all-reduce"
+        for peer, suffix, wanted in (("all-reduce", "", 1.5), (f"all-reduce and {name}", " and a step", 1.0)):
+            detail = f"{duration(ours)}, {peer} {duration(found[peer])}"
+            rows.append(Row(what + suffix, ours / found[peer], "x", "at most", wanted, detail))
+    step = groups["GPT steps with parameter servers, np=2"] = under_unidist(
+        "benchmarks.parameter_server", 2, repetitions, "gpt"
+    )
+    for model, mode in itertools.product(("char GPT", "GPT"), ("async", "sync")):
+        ours, data = step[f"{model}, parameter_server={mode}"], step[f"{model}, data"]
+        detail = f"{duration(ours)}, data {duration(data)}"
+        rows.append(Row(f"{mode}, np=2: step of the {model}, of data", ours / data, "x", "at most", 1.0, detail))
+    return rows
+
+
 def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
@@ -343,6 +365,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "launch": (_launch_rows, False),
     "recovery": (_recovery_rows, False),
     "local-sgd": (_local_sgd_rows, False),
+    "parameter-server": (_parameter_server_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
     "trainers": (_trainer_rows, False),

@@ -30,7 +30,8 @@ HARNESSES = {
 }
 """The folder with the C code of each."""
 EXTENSIONS = (
-    "unidist/engines/_shm", "unidist/algorithms/_kernels", "unidist_tcp/_tcp", "unidist_parameter_server/native/_shards",
+    "unidist/engines/_shm", "unidist/algorithms/_kernels", "unidist_tcp/_tcp",
+    "unidist_parameter_server/native/_shards",
 )  # fmt: skip
 COMPILER = os.environ.get("CC", "gcc")
 FLAGS = ("-g", "-fno-omit-frame-pointer")
