@@ -36,7 +36,7 @@ def test_it_is_listed_like_any_other(manager: PluginManager) -> None:
     (sample,) = [plugin for plugin in listed if plugin["name"] == "sample"]
     assert sample["distribution"] == "unidist-sample-plugin"
     assert sample["engines"] == ["sample-sockets"]
-    assert sample["strategies"] == ["sample-compress"]
+    assert sample["strategies"] == ["sample-compress", "sample-board"]
     assert sample["compressors"] == ["sample-signs"]
     assert sample["schedules"] == ["sample-eager"]
     assert sample["problems"] == []

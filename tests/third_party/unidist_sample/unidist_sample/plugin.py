@@ -25,13 +25,16 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 
 @hookimpl
 def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
-    """Register `sample-compress`."""
+    """Register `sample-compress` and `sample-board`."""
     registry.add(
         StrategySpec(
             "sample-compress",
             "unidist_sample.compress:CompressedData",
             "a sample: data parallelism with gradients that travel as bfloat16 or float16",
         )
+    )
+    registry.add(
+        StrategySpec("sample-board", "unidist_sample.board:Board", "a sample: a process beside the ranks answers them")
     )
 
 
