@@ -183,6 +183,9 @@ MODULES: dict[str, Answer] = {
         },
     ),
     "horovod.tensorflow.compression": Answer("unidist.tensorflow.compression"),
+    "horovod.tensorflow.data": Answer(),
+    "horovod.tensorflow.data.compute_service": Answer("unidist.tensorflow.data.compute_service"),
+    "horovod.tensorflow.data.compute_worker": Answer("unidist.tensorflow.data.compute_worker"),
     "horovod.tensorflow.elastic": Answer("unidist.tensorflow.elastic"),
     "horovod.tensorflow.functions": Answer(
         "unidist.tensorflow.functions",
@@ -271,7 +274,6 @@ ABSENT: dict[str, str] = {
     "horovod.spark.torch.estimator": _OF_SPARK_ESTIMATOR,
     "horovod.spark.torch.remote": _OF_SPARK_ESTIMATOR,
     "horovod.spark.torch.util": _OF_SPARK_ESTIMATOR,
-    "horovod.tensorflow.data": "There is no compute service; divide the samples by unidist.tensorflow.shard(dataset).",
     "horovod.tensorflow.gradient_aggregation": "Use backward_passes_per_step of the optimizer.",
     "horovod.tensorflow.gradient_aggregation_eager": "Use backward_passes_per_step of the optimizer.",
     "horovod.tensorflow.util": "It is internal to Horovod; refs of variables have deref(), and variables ref().",

@@ -32,7 +32,7 @@ from unidist.horovod_api.lifecycle import (
 from unidist.horovod_api.reduce_ops import reduction_of as handle_average_backwards_compatibility
 from unidist.horovod_api.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist.tensorflow import compression, elastic, functions, keras, mpi_ops, sync_batch_norm
+from unidist.tensorflow import compression, data, elastic, functions, keras, mpi_ops, sync_batch_norm
 from unidist_data_service._tensorflow import data_service
 from unidist_tensorflow.basics import (
     buffer,
@@ -95,8 +95,8 @@ __all__ = [
     "PartialDistributedOptimizer", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "TrainStep",
     "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
-    "ccl_built", "check_num_rank_power_of_2", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_service", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
+    "ccl_built", "check_num_rank_power_of_2", "compression", "cross_rank", "cross_size", "cuda_built", "data",
+    "data_rank", "data_service", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
     "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized",
     "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
