@@ -345,6 +345,27 @@ def _parameter_server_rows(groups: dict[str, dict[str, float]], repetitions: int
     return rows
 
 
+def _data_service_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    rows = []
+    for framework, peer in (("torch", "DataLoader, num_workers=1"), ("tensorflow", "tf.data's service, 1 worker")):
+        if importlib.util.find_spec(framework) is None:
+            click.echo(f"data-service: {framework} is left out, it is not installed")
+            continue
+        click.echo(f"reading data with {framework} ...")
+        options = ("--data-workers", "1")
+        found = under_unidist("benchmarks.data_service", 1, max(3, repetitions // 3), framework, options=options)
+        groups[f"two epochs with a slow decoder, {framework}"] = found
+        ours, ready = found["--data-workers 1"], found["decoded before"]
+        detail = f"{duration(ours)}, decoded before {duration(ready)}"
+        what = f"two epochs, {framework}, --data-workers 1"
+        rows += [
+            _faster(f"{what}, of decoding in the loop", ours, found["decoding in the loop"], 1.5, "in the loop"),
+            _faster(f"{what}, of {peer}", ours, found[peer], 0.95, peer),
+            Row(f"{what}, of no decoding", ours / ready, "x", "at most", 1.5, detail),
+        ]
+    return rows
+
+
 def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
@@ -366,6 +387,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "recovery": (_recovery_rows, False),
     "local-sgd": (_local_sgd_rows, False),
     "parameter-server": (_parameter_server_rows, False),
+    "data-service": (_data_service_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
     "trainers": (_trainer_rows, False),
