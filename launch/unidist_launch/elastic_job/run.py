@@ -71,6 +71,7 @@ class ElasticRun:
         self._roster = SideRoster(job, self, reports, may_grow=True)
         stack.callback(self._roster.close)
         self._placed_by: float | None = None
+        self._is_concluding = False
         if job.has_side_processes:
             self._observation.attach(self._roster, parts.connect_values)
         self._supply = Supply(self._parts)
@@ -110,11 +111,12 @@ class ElasticRun:
         parts.output.finish()
         code = self._conclude()
         parts.log.publish("end", exit_code=code)
+        self._is_concluding = True
         drive_to_end(
             self._roster,
             turn=self._last_turn,
             finishing=self._observation.finishing,
-            signals=self._signals.received,
+            signals=parts.ending.signals,
         )
         return code
 
@@ -258,6 +260,8 @@ class ElasticRun:
                 parts.retire(worker.number)
             # Those without an agent are as little the job's any more: what takes them back has nobody there to tell.
             self._is_taken_back = self._is_lent and not any(each.is_up for each in parts.hosts.by_name.values())
+            if self._is_concluding and self._is_taken_back:
+                parts.ending.on_signal(signal.SIGTERM)  # nobody can wait for evaluations any more
 
     def _lose_host(self, index: int, reason: str) -> None:
         parts = self._parts

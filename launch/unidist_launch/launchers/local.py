@@ -168,7 +168,7 @@ class _Run:
             self._roster,
             turn=self._last_turn,
             finishing=self._events.observation.finishing,
-            signals=self._signals.received,
+            signals=self._ending.signals,
         )
         if code == 0:
             self._warn_of_strategy_without_effect()

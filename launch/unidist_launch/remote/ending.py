@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -46,6 +46,11 @@ class Ending:
         self._reason = ""
         self.exits: list[RankExit] = []
         """How ranks ended, in the order in which it was seen."""
+
+    @property
+    def signals(self) -> Sequence[int]:
+        """The signals that were meant for the job, in order; it grows."""
+        return self._signals
 
     @property
     def has_begun(self) -> bool:

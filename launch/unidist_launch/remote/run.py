@@ -170,7 +170,7 @@ class RemoteRun:
             self._roster,
             turn=self._last_turn,
             finishing=self._events.observation.finishing,
-            signals=self._signals.received,
+            signals=self._ending.signals,
         )
         return code
 

@@ -115,6 +115,21 @@ def test_ctrl_c_ends_the_last_evaluation(command: Command) -> None:
     assert "SIGINT ends the evaluator; its last evaluation is that of checkpoint -1" in told
 
 
+def test_a_scheduler_that_takes_a_host_back_ends_the_last_evaluation(command: Command) -> None:
+    evaluate = command.script("open('began', 'w'); time.sleep(1000)", "evaluate.py")
+    job = command.script("\nwhile not os.path.exists('began'): time.sleep(0.01)\nopen(f'ended{rank}', 'w')", "train.py")
+    hosts = ("--launcher", "ssh", "-H", "localhost:1,127.0.0.1:1")
+    with command.start("launch", "-np", "2", *hosts, "--evaluator", evaluate, job) as process:
+        assert command.wait_until(lambda: all((command.folder / f"ended{rank}").exists() for rank in range(2)), 60)
+        assert not command.wait_until(lambda: process.poll() is not None, 2), "it waits for the evaluator"
+        agents = [each for each in command.alive() if "unidist_launch.agent.agent" in each.cmdline()]
+        assert len(agents) == 2
+        agents[0].send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert "SIGTERM ends the evaluator; its last evaluation is that of checkpoint -1" in told
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
