@@ -32,3 +32,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     for name in ("parameter_server", "central_storage"):
         registry.add(BindingSpec(name, "torch", "unidist_parameter_server._torch.step:TorchParameterServer"))
         registry.add(BindingSpec(name, "tensorflow", "unidist_parameter_server._keras.step:KerasParameterServer"))
+        registry.add(BindingSpec(name, "jax", "unidist_parameter_server._jax.step:JaxParameterServer"))

@@ -22,6 +22,8 @@ class StoreSteps:
 
     def add(self, optimizer: Any, step: StoreStep, *, is_elastic: bool) -> None:
         """Take the new inner step of an optimizer in place of the one before, which an elastic job goes on with."""
+        if isinstance(optimizer, tuple):  # of optax, to which nothing can refer weakly: it has one step
+            optimizer = step
         last = self._steps.get(optimizer)
         before: Any = None if last is None or not is_elastic else last()
         if before is not None and not before.is_filled:  # that generation has ended before its first step

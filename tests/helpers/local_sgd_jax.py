@@ -208,3 +208,17 @@ def save_and_resume(case: Case, folder: str) -> tuple[str, Any, Any]:
             return message, jax.tree.map(np.array, step.params), jax.tree.map(np.array, resumed.params)
         finally:
             ud.shutdown()
+
+
+def save_without_optimizer(folder: str) -> str:
+    """Return the error of saving trees alone, of which nobody knows whether the ranks have the same."""
+    with set_variables({"UNIDIST_STRATEGY": "local_sgd=4"}):
+        ud.init()
+        try:
+            params, optimizer = ud.distribute(parameters(), OPTIMIZERS["sgd"]())
+            ud.save(folder, params, optimizer.init(params))
+        except UnidistError as exc:
+            return str(exc)
+        finally:
+            ud.shutdown()
+    return ""

@@ -11,6 +11,7 @@ from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, sav
 from unidist.checkpoint.loading import Loaded as LoadedPlain
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist.errors import UsageError
+from unidist.runtime import context
 from unidist.waits import calling
 from unidist_jax.checkpoint.states import JaxStates, KeptOptimizer, KeptParameters, Training, kept_training
 from unidist_jax.compiled import flush, translated
@@ -80,6 +81,8 @@ def save(
         CheckpointError: it could not be saved, on this rank or another one.
         UsageError: something cannot be saved, or the ranks ask for different things.
     """
+    if optimizer is None and not isinstance(params, Training):
+        _check_ranks_are_equal()
     objects, _, _ = _objects(params, opt_state, optimizer)
     flush()  # programs that were called are still counting updates
     with translated():  # arrays of a program that has failed
@@ -148,6 +151,16 @@ def load(
         params=None if parameters is None or parameters.state is None else parameters.state.loaded,
         opt_state=None if state is None or state.state is None else state.state.loaded,
     )
+
+
+def _check_ranks_are_equal() -> None:
+    """Raise UsageError if a strategy of the command line lets ranks differ, and only the optimizer knows whether."""
+    differing = [strategy.name for strategy in context.current().plan.strategies if not strategy.keeps_replicas]
+    if differing:
+        raise UsageError(
+            f"save(path, params): under {' and '.join(map(repr, differing))} the ranks' parameters may differ, "
+            "and only the optimizer knows: save(path, params, opt_state, optimizer=optimizer)"
+        )
 
 
 def _objects(

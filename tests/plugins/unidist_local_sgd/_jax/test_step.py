@@ -75,3 +75,8 @@ def test_a_checkpoint_needs_equal_ranks_and_a_resumed_training_is_the_one_that_w
     ):
         assert "Before save call synchronize(step)" in message
         assert largest_difference(resumed, undisturbed) == 0.0
+
+
+def test_trees_are_saved_with_the_optimizer_only(jax_pools: PartPools, tmp_path: Path) -> None:
+    [message] = jax_pools.get(1).run(local_sgd_jax.save_without_optimizer, (str(tmp_path / "saved"),))
+    assert "under 'local_sgd' the ranks' parameters may differ" in message

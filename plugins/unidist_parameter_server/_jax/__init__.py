@@ -1,0 +1,1 @@
+"""The strategy for JAX: differences that an optimizer of optax has made are pushed. Private."""

@@ -1,0 +1,117 @@
+"""Trainings under `parameter_server` with optax on ranks, and the same by trees in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from local_sgd_jax import OPTIMIZERS, batch_of, loss_fn, parameters
+
+import unidist.jax as ud
+from unidist.errors import UnidistError
+from unidist.settings.environment import set_variables
+from unidist_parameter_server.jax import pull, synchronize
+
+STEPS = 7
+
+
+def _constant(params: Any, factor: Any) -> Any:
+    """Return a loss whose gradient is `factor` everywhere."""
+    return factor * sum(jnp.sum(leaf) for leaf in params.values())
+
+
+def train(line: str, optimizer: str, mode: str, *, is_constant: bool = False) -> tuple[Any, list[float]]:
+    """Train on this rank; return the parameters after all ranks have taken those of the store, and the losses."""
+    with set_variables({"UNIDIST_STRATEGY": line}):
+        ud.init()
+        try:
+            batches: list[Any] = [batch_of(number, ud.rank()) for number in range(STEPS)]
+            loss: Any = loss_fn
+            if is_constant:
+                loss, batches = _constant, [(np.float64(ud.rank() + 1),)] * STEPS
+            losses = []
+            if mode == "step":
+                step = ud.TrainStep(loss, parameters(), OPTIMIZERS[optimizer]())
+                losses = [float(step(*batch)) for batch in batches]
+                assert pull(step)
+                assert synchronize(step)
+                return jax.tree.map(np.array, step.params), losses
+            params, bound = ud.distribute(parameters(), OPTIMIZERS[optimizer]())
+            state = bound.init(params)
+
+            def update(params: Any, state: Any, *batch: Any) -> tuple[Any, Any]:
+                updates, state = bound.update(jax.grad(loss)(params, *batch), state, params)
+                return optax.apply_updates(params, updates), state
+
+            run = jax.jit(update) if mode == "jit" else update
+            for batch in batches:
+                params, state = run(params, state, *map(jnp.asarray, batch))
+            params, state = synchronize(bound, pull(bound, params), state)
+            return jax.tree.map(np.array, params), losses
+        finally:
+            ud.shutdown()
+
+
+def simulate(optimizer: str, size: int) -> Any:
+    """Return the parameters after steps in which the mean of the ranks' own updates is added."""
+    inner = OPTIMIZERS[optimizer]()
+    params = parameters()
+    states = [inner.init(params) for _ in range(size)]
+    for number in range(STEPS):
+        updates = []
+        for rank in range(size):
+            found, states[rank] = inner.update(jax.grad(loss_fn)(params, *batch_of(number, rank)), states[rank], params)
+            updates.append(found)
+        params = optax.apply_updates(params, jax.tree.map(lambda *each: sum(each) / size, *updates))
+    return jax.tree.map(np.array, params)
+
+
+def constant_result(size: int) -> Any:
+    """Return the parameters after the steps of all ranks with constant gradients, by SGD, in any order."""
+    moved = 0.05 / size * STEPS * sum(range(1, size + 1))
+    return {name: np.array(value) - moved for name, value in parameters().items()}
+
+
+def save_and_resume(line: str, folder: str) -> tuple[str, Any, Any]:
+    """Save in the middle; return the error of saving too early, and what training on and a resumed one give."""
+    with set_variables({"UNIDIST_STRATEGY": line}):
+        ud.init()
+        try:
+
+            def some(step: Any, numbers: range) -> None:
+                for number in numbers:
+                    step(*batch_of(number, ud.rank()))
+
+            step = ud.TrainStep(loss_fn, parameters(), OPTIMIZERS["momentum"]())
+            some(step, range(3))
+            message = ""
+            try:
+                ud.save(folder, step)
+            except UnidistError as exc:
+                message = str(exc)
+            synchronize(step)
+            ud.save(folder, step)
+            some(step, range(3, 6))
+            resumed = ud.TrainStep(loss_fn, parameters(), OPTIMIZERS["momentum"]())
+            some(resumed, range(2))
+            ud.load(folder, resumed)
+            some(resumed, range(3, 6))
+            return message, jax.tree.map(np.array, step.params), jax.tree.map(np.array, resumed.params)
+        finally:
+            ud.shutdown()
+
+
+def refused(line: str) -> str:
+    """Return the error of distributing an optimizer."""
+    with set_variables({"UNIDIST_STRATEGY": line}):
+        ud.init()
+        try:
+            ud.distribute(optax.sgd(0.1))
+        except UnidistError as exc:
+            return str(exc)
+        finally:
+            ud.shutdown()
+    return ""
