@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import hosts, launch_time, local_sgd, recovery
+from benchmarks import hosts, launch_time, local_sgd, recovery, straggler
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
 
@@ -345,6 +345,35 @@ def _parameter_server_rows(groups: dict[str, dict[str, float]], repetitions: int
     return rows
 
 
+def _straggler_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("slowing one of three workers down ...")
+    rows = []
+    lines = {"data": "data", "sync": "parameter_server=sync", "async": "parameter_server=async"}
+    lines["async, 1 server"] = "parameter_server=async:servers=1"
+    for name, line in lines.items():
+        found = groups[f"steps/s with a straggler, {name}, np=3"] = under_unidist(
+            "benchmarks.straggler", straggler.WORKERS, 10 * repetitions, line, options=("--strategy", line)
+        )
+        kept = found["fast, slow"] / found["fast, equal"]
+        detail = f"{found['fast, slow']:.1f} steps/s, with all as fast {found['fast, equal']:.1f}"
+        what = f"one of 3 workers at half speed, {name}: rate that the others keep"
+        rows.append(
+            Row(what, kept, "x", "at least", 0.97, detail)
+            if "async" in name
+            else Row(what, kept, "x", "at most", 0.7, detail)
+        )
+    if importlib.util.find_spec("tensorflow") is None:
+        click.echo("straggler: TensorFlow is left out, it is not installed")
+        return rows
+    theirs = straggler.under_tensorflow(float(repetitions))
+    ours = groups["steps/s with a straggler, async, np=3"]
+    detail = f"of all workers: {ours['all, slow']:.1f} of {ours['all, equal']:.1f} steps/s, "
+    detail += f"TensorFlow {theirs['slow']:.1f} of {theirs['equal']:.1f}"
+    ratio = ours["all, slow"] / ours["all, equal"] / (theirs["slow"] / theirs["equal"])
+    what = "one of 3 workers at half speed, async: rate that all keep, of TensorFlow's ParameterServerStrategy"
+    return [*rows, Row(what, ratio, "x", "at least", 1.0, detail)]
+
+
 def _data_service_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     rows = []
     for framework, peer in (("torch", "DataLoader, num_workers=1"), ("tensorflow", "tf.data's service, 1 worker")):
@@ -387,6 +416,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "recovery": (_recovery_rows, False),
     "local-sgd": (_local_sgd_rows, False),
     "parameter-server": (_parameter_server_rows, False),
+    "straggler": (_straggler_rows, False),
     "data-service": (_data_service_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
