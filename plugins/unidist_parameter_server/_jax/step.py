@@ -192,6 +192,9 @@ class JaxStoreStep(InnerStep):
     def bring(self) -> None:
         """See `StoreStep.bring`: only elastic jobs ask for it."""
 
+    def before_commit(self) -> None:
+        """See `StoreStep.before_commit`: only elastic jobs ask for it."""
+
     def close(self) -> None:
         """See `StoreStep.close`."""
         self._leaves.leave()
