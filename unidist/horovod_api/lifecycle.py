@@ -113,7 +113,8 @@ def role() -> str:
     """Return what this process does in its job, in the words of `TF_CONFIG`.
 
     Returns:
-        "chief": rank 0; "worker": another rank; "evaluator": a process that `unidist launch --evaluator` has started.
+        "chief": rank 0; "worker": another rank. In a process beside the ranks what it does: "ps" (a parameter server),
+        "evaluator", or a word of a plugin; without `init()` there.
     """
     return os.environ.get(ROLE_VARIABLE) or ("chief" if rank() == 0 else "worker")
 

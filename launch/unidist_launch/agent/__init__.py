@@ -1,7 +1,7 @@
 """The agent: the process on each host of a job that starts the ranks there and passes on what they print.
 
 An agent gets its order by a variable or on standard input (`AgentOrder`), and speaks with the launcher over the
-control connection. Imports `output` and `beside` alone of this package.
+control connection. Imports `output` and `side_processes` alone of this package.
 """
 
 from __future__ import annotations

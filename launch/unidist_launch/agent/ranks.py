@@ -25,8 +25,8 @@ from unidist.launcher import SideProcess
 from unidist.topology import Topology
 from unidist_launch.agent.links import PeerLinks
 from unidist_launch.agent.order import AgentOrder
-from unidist_launch.beside.here import SideHost
 from unidist_launch.output.lines import Stream
+from unidist_launch.side_processes.host import SideHost
 
 _TURN_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0

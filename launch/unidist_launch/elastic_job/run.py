@@ -20,7 +20,6 @@ from unidist.control.elastic.coordinator import Beat, JobEvent
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, SideProcess
-from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end, start_message
 from unidist_launch.elastic_job.discovery import HostSource
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.orders import StarterOf
@@ -30,6 +29,7 @@ from unidist_launch.elastic_job.supply import Supply
 from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
 from unidist_launch.remote.signals import ForwardedSignals
+from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end, start_message
 
 _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
@@ -100,9 +100,9 @@ class ElasticRun:
         while not self._is_over():
             self._supply.discover()
             self._supply.vacate()
+            self._place_side_processes()  # before the workers of the same host
             if not self._is_taken_back:
                 self._supply.fill()
-            self._place_side_processes()
             self._resumption.keep()
             self._turn()
             self._watch()

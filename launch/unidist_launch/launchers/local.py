@@ -26,8 +26,6 @@ from unidist.jobs.side_processes import SideProcesses
 from unidist.launcher import Job, Launcher, SideProcess, StartsSideProcesses
 from unidist.settings.environment import Settings
 from unidist.topology import Topology
-from unidist_launch.beside.here import SideHost
-from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end
 from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options.hosts import is_local, own_names
 from unidist_launch.output.lines import Stream
@@ -35,6 +33,8 @@ from unidist_launch.output.writer import Output
 from unidist_launch.remote.ending import Ending
 from unidist_launch.remote.failure import RankExit
 from unidist_launch.remote.signals import ForwardedSignals
+from unidist_launch.side_processes.host import SideHost
+from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end
 
 _EXIT_CHECK_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0

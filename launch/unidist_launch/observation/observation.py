@@ -11,10 +11,10 @@ from typing_extensions import override
 from unidist.control.key_values import KeyValues
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, JobObserver, ObservedJob, ObservedWorker, SideProcess
-from unidist_launch.beside.roster import SideRoster
 from unidist_launch.observation.event_log import EventLog
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
+from unidist_launch.side_processes.roster import SideRoster
 
 
 class Observation(ObservedJob):

@@ -28,7 +28,6 @@ from unidist.jobs.processes import describe_exit
 from unidist.launcher import Host, Job, SideProcess
 from unidist.topology import Topology
 from unidist_launch.agent.order import AgentOrder, exported_variables
-from unidist_launch.beside.roster import SideReports, SideRoster, drive_to_end, start_message
 from unidist_launch.observation.fixed_job import FixedJobEvents
 from unidist_launch.options import hosts as host_list
 from unidist_launch.output.lines import Stream
@@ -37,6 +36,7 @@ from unidist_launch.remote.ending import Ending
 from unidist_launch.remote.failure import RankExit
 from unidist_launch.remote.hosts import AgentProcess, AgentStarter, agent_error, end_all
 from unidist_launch.remote.signals import ForwardedSignals
+from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end, start_message
 
 _TURN_SEC = 0.05
 _MORE_REASONS_SEC = 1.0

@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, JobObserver, ObservedJob, SideProcess
-from unidist_launch.beside.roster import SideReports, SideRoster
 from unidist_launch.observation.event_log import EventLog
 from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
+from unidist_launch.side_processes.roster import SideReports, SideRoster
 
 
 class Diary(JobObserver):

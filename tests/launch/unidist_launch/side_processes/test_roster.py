@@ -12,7 +12,7 @@ import pytest
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, SideProcess
-from unidist_launch.beside.roster import HOST_LOST, NOT_STARTED, SideReports, SideRoster, drive_to_end
+from unidist_launch.side_processes.roster import HOST_LOST, NOT_STARTED, SideReports, SideRoster, drive_to_end
 
 
 class Launcher:
