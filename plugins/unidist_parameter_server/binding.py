@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from unidist.optim import MakesInnerStep
+    from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.strategy import ParameterServer
 
 
@@ -24,8 +25,14 @@ class StoreStep(Protocol):
     def is_filled(self) -> bool:
         """Whether the store has this rank's parameters."""
 
+    def is_of(self, context: RuntimeAPI) -> bool:
+        """Return whether the store is of this runtime."""
+
     def bring(self) -> None:
         """Bring the store's parameters and the optimizer's state to this rank. Not collective."""
+
+    def before_commit(self) -> None:
+        """Bring what the state of an elastic job reads, if reading it does not do that. Not collective."""
 
     def close(self) -> None:
         """Leave the store."""

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.binding import StoreStep
 
 
@@ -32,11 +33,18 @@ class StoreSteps:
         step.before = before
         self._steps[optimizer] = weakref.ref(step)
 
-    def follow(self, *, is_wanted: bool) -> None:
-        """Bring what the stores of the generation before have to this rank, if it is wanted, and leave them."""
+    def follow(self, context: RuntimeAPI, *, is_wanted: bool) -> None:
+        """Bring what the stores of the generation before have to this rank, if it is wanted, and leave them.
+
+        Args:
+            context: of the present generation.
+            is_wanted: whether this rank is to have it.
+        """
         for step in self.present:
-            if step.before is not None:
-                before, step.before = step.before, None
+            before, step.before = step.before, None
+            if before is None and not step.is_of(context):  # it goes on itself, with another store
+                before = step
+            if before is not None:
                 if is_wanted:
                     before.bring()
                 before.close()

@@ -244,7 +244,9 @@ class ParameterServer(
 
     @override
     def kept(self) -> None:
-        """Return nothing: a commit has the parameters as this rank has fetched them."""
+        """Return nothing: a commit has the parameters as this rank has fetched them, and the optimizer's state."""
+        for step in self._steps.present:
+            step.before_commit()
 
     @override
     def restore(self, kept: Any) -> None:
@@ -260,7 +262,7 @@ class ParameterServer(
 
         A synchronous training goes on with the last commit, as the other ranks do: then a step is made once.
         """
-        self._steps.follow(is_wanted=not self.is_together and context.topology.rank == 0)
+        self._steps.follow(context, is_wanted=not self.is_together and context.topology.rank == 0)
 
     def worker_options(self) -> WorkerOptions:
         """Return the options as a worker uses them."""

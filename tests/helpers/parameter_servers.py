@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -24,7 +23,7 @@ from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store import Push
 from unidist_parameter_server.store.memory import StoreShape
 from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
-from unidist_parameter_server.wire import server_key
+from unidist_parameter_server.wire import address_from, server_key
 
 Array = np.ndarray[Any, Any]
 COUNT = 1000
@@ -66,8 +65,7 @@ class RunningServers:
         values = KeyValues(("127.0.0.1", self.directory.port), SECRET, rank=None, timeout=LONG, name="test")
         (found,) = values.wait([server_key(number)], LONG)
         values.close()
-        host, port = json.loads(found)
-        return host, port
+        return address_from(found)
 
     def kill(self, server: int) -> float:
         """Kill a server, and return the time."""

@@ -49,6 +49,11 @@ class InnerStep(ABC):
     _optimizer: Any
 
     @property
+    def shards_state(self) -> bool:
+        """Whether a rank has its shard of the optimizer's state alone; else each can give all of it. As `sharded`."""
+        return self.sharded
+
+    @property
     @abstractmethod
     def is_built(self) -> bool:
         """Whether `build` has nothing left to do."""
@@ -190,7 +195,7 @@ class WholeStep(InnerStep):
 def has_sharded_state(optimizer: Any) -> bool:
     """Say whether an optimizer is bound and its state is sharded."""
     bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
-    return bound is not None and bool(bound.inner.sharded)
+    return bound is not None and bool(bound.inner.shards_state)
 
 
 def as_gradient(gradient: Any, variable: Any) -> Gradient:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from unidist.checkpoint.format.interface import KeepsState
     from unidist.checkpoint.format.pieces import Piece
     from unidist.optim import MakesInnerStep
+    from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.strategy import ParameterServer
 
 _NAME = "unidist_push_and_fetch_which_needs_jit_compile_False"
@@ -42,11 +43,6 @@ class KerasParameterServer(ParameterServerBinding):
         options = strategy.worker_options()
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
-            if update.context.is_elastic:
-                raise ConfigurationError(
-                    "parameter_server in an elastic job (--min-np) is for PyTorch so far; use --strategy data, or "
-                    "leave --min-np and --max-np out"
-                )
             update.options = replace(update.options, sparse_as_dense=True)
             if options.difference:
                 return DifferenceStep(options, optimizer, plain, update)
@@ -74,7 +70,9 @@ class VariablesInStore:
         self._update = update
         self._host_functions: list[HostFunction] = []
         self._worker: Worker | None = None
-        self._is_filled = False
+        self._context: RuntimeAPI | None = None
+        self._names: tuple[str, ...] = ()
+        self.is_filled = False
         self._targets: list[Array] = []
         self._slots: list[list[Any]] = []
 
@@ -88,8 +86,6 @@ class VariablesInStore:
         if any(entry.place is None for entry in entries):
             raise UsageError("local variables are no parameters of a store: leave register_local_var out")
         self.variables = [entry.variable for entry in entries]
-        (exchange,) = self._update.exchanges
-        assert isinstance(exchange, PushExchange)
         if not self._options.difference:
             for variable in self.variables:
                 if getattr(variable, "constraint", None) is not None:
@@ -101,15 +97,31 @@ class VariablesInStore:
             own = [variable_and_slots(self._optimizer, variable)[1:] for variable in self.variables]
             used = len(own[0]) if own else 0  # none where there is no momentum
             self._slots = [kept[: len(names)] for kept in own]
-            names = names[:used]
-        else:
-            names = ()
+            self._names = names[:used]
         self._targets = [
             empty_array((_count(variable),), np.dtype(str(dtype_of(variable)))) for variable in self.variables
         ]
-        communicator, context = self._update.communicator, self._update.context
-        self._worker = Worker(self._options, exchange, communicator, context, names)
+        self._make_worker()
+
+    def _make_worker(self) -> Worker:
+        """Make the store in the present runtime. Collective."""
+        (exchange,) = self._update.exchanges
+        assert isinstance(exchange, PushExchange)
+        self._context = self._update.context
+        self._worker = Worker(self._options, exchange, self._update.communicator, self._context, self._names)
         self._worker.set_targets(self._targets)
+        self.is_filled = False
+        return self._worker
+
+    def is_of(self, context: RuntimeAPI) -> bool:
+        """See `StoreStep.is_of`."""
+        return self._context is context
+
+    def close(self) -> None:
+        """See `StoreStep.close`. In another runtime the next step makes another store."""
+        self.is_filled = False
+        if self._worker is not None:
+            self._worker.store.leave()
 
     def push_and_fetch(self, present: tf.Tensor) -> None:
         """Push this worker's gradients, or what they have made of the variables, and assign what is fetched.
@@ -132,6 +144,8 @@ class VariablesInStore:
             variable.assign(value)
 
     def _step(self, present: Any, rate: Any, iterations: Any, *arrays: Array) -> list[Array]:
+        if self._context is not self._update.context:
+            self._make_worker()
         assert self._worker is not None
         count = len(self.variables)
         values = [np.asarray(array).reshape(-1) for array in arrays[:count]]
@@ -149,7 +163,7 @@ class VariablesInStore:
     def _prepare(self, values: Sequence[Array], slots: Sequence[Array], iterations: int) -> None:
         """Before the first update, and when the script has changed variables: fill the store. Collective then."""
         assert self._worker is not None
-        if self._is_filled and not self._options.difference:
+        if self.is_filled and not self._options.difference:
             pairs = zip(self._targets, values, strict=True)
             changed = [place for place, (target, value) in enumerate(pairs) if not _equal(target, value)]
             if changed and not self._options.together:
@@ -160,15 +174,15 @@ class VariablesInStore:
                     "every rank with ud.load(path, model, optimizer), or use parameter_server=sync"
                 )
             if changed:
-                self._is_filled = False
-        if self._is_filled:
+                self.is_filled = False
+        if self.is_filled:
             return
         for target, value in zip(self._targets, values, strict=True):
             target[:] = value
         per_variable = len(self._slots[0]) if self._slots else 0
         count = len(self.variables)
         self._worker.fill(lambda place, slot: slots[place * per_variable + slot], [iterations] * count, [0.0] * count)
-        self._is_filled = True
+        self.is_filled = True
 
     def _decays(self, variable: Any) -> bool:
         value = getattr(variable, "value", variable)  # as Keras asks
@@ -182,7 +196,7 @@ class VariablesInStore:
 
     def pull(self) -> None:
         """See `StoreStep.pull`."""
-        if self._is_filled:
+        if self.is_filled:
             assert self._worker is not None
             self._worker.check_open()
             self._worker.fetch()
@@ -192,7 +206,7 @@ class VariablesInStore:
 
     def settle(self) -> None:
         """See `StoreStep.settle`. Collective."""
-        if self._is_filled:
+        if self.is_filled:
             assert self._worker is not None
             self._worker.check_open()
             self._worker.flush()
@@ -200,9 +214,14 @@ class VariablesInStore:
             self.pull()
             self._update.communicator.barrier().wait()
 
+    def bring(self) -> None:
+        """See `StoreStep.bring`."""
+        self.pull()
+        self.bring_state()
+
     def bring_state(self) -> None:
         """Give the optimizer the state that the store has."""
-        if not self._is_filled or not any(self._slots):
+        if not self.is_filled or not any(self._slots):
             return
         assert self._worker is not None
         self._worker.check_open()
@@ -217,7 +236,7 @@ class VariablesInStore:
 
     def expect_other_values(self) -> None:
         """Fill the store again before the next update: variables and state are loaded now."""
-        self._is_filled = False
+        self.is_filled = False
 
 
 class GradientStep(InnerStep):
@@ -231,17 +250,25 @@ class GradientStep(InnerStep):
     """
 
     sharded = True  # gradients of all ranks are nowhere
+    shards_state = False
 
     def __init__(self, options: WorkerOptions, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._optimizer = optimizer
         self._plain = plain
         self._stored = VariablesInStore(options, optimizer, plain, update)
-        self.pull, self.settle = self._stored.pull, self._stored.settle
+        self.before: Any = None
+        self.pull, self.settle, self.bring = self._stored.pull, self._stored.settle, self._stored.bring
+        self.is_of, self.close, self.before_commit = self._stored.is_of, self._stored.close, self._stored.bring_state
 
     @property
     @override
     def is_built(self) -> bool:
         return self._stored.is_built
+
+    @property
+    def is_filled(self) -> bool:
+        """See `StoreStep.is_filled`."""
+        return self._stored.is_filled
 
     @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
@@ -301,12 +328,19 @@ class DifferenceStep(WholeStep):
         super().__init__(optimizer, plain, lambda variable: variable_and_slots(optimizer, variable))
         self._update = update
         self._stored = VariablesInStore(options, optimizer, plain, update)
-        self.pull, self.settle = self._stored.pull, self._stored.settle
+        self.before: Any = None
+        self.pull, self.settle, self.bring = self._stored.pull, self._stored.settle, self._stored.bring
+        self.is_of, self.close, self.before_commit = self._stored.is_of, self._stored.close, self._stored.bring_state
 
     @property
     @override
     def is_built(self) -> bool:
         return self._stored.is_built
+
+    @property
+    def is_filled(self) -> bool:
+        """See `StoreStep.is_filled`."""
+        return self._stored.is_filled
 
     @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from unidist.checkpoint.format.interface import KeepsState
     from unidist.checkpoint.format.pieces import Piece, Placement
     from unidist.optim import MakesInnerStep
+    from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.strategy import ParameterServer
 
 
@@ -152,10 +153,17 @@ class TorchStoreStep(InnerStep):
         """See `StoreStep.is_filled`."""
         return bool(self._workers) and self._num_filled == len(self._workers)
 
+    def is_of(self, context: RuntimeAPI) -> bool:
+        """See `StoreStep.is_of`: another runtime gets another step."""
+        return True
+
     def bring(self) -> None:
         """See `StoreStep.bring`."""
         self.pull()
         self._bring_state()
+
+    def before_commit(self) -> None:
+        """Do nothing: `state_dict` brings the state."""
 
     def pull(self) -> None:
         """See `StoreStep.pull`."""

@@ -25,6 +25,7 @@ ServerAddresses = Sequence[tuple[str, int]]
 _CONNECT_SEC = 5.0
 _RECONNECT_SEC = 1.0
 _RETRY_SEC = 0.05
+_MAX_ATTEMPTS = 6
 _ANSWER_SEC = 30.0
 """How long a server may take to answer what needs no other worker."""
 
@@ -89,7 +90,8 @@ class SegmentLink:
             or it tells that a worker does not come.
         """
         limit = self.timeout_sec + _ANSWER_SEC if waits else max(_ANSWER_SEC, self.timeout_sec)
-        while True:
+        reason = ""
+        for _ in range(_MAX_ATTEMPTS):
             channel = self._channel or self._connected(_RECONNECT_SEC)
             try:
                 channel.send(message, [] if arrays is None else arrays(), timeout_sec=limit)
@@ -98,11 +100,12 @@ class SegmentLink:
                     assert receive is not None
                     receive(channel)
                     answer = channel.receive(timeout_sec=limit)
-            except ChannelLost:
+            except ChannelLost as exc:
                 self._channel = None
                 channel.close()
                 if self._is_closed:
                     raise
+                reason = str(exc)
                 continue
             except TimeoutError:
                 self._disconnect()
@@ -115,6 +118,10 @@ class SegmentLink:
             self.step = max(self.step, answer.get("step", 0))
             self._version = max([self._version, *answer.get("versions", [])])
             return answer
+        raise PeerLostError(
+            f"worker {self._worker} has sent {message['type']!r} {_MAX_ATTEMPTS} times to {self._name()}, which takes "
+            f"connections and closes them ({reason}); its own output says why"
+        )
 
     def saved(self) -> None:
         """What was pushed until now is saved elsewhere; if the server is lost, the message counts from here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from unidist_parameter_server.client.link import SegmentLink, ServerAddresses
 from unidist_parameter_server.client.store import RemoteStore
 from unidist_parameter_server.store.memory import StoreShape
 from unidist_parameter_server.store.placement import assign
-from unidist_parameter_server.wire import SegmentLayout, server_key
+from unidist_parameter_server.wire import SegmentLayout, address_from, server_key
 
 _TOKEN_BYTES = 16
 _MESSAGE_BYTES = 1000
@@ -146,7 +145,7 @@ def addresses_of(number: int, timeout: timedelta) -> ServerAddresses:
         found = values.wait([server_key(server) for server in range(number)], timeout)
     finally:
         values.close()
-    return [(str(host), int(port)) for host, port in map(json.loads, found)]
+    return [address_from(value) for value in found]
 
 
 def _agree(communicator: Communicator, problem: str) -> None:

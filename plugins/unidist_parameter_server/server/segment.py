@@ -7,6 +7,7 @@ as lost, and nobody waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ class Segment:
             largest[shard.dtype.value] = max(shard.count, largest.get(shard.dtype.value, 0))
         self._largest = largest
         self._local = threading.local()
-        self._is_deposed = False
+        self._is_deposed = self._is_promoted = False
 
     # Workers
 
@@ -219,9 +220,15 @@ class Segment:
         present: Sequence[bool],
         factor: float,
     ) -> None:
-        """Apply a change that the other server has applied; see `Replica.submit`."""
+        """Apply a change that the other server has applied; see `Replica.submit`.
+
+        Raises:
+            DeposedError: that server has no say any more: this one was promoted.
+        """
         each = self.shards[index]
         with each.lock:
+            if self._is_promoted:
+                raise DeposedError("this server has the segment now")
             assert version == each.version + 1, f"change {version} of shard {index} follows change {each.version}"
             self._apply(index, pushes, change, rules, present, factor)
 
@@ -350,6 +357,10 @@ class Segment:
 
         The workers have some seconds to come, and are waited for until then.
         """
+        with contextlib.ExitStack() as stack:
+            for each in self.shards:  # what the other server has sent before is applied, and nothing after
+                stack.enter_context(each.lock)
+            self._is_promoted = True
         with self._turn:
             self._step = min((each.version for each in self.shards), default=0) if self.layout.needed else 0
             now = time.monotonic()

@@ -108,8 +108,8 @@ class ParameterServerProcess:
             self._channels.add(channel)
         try:
             self._serve(channel)
-        except (ChannelLost, TimeoutError):
-            pass
+        except (ChannelLost, TimeoutError, DeposedError):
+            pass  # the other end is gone, or finds out that it was deposed
         finally:
             channel.close()
             with self._lock:

@@ -11,19 +11,25 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_parameter_server.wire.channel import Channel, ChannelLost
-    from unidist_parameter_server.wire.directory import claim_key, server_key
+    from unidist_parameter_server.wire.directory import (
+        address_from,
+        address_value,
+        claim_key,
+        failure_value,
+        server_key,
+    )
     from unidist_parameter_server.wire.encoding import SegmentLayout, failure, rules_of, rules_to_json, told_error
 
 __all__ = [
-    "Channel", "ChannelLost", "SegmentLayout", "claim_key", "failure", "rules_of", "rules_to_json", "server_key",
-    "told_error",
+    "Channel", "ChannelLost", "SegmentLayout", "address_from", "address_value", "claim_key", "failure", "failure_value",
+    "rules_of", "rules_to_json", "server_key", "told_error",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "channel": "Channel ChannelLost",
-        "directory": "claim_key server_key",
+        "directory": "address_from address_value claim_key failure_value server_key",
         "encoding": "SegmentLayout failure rules_of rules_to_json told_error",
     },
 )
