@@ -75,11 +75,12 @@ class World:
         ]
         self.shares_gradients = shares_gradients
         self.needed = num_workers
+        self.barrier = processes.Barrier(num_workers)
         descriptor, self.path = tempfile.mkstemp()
         os.close(descriptor)
 
-    def store(self, worker: int = 0) -> SharedStore:
-        """Return the store of a worker, in its process."""
+    def store(self, worker: int = 0, *, meets: bool = False) -> SharedStore:
+        """Return the store of a worker, in its process; meets: when all workers have theirs."""
         return SharedStore(
             self.shape,
             ("mean", "mean_of_squares"),
@@ -87,7 +88,7 @@ class World:
             ProcessLocks(self.path),
             worker,
             needed=self.needed,
-            barrier=lambda: None,
+            barrier=(lambda: self.barrier.wait(60)) if meets else lambda: None,
             timeout=timedelta(seconds=60),
             inboxes=self.gradients if self.shares_gradients else (),
         )
@@ -174,7 +175,7 @@ def test_synchronous_steps_are_those_of_the_mean(worlds: list[World]) -> None:
     alone_store = alone.store()
 
     def work(worker: int, results: Any) -> None:
-        store = both.store(worker)
+        store = both.store(worker, meets=True)
         targets = [np.zeros(count, dtype) for count, dtype in zip(COUNTS, TYPES, strict=True)]
         receiver = FlatTargets(SHARDS, targets)
         store.read_all(range(len(SHARDS)), receiver)
