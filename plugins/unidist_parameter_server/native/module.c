@@ -39,8 +39,8 @@ static PyObject *module_push(PyObject *module, PyObject *args) {
     address store, order, rules, rule_of, present, sources, workers, read_versions, targets, versions;
     long long num, num_rules, number;
     double factor;
-    if (!PyArg_ParseTuple(args, "KKLKLKKKKdLKKK", &store, &order, &num, &rules, &num_rules, &rule_of, &present, &sources,
-                          &workers, &factor, &number, &read_versions, &targets, &versions))
+    if (!PyArg_ParseTuple(args, "KKLKLKKKKdLKKK", &store, &order, &num, &rules, &num_rules, &rule_of, &present,
+                          &sources, &workers, &factor, &number, &read_versions, &targets, &versions))
         return NULL;
     struct ps_change change = {at(rules), at(rule_of), at(present), at(sources), 1, factor, at(workers), num_rules};
     int64_t busy;
@@ -57,8 +57,8 @@ static PyObject *module_step(PyObject *module, PyObject *args) {
     address store, order, rules, rule_of, present, sources, workers, targets, versions;
     long long num, num_rules, num_sources, label;
     double factor;
-    if (!PyArg_ParseTuple(args, "KKLKLKKKKLdLKK", &store, &order, &num, &rules, &num_rules, &rule_of, &present, &sources,
-                          &workers, &num_sources, &factor, &label, &targets, &versions))
+    if (!PyArg_ParseTuple(args, "KKLKLKKKKLdLKK", &store, &order, &num, &rules, &num_rules, &rule_of, &present,
+                          &sources, &workers, &num_sources, &factor, &label, &targets, &versions))
         return NULL;
     if (num_sources < 1 || num_sources > PS_MOST_SOURCES) {
         PyErr_Format(PyExc_ValueError, "a mean is of 1 to %d gradients", PS_MOST_SOURCES);

@@ -21,8 +21,9 @@ struct ps_rule {
 extern const char *const ps_kind_names[PS_NUM_KINDS];
 extern const int ps_num_options[PS_NUM_KINDS];
 
-/* Writes the new `count` values and slots, which may be in the memory of the old ones. `updates`: number of this update,
- * from 1. `num_slots` may be 0 for a rule that then keeps none (PS_ADD, and the two with momentum, without it). */
+/* Writes the new `count` values and slots, which may be in the memory of the old ones. `updates`: number of this
+ * update, from 1. `num_slots` may be 0 for a rule that then keeps none (PS_ADD, and the two with momentum, without
+ * it). */
 void ps_apply_rule(const struct ps_rule *rule, enum ps_type type, const void *values, const void *change,
                    void *const *slots, void *new_values, void *const *new_slots, int num_slots, size_t count,
                    int64_t updates, double factor);

@@ -1,6 +1,6 @@
 /* The loops of rules.c for one element type. Included once for each, with T, ROOT and NAME(x) defined. Flags are
- * constants where these are inlined, so that each loop has no branch. Values `v` and slots `m` and `s` are read, and written
- * to `w`, `p` and `q`, which may be the same memory. */
+ * constants where these are inlined, so that each loop has no branch. Values `v` and slots `m` and `s` are read, and
+ * written to `w`, `p` and `q`, which may be the same memory. */
 
 INLINED void NAME(momentum_loop)(const T *v, const T *d, const T *m, T *w, T *p, size_t n, T decay, T momentum,
                                  T undamped, T step, int decays, int state, int nesterov) {
@@ -89,8 +89,8 @@ VECTORIZED static void NAME(adagrad)(const T *v, const T *d, const T *s, T *w, T
 #undef RUN
 }
 
-INLINED void NAME(adam_loop)(const T *v, const T *d, const T *m, const T *s, T *w, T *p, T *q, size_t n, T decay, T kept,
-                             T beta1, T rest1, T beta2, T rest2, T epsilon, T step, int decays) {
+INLINED void NAME(adam_loop)(const T *v, const T *d, const T *m, const T *s, T *w, T *p, T *q, size_t n, T decay,
+                             T kept, T beta1, T rest1, T beta2, T rest2, T epsilon, T step, int decays) {
     INDEPENDENT
     for (size_t i = 0; i < n; i++) {
         T g = decays ? v[i] * decay + d[i] : d[i];

@@ -60,7 +60,7 @@ static void stream(char *target, const char *source, size_t nbytes) {
     memcpy(target, source, nbytes);
 }
 
-/* Copies elements `begin` to `end`, which are of pieces from `*piece` on, to the pieces' targets; goes on from there. */
+/* Copies elements `begin` to `end`, which are of pieces from `*piece` on, to the pieces' targets; goes on there. */
 static void copy_out(const struct ps_store *store, const struct ps_shard *shard, const int64_t *targets, int64_t begin,
                      int64_t end, int64_t *piece) {
     const struct ps_piece *pieces = (const struct ps_piece *)at(store->pieces) + shard->first_piece;

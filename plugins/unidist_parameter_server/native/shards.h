@@ -8,8 +8,9 @@
 
 #include "rules.h"
 
-/* Numbers in a shard's header. The mode of the change that is being made; PS_SAVED: in mode PS_UNDO the elements that were
- * saved; in mode PS_REDO, twice the elements that are done, plus 1 if the new ones of the block up to PS_BLOCK_END are in its memory. */
+/* Numbers in a shard's header. PS_MODE: of the change that is being made. PS_SAVED: in mode PS_UNDO the elements that
+ * were saved; in mode PS_REDO twice the elements that are done, plus 1 if the new ones of the block up to PS_BLOCK_END
+ * are in the worker's memory for a block. */
 enum { PS_VERSION, PS_NOTE, PS_SAVED, PS_MODE, PS_FACTOR, PS_BLOCK_END };
 enum { PS_UNDO, PS_REDO };
 enum { PS_WORKER_BITS = 16, PS_MOST_SOURCES = 256, PS_MOST_RULES = 64 };
