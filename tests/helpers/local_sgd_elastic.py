@@ -58,6 +58,34 @@ say("history", state.history)
 say("done", {name: value.ravel().tolist() for name, value in values_of(model).items()})
 """
 
+BY_FLAG = """
+import os, signal
+import torch
+import unidist.torch as ud
+from unidist_local_sgd import synchronize
+from local_sgd_elastic import say
+
+torch.set_num_threads(1)
+ud.init()
+torch.manual_seed(0)
+inputs = torch.randn(60, 5, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)).double()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+policy = ud.elastic.Policy(commit_every=2)
+step = ud.TrainStep(model, optimizer, torch.nn.functional.mse_loss, elastic=policy)
+loader = ud.shard(torch.utils.data.DataLoader(data, batch_size=4, shuffle=True))
+calls = 0
+for epoch in range(4):
+    for x, y in loader:
+        step(x, y)
+        calls += 1
+        if calls == 7 and os.environ["UNIDIST_WORKER"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+synchronize(optimizer)
+say("done", [parameter.ravel().tolist() for parameter in step.model.parameters()])
+"""
+
 KERAS = """
 import os, signal, sys, time
 import keras
@@ -147,12 +175,17 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def run(script: str, folder: Path, strategy: str, *arguments: str) -> tuple[list[tuple[int, int]], list[Any]]:
-    """Run a script on three ranks of which one dies; return the history, and the parameters of each rank."""
+def start(script: str, folder: Path, strategy: str, *arguments: str) -> ElasticJob:
+    """Start a script on three ranks."""
     (folder / "script.py").write_text(script)
     options = ["-np", "3", "--min-np", "2", "--strategy", strategy]
     environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
-    with ElasticJob.start(folder, options, ["script.py", *arguments], environment) as job:
+    return ElasticJob.start(folder, options, ["script.py", *arguments], environment)
+
+
+def run(script: str, folder: Path, strategy: str, *arguments: str) -> tuple[list[tuple[int, int]], list[Any]]:
+    """Run a script on three ranks of which one dies; return the history, and the parameters of each rank."""
+    with start(script, folder, strategy, *arguments) as job:
         assert job.end(seconds=120) == 0, job.lines
     histories = {text for (text,) in job.said(r"history (.*)")}
     assert len(histories) == 1, job.lines

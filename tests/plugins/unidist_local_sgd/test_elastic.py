@@ -34,6 +34,15 @@ def test_a_lost_rank_and_one_that_joins_end_the_window(case: Case, tmp_path: Pat
     assert all(parameters == found[0] for parameters in found)
 
 
+def test_by_the_flag_a_loop_of_the_script_goes_on_without_a_lost_rank(tmp_path: Path) -> None:
+    line = "local_sgd=4:outer=nesterov:outer_lr=0.7"
+    with local_sgd_elastic.start(local_sgd_elastic.BY_FLAG, tmp_path, line) as job:
+        assert job.end(seconds=120) == 0, job.lines
+    found = job.said(r"done (.*)")
+    assert len(found) >= 2, job.lines
+    assert len(set(found)) == 1
+
+
 def test_keras_models_in_graphs_do_as_well(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     line = "local_sgd=4:outer=nesterov:outer_lr=0.7:outer_momentum=0.8"
