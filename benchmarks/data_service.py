@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-NUM_SAMPLES, BATCH, SIZE = 256, 16, 64
-DECODE_LOOPS = 20_000
-"""Steps of a loop in Python for each sample: about a millisecond."""
+NUM_SAMPLES, BATCH, SIZE = 128, 16, 64
+DECODE_LOOPS = 5_000
+"""Steps of a loop in Python for each sample."""
 WIDTH, NUM_PRODUCTS = 512, 8
 """A training step multiplies square matrices of this width, so often: about as long as a batch decodes."""
 
@@ -38,7 +38,7 @@ def decode(index: int) -> float:
 def measure(ways: dict[str, Epochs], step: Callable[[Any], None], repetitions: int) -> dict[str, float]:
     """Return the median time of two epochs, by name of the way to read; each takes its turn in every repetition."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for repetition in range(repetitions + 1):  # the first one is not counted: processes are started in it
+    for repetition in range(repetitions + 1):  # the first one is not counted: processes start in it
         for name, epochs in ways.items():
             began = time.perf_counter()
             for _ in range(2):
