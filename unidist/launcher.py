@@ -243,6 +243,11 @@ class ObservedJob(ABC):
     def num_proc(self) -> int:
         """Number of ranks at the beginning."""
 
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts at the beginning; 0: it is not known yet."""
+        return 0
+
     @abstractmethod
     def publish(self, event: str, **fields: Any) -> None:
         """Add an event to the job's log. All observers are told of it, the one that publishes it included."""

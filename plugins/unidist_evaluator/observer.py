@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from unidist.errors import ConfigurationError
 from unidist.jobs import describe_exit
 from unidist.launcher import JobObserver, ObservedJob, SharedValues, SideProcess
 from unidist_evaluator.link import AFTER_VARIABLE, READER_VARIABLE, end_key, report_key
@@ -49,6 +50,11 @@ class EvaluatingObserver(JobObserver):
 
     @override
     def start(self, job: ObservedJob) -> None:
+        if 0 < job.num_hosts <= self._host:
+            raise ConfigurationError(
+                f"--evaluator-host {self._host}: the job has {job.num_hosts} host{'s' * (job.num_hosts > 1)}, counted "
+                f"from 0; give 0 to {job.num_hosts - 1}"
+            )
         self._job = job
 
     @override

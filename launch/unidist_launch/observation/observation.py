@@ -57,6 +57,12 @@ class Observation(ObservedJob):
     def num_proc(self) -> int:
         return self._job.num_proc
 
+    @property
+    @override
+    def num_hosts(self) -> int:
+        is_found_later = self._job.elastic is not None and self._job.elastic.discovery_script is not None
+        return 0 if is_found_later else max(1, len(self._job.hosts))
+
     @override
     def publish(self, event: str, **fields: Any) -> None:
         self._log.publish(event, **fields)

@@ -70,8 +70,8 @@ def test_a_host_that_the_job_does_not_have(command: Command) -> None:
     evaluate = command.script("pass", "evaluate.py")
     train = command.script("time.sleep(0.5)", "train.py")
     found = command.run("launch", "-np", "1", "--evaluator", evaluate, "--evaluator-host", "1", train)
-    assert found.returncode == 0
-    assert "evaluator is to run on host 1, and the job has 1 host(s)" in found.stderr
+    assert found.returncode == 2
+    assert "--evaluator-host 1: the job has 1 host, counted from 0; give 0 to 0" in found.stderr
     found = command.run("launch", "-np", "1", "--evaluator-host", "1", train)
     assert found.returncode == 2
     assert "--evaluator-host says where --evaluator runs" in found.stderr
