@@ -2,7 +2,8 @@
 
 `wire` defines the protocol, `connection` transfers its bytes, `server` and `client` are the two ends. `meeting` and
 `coordinator` decide, without touching a socket; `rendezvous` is a rank's interface to them. `key_values` are what
-the processes of a job share: ranks while an engine connects, and the others that work beside them.
+the processes of a job share: ranks while an engine connects, and the others that work beside them. `channel` carries
+raw bytes behind messages, for what they send each other in bulk.
 Imports `settings` and the root.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from unidist.control.channel import Channel, ChannelLost
     from unidist.control.client import connect
     from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
     from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostJoined, HostLost, HostMessage
@@ -24,15 +26,16 @@ if TYPE_CHECKING:
     from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 
 __all__ = [
-    "Action", "Address", "BEATS_PER_LIMIT", "Connection", "ConnectionClosed", "ConnectionLost", "ControlRendezvous",
-    "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost", "HostMessage", "KeyValueService", "KeyValues",
-    "MAX_FRAME_BYTES", "Message", "Publish", "Send", "Service", "Wire", "WireError", "WithKeyValues",
-    "connect", "format_address", "job_values", "refusal",
+    "Action", "Address", "BEATS_PER_LIMIT", "Channel", "ChannelLost", "Connection", "ConnectionClosed",
+    "ConnectionLost", "ControlRendezvous", "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost",
+    "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish", "Send", "Service", "Wire",
+    "WireError", "WithKeyValues", "connect", "format_address", "job_values", "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "channel": "Channel ChannelLost",
         "client": "connect",
         "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
         "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage",

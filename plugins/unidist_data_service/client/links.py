@@ -12,22 +12,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from unidist.control import KeyValues, Message, job_values
+from unidist.control import Channel, ChannelLost, KeyValues, Message, job_values
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.runtime import Context
 from unidist.settings import job_secret
 from unidist_data_service.errors import DataWorkerError
 from unidist_data_service.keys import COUNT_KEY, lost_key, worker_key
-from unidist_data_service.transport import (
-    ArrayInfo,
-    Channel,
-    ChannelLost,
-    MappedRegions,
-    can_map,
-    layout,
-    own_buffer,
-    unflatten,
-)
+from unidist_data_service.transport import ArrayInfo, MappedRegions, can_map, layout, own_buffer, unflatten
 
 _log = logging.getLogger("unidist.data")
 

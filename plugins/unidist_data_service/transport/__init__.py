@@ -1,7 +1,7 @@
-"""What ranks and data workers exchange: authenticated messages, and batches as raw arrays. Imports nothing of the rest.
+"""What ranks and data workers exchange by `unidist.control.Channel`: batches as raw arrays.
 
-`channel` is a connection, `encoding` takes batches apart into arrays and puts them together again, and `memory` is what
-both map when they run on one host. Nothing of a batch is ever unpickled.
+`encoding` takes batches apart into arrays and puts them together again, and `memory` is what both map when they run on
+one host. Nothing of a batch is ever unpickled. Imports nothing of the rest.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_data_service.transport.arrays import numpy_array
-    from unidist_data_service.transport.channel import Channel, ChannelLost
     from unidist_data_service.transport.encoding import ArrayInfo, Leaf, flatten, layout, unflatten
     from unidist_data_service.transport.memory import MappedRegions, Region, Regions, can_map, own_buffer
 
 __all__ = [
-    "ArrayInfo", "Channel", "ChannelLost", "Leaf", "MappedRegions", "Region", "Regions", "can_map", "flatten",
-    "layout", "numpy_array", "own_buffer", "unflatten",
+    "ArrayInfo", "Leaf", "MappedRegions", "Region", "Regions", "can_map", "flatten", "layout", "numpy_array",
+    "own_buffer", "unflatten",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "arrays": "numpy_array",
-        "channel": "Channel ChannelLost",
         "encoding": "ArrayInfo Leaf flatten layout unflatten",
         "memory": "MappedRegions Region Regions can_map own_buffer",
     },

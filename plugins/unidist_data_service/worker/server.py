@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unidist.control import Message
+from unidist.control import Channel, ChannelLost, Message
 from unidist.negotiation import unseal
 from unidist_data_service.shards import DataShard
-from unidist_data_service.transport import Channel, ChannelLost, Leaf, Regions, flatten, layout
+from unidist_data_service.transport import Leaf, Regions, flatten, layout
 from unidist_data_service.worker.sources import IndexedSource, StreamSource
 from unidist_data_service.worker.streams import Dealer
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from unidist.control import Message
+from unidist.control import ChannelLost, Message
 from unidist.errors import PeerLostError, StalledError
-from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, told_error
+from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, told_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -61,7 +61,7 @@ class SegmentLink:
         self.timeout_sec = timeout_sec
         self._server = layout.segment
         self._finished = 0
-        self._channel: Channel | None = None
+        self._channel: ArrayChannel | None = None
         self._is_closed = False
         self.step = 0
         """Number of synchronous steps that were applied when the worker has last read."""
@@ -73,7 +73,7 @@ class SegmentLink:
         self,
         message: Message,
         arrays: Callable[[], Sequence[Array]] | None = None,
-        receive: Callable[[Channel], None] | None = None,
+        receive: Callable[[ArrayChannel], None] | None = None,
         *,
         waits: bool = False,
     ) -> Message:
@@ -94,7 +94,7 @@ class SegmentLink:
         for _ in range(_MAX_ATTEMPTS):
             channel = self._channel or self._connected(_RECONNECT_SEC)
             try:
-                channel.send(message, [] if arrays is None else arrays(), timeout_sec=limit)
+                channel.send_with(message, [] if arrays is None else arrays(), timeout_sec=limit)
                 answer = channel.receive(timeout_sec=limit)
                 if answer["type"] == "values":
                     assert receive is not None
@@ -152,7 +152,7 @@ class SegmentLink:
         if channel is not None:
             channel.close()
 
-    def _connected(self, patience_sec: float) -> Channel:
+    def _connected(self, patience_sec: float) -> ArrayChannel:
         """Return a new connection: to the server, or to its replica, which then takes the segment over."""
         deadline = time.monotonic() + patience_sec
         while True:
@@ -173,8 +173,8 @@ class SegmentLink:
                 )
             time.sleep(_RETRY_SEC)
 
-    def _connect(self, server: int, *, takeover: bool) -> Channel:
-        channel = Channel.connect(self._addresses[server], self._secret, timeout_sec=_CONNECT_SEC)
+    def _connect(self, server: int, *, takeover: bool) -> ArrayChannel:
+        channel = ArrayChannel.connect(self._addresses[server], self._secret, timeout_sec=_CONNECT_SEC)
         try:
             hello = {
                 "type": "hello",

@@ -12,7 +12,7 @@ from typing_extensions import override
 from unidist_parameter_server.client.link import SegmentLink
 from unidist_parameter_server.store.interface import Contents, Push, Receive, Store
 from unidist_parameter_server.store.shards import Shard
-from unidist_parameter_server.wire import Channel, rules_to_json
+from unidist_parameter_server.wire import ArrayChannel, rules_to_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -85,9 +85,9 @@ class RemoteStore(Store):
         arrays = [np.empty(shard.count, dtype) for _ in range(1 + len(self.slots))]
         arrays.append(np.empty(len(shard.pieces), np.int64))
 
-        def take(channel: Channel) -> None:
+        def take(channel: ArrayChannel) -> None:
             for array in arrays:
-                channel.receive_into(array, timeout_sec=_SILENCE_SEC)
+                channel.receive_array(array, timeout_sec=_SILENCE_SEC)
 
         self._links[part].request({"type": "contents", "indices": self._own(part, [index])}, receive=take)
         receive(Contents(arrays[0], arrays[1:-1], arrays[-1]))
@@ -203,12 +203,12 @@ class RemoteStore(Store):
 
     def _taker(
         self, part: int, indices: Sequence[int], receiver: Callable[[int], Receive]
-    ) -> Callable[[Channel], None]:
-        def take(channel: Channel) -> None:
+    ) -> Callable[[ArrayChannel], None]:
+        def take(channel: ArrayChannel) -> None:
             for index in indices:
                 shard = self.shards[index]
                 values = self._memory[part][: shard.nbytes].view(shard.dtype.value)
-                channel.receive_into(values, timeout_sec=_SILENCE_SEC)
+                channel.receive_array(values, timeout_sec=_SILENCE_SEC)
                 receiver(index)(values)
 
         return take

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from unidist.control import ChannelLost
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.server.segment import DeposedError, Replica, Segment
-from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, rules_of, rules_to_json
+from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, rules_of, rules_to_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +33,7 @@ class BackupLink(Replica):
         report: is told why the backup was lost, if it was.
     """
 
-    def __init__(self, channel: Channel, claim: Callable[[], bool], report: Callable[[str], None]) -> None:
+    def __init__(self, channel: ArrayChannel, claim: Callable[[], bool], report: Callable[[str], None]) -> None:
         self._channel = channel
         self._claim = claim
         self._report = report
@@ -92,7 +93,7 @@ class BackupLink(Replica):
     def _send_locked(self, message: dict[str, Any], arrays: Sequence[Array]) -> None:
         if not self._is_broken:
             try:
-                self._channel.send(message, arrays, timeout_sec=_TIMEOUT_SEC)
+                self._channel.send_with(message, arrays, timeout_sec=_TIMEOUT_SEC)
             except ChannelLost as exc:
                 self._break(str(exc))
 
@@ -109,7 +110,7 @@ class BackupLink(Replica):
             self._report(self._reason)
 
 
-def follow(channel: Channel, segment: Segment) -> None:
+def follow(channel: ArrayChannel, segment: Segment) -> None:
     """Apply what the primary of a segment passes on, until the connection ends.
 
     Raises:
@@ -133,12 +134,12 @@ def follow(channel: Channel, segment: Segment) -> None:
         if message["type"] == "fill":
             arrays = [np.empty_like(array) for array in each.arrays]
             for array in arrays:
-                channel.receive_into(array, timeout_sec=_TIMEOUT_SEC)
+                channel.receive_array(array, timeout_sec=_TIMEOUT_SEC)
             segment.fill(index, arrays)
             continue
         if "rules" in message:
             rules, present = rules_of(message["rules"]), list(message["present"])
         change = scratch[: each.shard.nbytes].view(each.contents.values.dtype)
-        channel.receive_into(change, timeout_sec=_TIMEOUT_SEC)
+        channel.receive_array(change, timeout_sec=_TIMEOUT_SEC)
         pushes = [(int(worker), int(number)) for worker, number in message["pushes"]]
         segment.replicated(index, int(message["version"]), pushes, change, rules, present, float(message["factor"]))

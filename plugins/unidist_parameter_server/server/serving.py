@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from unidist.control import Message
+from unidist.control import ChannelLost, Message
 from unidist.errors import ConfigurationError, PeerLostError, UnidistError, UsageError
 from unidist_parameter_server.server.memory import available_bytes, in_units
 from unidist_parameter_server.server.replication import BackupLink, follow
 from unidist_parameter_server.server.segment import DeposedError, Segment
-from unidist_parameter_server.wire import Channel, ChannelLost, SegmentLayout, failure, rules_of
+from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, failure, rules_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,7 +58,7 @@ class ParameterServerProcess:
         self._segments: dict[tuple[str, int], Segment] = {}
         self._making: dict[tuple[str, int], threading.Lock] = {}
         self._is_primary: set[tuple[str, int]] = set()
-        self._channels: set[Channel] = set()
+        self._channels: set[ArrayChannel] = set()
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -98,7 +98,7 @@ class ParameterServerProcess:
 
     def _accepted(self, sock: socket.socket) -> None:
         try:
-            channel = Channel(sock, self._secret, is_server=True, timeout_sec=_PROOF_SEC)
+            channel = ArrayChannel(sock, self._secret, is_server=True, timeout_sec=_PROOF_SEC)
         except ChannelLost:
             return  # a stranger, a scanner, or a worker that has died
         with self._lock:
@@ -115,7 +115,7 @@ class ParameterServerProcess:
             with self._lock:
                 self._channels.discard(channel)
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: ArrayChannel) -> None:
         message = channel.receive(timeout_sec=_PROOF_SEC)
         layout = SegmentLayout.from_json(message["layout"])
         try:
@@ -186,7 +186,7 @@ class ParameterServerProcess:
         assert layout.backup is not None
         try:
             address = self._address_of(layout.backup)
-            channel = Channel.connect(address, self._secret, timeout_sec=_PROOF_SEC)
+            channel = ArrayChannel.connect(address, self._secret, timeout_sec=_PROOF_SEC)
             channel.send({"type": "replicate", "layout": layout.to_json()}, timeout_sec=_PROOF_SEC)
             answer = channel.receive(timeout_sec=_SILENCE_SEC)
         except (ChannelLost, TimeoutError, PeerLostError) as exc:
@@ -240,7 +240,7 @@ class _Session:
         worker: its number.
     """
 
-    def __init__(self, channel: Channel, segment: Segment, worker: int) -> None:
+    def __init__(self, channel: ArrayChannel, segment: Segment, worker: int) -> None:
         self._channel = channel
         self._segment = segment
         self._worker = worker
@@ -297,7 +297,7 @@ class _Session:
         for index in message["indices"]:
             arrays = [np.empty_like(array) for array in self._segment.shards[index].arrays]
             for array in arrays:
-                self._channel.receive_into(array, timeout_sec=_SILENCE_SEC)
+                self._channel.receive_array(array, timeout_sec=_SILENCE_SEC)
             self._segment.fill(index, arrays)
         self._wait_for_replica()
         self._send({"type": "done"})
@@ -307,7 +307,7 @@ class _Session:
         read_versions = message["versions"]
         for place, index in enumerate(message["indices"]):
             change = self._scratch(index)
-            self._channel.receive_into(change, timeout_sec=_SILENCE_SEC)
+            self._channel.receive_array(change, timeout_sec=_SILENCE_SEC)
             read_version = None if read_versions is None else int(read_versions[place])
             self._segment.push(
                 index, self._worker, message["number"], change, rules, present, message["factor"], read_version
@@ -345,7 +345,7 @@ class _Session:
     def _together(self, message: Message) -> None:
         def receive(arrays: Sequence[Array]) -> None:
             for array in arrays:
-                self._channel.receive_into(array, timeout_sec=_SILENCE_SEC)
+                self._channel.receive_array(array, timeout_sec=_SILENCE_SEC)
 
         counts = self._segment.push_together(
             self._worker,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_parameter_server.wire.channel import Channel, ChannelLost
+    from unidist_parameter_server.wire.channel import ArrayChannel
     from unidist_parameter_server.wire.directory import (
         address_from,
         address_value,
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from unidist_parameter_server.wire.encoding import SegmentLayout, failure, rules_of, rules_to_json, told_error
 
 __all__ = [
-    "Channel", "ChannelLost", "SegmentLayout", "address_from", "address_value", "claim_key", "failure", "failure_value",
+    "ArrayChannel", "SegmentLayout", "address_from", "address_value", "claim_key", "failure", "failure_value",
     "rules_of", "rules_to_json", "server_key", "told_error",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "channel": "Channel ChannelLost",
+        "channel": "ArrayChannel",
         "directory": "address_from address_value claim_key failure_value server_key",
         "encoding": "SegmentLayout failure rules_of rules_to_json told_error",
     },

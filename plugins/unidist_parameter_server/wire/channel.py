@@ -1,194 +1,31 @@
-"""One connection between a worker and a server, or two servers: messages, and the bytes of arrays that follow them.
-
-Both ends prove first that they know the job's secret, and messages are authenticated (`unidist.control.Wire`). The
-bytes of arrays are neither authenticated nor encrypted, as those of the engine tcp without `--tls`.
-"""
+"""A connection between a worker and a server, or two servers, on which arrays follow messages."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from unidist.control import MAX_FRAME_BYTES, Message, Wire, WireError, format_address
-from unidist.errors import UnidistError
+from unidist.control import Channel, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_HEAD = struct.Struct("!I")
-_TIMEVAL = struct.Struct("@ll")
-_SHORTEST_SEC = 0.001
-_TAG_BYTES = 32
-_MAX_BUFFERS = 512  # of one system call; Linux takes 1024
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
-_UNACKNOWLEDGED_MS = 4000
-"""A host that acknowledges nothing for so long is gone."""
 
+class ArrayChannel(Channel):
+    """See `Channel`; arrays are contiguous, and the other end knows their number and sizes from the message before."""
 
-class ChannelLost(UnidistError):
-    """The other end is gone, or is none of ours. Says why."""
-
-
-class Channel:
-    """One end of a connection. One thread at a time; `close` from any thread.
-
-    Args:
-        sock: connected; belongs to this object from now on.
-        secret: the job's.
-        is_server: this end accepted the connection.
-        timeout_sec: longest wait for the proof of the secret.
-
-    Raises:
-        ChannelLost: the other end is gone, silent, or does not know the secret.
-    """
-
-    def __init__(self, sock: socket.socket, secret: bytes, *, is_server: bool, timeout_sec: float) -> None:
-        self._socket = sock
-        self._wire = Wire(secret, is_server=is_server)
-        self._is_closed = False
-        self._limits: dict[int, float] = {}
-        try:
-            self.peer = format_address(sock.getpeername())
-            """Address of the other end, for messages."""
-            sock.setblocking(True)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-            for option, value in _KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            self._prove(time.monotonic() + timeout_sec)
-        except OSError as exc:
-            self.close()
-            raise ChannelLost(f"the other end is gone: {exc}") from exc
-        except BaseException:
-            self.close()
-            raise
-
-    @classmethod
-    def connect(cls, address: tuple[str, int], secret: bytes, *, timeout_sec: float) -> Channel:
-        """Return a connection to a server.
-
-        Raises:
-            ChannelLost: nobody listens there, or as the class.
-        """
-        begun = time.monotonic()
-        try:
-            sock = socket.create_connection(address, timeout=timeout_sec)
-        except OSError as exc:
-            raise ChannelLost(f"{address[0]}:{address[1]} cannot be reached: {exc}") from exc
-        if sock.getsockname() == sock.getpeername():  # nobody listens, and the kernel gave this end that very port
-            sock.close()
-            raise ChannelLost(f"{address[0]}:{address[1]} cannot be reached: nobody listens there")
-        return cls(sock, secret, is_server=False, timeout_sec=timeout_sec - (time.monotonic() - begun))
-
-    def send(self, message: Message, arrays: Sequence[Array] = (), *, timeout_sec: float) -> None:
-        """Send a message, and the bytes of contiguous arrays behind it.
-
-        Args:
-            message: with a "type".
-            arrays: whose number and sizes the other end knows from the message.
-            timeout_sec: longest time in which the other end takes nothing.
-
-        Raises:
-            ChannelLost: it is gone, or takes nothing.
-        """
-        self._wire.send(message)
-        self._write([self._wire.take_output(), *map(_bytes_of, arrays)], timeout_sec)
+    def send_with(self, message: Message, arrays: Sequence[Array], *, timeout_sec: float) -> None:
+        """Send a message and arrays behind it. As `send`."""
+        self.send(message, [*map(_bytes_of, arrays)], timeout_sec=timeout_sec)
 
     def send_arrays(self, arrays: Sequence[Array], *, timeout_sec: float) -> None:
-        """Send the bytes of arrays that an earlier message has announced. As `send`."""
-        self._write([*map(_bytes_of, arrays)], timeout_sec)
+        """Send arrays that an earlier message has announced. As `send`."""
+        self.send_bytes([*map(_bytes_of, arrays)], timeout_sec=timeout_sec)
 
-    def receive(self, *, timeout_sec: float) -> Message:
-        """Return the next message.
-
-        Raises:
-            ChannelLost: the other end is gone, or breaks the protocol.
-            TimeoutError: nothing came.
-        """
-        head = bytearray(_HEAD.size + _TAG_BYTES)
-        self._read(memoryview(head), timeout_sec)
-        (length,) = _HEAD.unpack_from(head)
-        if length > MAX_FRAME_BYTES:
-            raise ChannelLost(f"{self.peer} announces a message of {length} bytes; {MAX_FRAME_BYTES} are allowed")
-        payload = bytearray(length)
-        self._read(memoryview(payload), timeout_sec)
-        try:
-            (message,) = self._wire.receive(bytes(head + payload))
-        except WireError as exc:
-            raise ChannelLost(f"{self.peer}: {exc}") from exc
-        return message
-
-    def receive_into(self, array: Array, *, timeout_sec: float) -> None:
-        """Fill a contiguous array with the next bytes. Raises as `receive`."""
-        self._read(_bytes_of(array), timeout_sec)
-
-    def close(self) -> None:
-        """Close the connection; whoever waits on it gets ChannelLost. Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-
-    def _prove(self, deadline: float) -> None:
-        self._write([self._wire.take_output()], deadline - time.monotonic())
-        while not self._wire.is_open:
-            data = bytearray(1)  # the first message may follow at once, and is not for here
-            try:
-                self._read(memoryview(data), deadline - time.monotonic())
-                self._wire.receive(bytes(data))
-            except TimeoutError:
-                raise ChannelLost(f"{self.peer} did not prove that it knows the job's secret") from None
-            except WireError as exc:
-                raise ChannelLost(f"{self.peer}: {exc}") from exc
-            self._write([self._wire.take_output()], deadline - time.monotonic())
-
-    def _write(self, buffers: Sequence[bytes | memoryview], timeout_sec: float) -> None:
-        pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
-        first = 0
-        self._limit(socket.SO_SNDTIMEO, timeout_sec)
-        try:
-            while first < len(pending):
-                count = self._socket.sendmsg(pending[first : first + _MAX_BUFFERS])
-                while first < len(pending) and count >= len(pending[first]):
-                    count -= len(pending[first])
-                    first += 1
-                if count:
-                    pending[first] = pending[first][count:]
-        except BlockingIOError:
-            raise ChannelLost(f"{self.peer} took nothing for {timeout_sec:g} s") from None
-        except OSError as exc:
-            raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
-
-    def _read(self, memory: memoryview, timeout_sec: float) -> None:
-        position = 0
-        self._limit(socket.SO_RCVTIMEO, timeout_sec)
-        while position < len(memory):
-            try:
-                count = self._socket.recv_into(memory[position:], flags=socket.MSG_WAITALL)
-            except BlockingIOError:
-                raise TimeoutError from None
-            except OSError as exc:
-                raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
-            if not count:
-                raise ChannelLost(f"{self.peer} closed the connection")
-            position += count
-
-    def _limit(self, option: int, timeout_sec: float) -> None:
-        """Set the kernel's limit for one system call: Python's own needs several calls for each."""
-        if self._limits.get(option) != timeout_sec:
-            self._limits[option] = timeout_sec
-            seconds, fraction = divmod(max(timeout_sec, _SHORTEST_SEC), 1)  # 0 would be none
-            try:
-                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(fraction * 1e6)))
-            except OSError as exc:
-                raise ChannelLost(f"the connection to {self.peer} is closed: {exc}") from exc
+    def receive_array(self, array: Array, *, timeout_sec: float) -> None:
+        """Fill an array with the next bytes. As `receive`."""
+        self.receive_into(_bytes_of(array), timeout_sec=timeout_sec)
 
 
 def _bytes_of(array: Array) -> memoryview:

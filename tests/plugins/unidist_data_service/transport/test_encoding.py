@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import socket
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ import pytest
 
 from unidist.errors import UsageError
 from unidist_data_service.transport import (
-    Channel,
-    ChannelLost,
     MappedRegions,
     Regions,
     can_map,
@@ -87,47 +83,3 @@ def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
     finally:
         del kept
         regions.close()
-
-
-def connected(secrets: tuple[bytes, bytes]) -> tuple[Any, Any]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found: list[Any] = []
-
-        def accept() -> None:
-            try:
-                found.append(Channel(listener.accept()[0], secrets[0], is_server=True, timeout_sec=30))
-            except ChannelLost as exc:
-                found.append(exc)
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            other: Any = Channel.connect(listener.getsockname(), secrets[1], timeout_sec=30)
-        except ChannelLost as exc:
-            other = exc
-        thread.join()
-    return found[0], other
-
-
-def test_messages_and_bytes_arrive_and_the_end_is_noticed() -> None:
-    server, client = connected((b"secret", b"secret"))
-    data = bytes(range(256)) * 1000
-    given = ({"type": "batch"}, [data, b"", b"end"])
-    sending = threading.Thread(target=server.send, args=given, kwargs={"timeout_sec": 30})
-    sending.start()
-    assert client.receive() == {"type": "batch"}
-    memory = bytearray(len(data) + 3)
-    client.receive_into(memoryview(memory))
-    assert memory == data + b"end"
-    sending.join()
-    server.close()
-    with pytest.raises(ChannelLost):
-        client.receive()
-    client.close()
-
-
-def test_nobody_talks_to_a_process_that_does_not_know_the_secret() -> None:
-    server, client = connected((b"secret", b"another"))
-    assert isinstance(server, ChannelLost)
-    assert isinstance(client, ChannelLost)
-    assert "does not know the job's secret" in str(server)

@@ -1,97 +1,35 @@
-"""Messages and arrays between two ends that know one secret."""
+"""Arrays between two ends."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
-from unidist_parameter_server.wire import Channel, ChannelLost
+from unidist_parameter_server.wire import ArrayChannel
 
-pytestmark = pytest.mark.usefixtures("leak_check")
 SECRET = b"s" * 32
 
 
-class Ends:
-    """A listening socket, and what it accepts."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.open: list[Channel] = []
-
-    def pair(self, secret: bytes = SECRET) -> tuple[Channel, Channel]:
-        """Return both ends of a new connection."""
-        accepted: list[Channel | Exception] = []
-
-        def accept() -> None:
-            sock, _ = self.listener.accept()
-            try:
-                accepted.append(Channel(sock, SECRET, is_server=True, timeout_sec=10))
-            except ChannelLost as exc:
-                accepted.append(exc)
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            own = Channel.connect(self.listener.getsockname(), secret, timeout_sec=10)
-        finally:
-            thread.join()
-        (other,) = accepted
-        assert isinstance(other, Channel)
-        self.open += [own, other]
-        return own, other
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
-    yield made
-    for channel in made.open:
-        channel.close()
-    made.listener.close()
-
-
-def test_arrays_follow_a_message(ends: Ends) -> None:
-    own, other = ends.pair()
+def test_arrays_follow_a_message() -> None:
     arrays: list[Any] = [np.arange(100_000, dtype=np.float32), np.ones((3, 5)), np.empty(0)]
-    thread = threading.Thread(target=lambda: own.send({"type": "a", "n": 1}, arrays, timeout_sec=10))
-    thread.start()
-    assert other.receive(timeout_sec=10) == {"type": "a", "n": 1}
-    for array in arrays:
-        found = np.full_like(array, -1)
-        other.receive_into(found, timeout_sec=10)
-        assert np.array_equal(found, array)
-    thread.join()
-    other.send({"type": "b"}, timeout_sec=10)
-    assert own.receive(timeout_sec=10) == {"type": "b"}
-
-
-def test_who_does_not_know_the_secret_is_refused(ends: Ends) -> None:
-    with pytest.raises(ChannelLost, match=r"secret|closed"):
-        ends.pair(b"t" * 32)
-
-
-def test_silence_ends_a_wait(ends: Ends) -> None:
-    own, _ = ends.pair()
-    with pytest.raises(TimeoutError):
-        own.receive(timeout_sec=0.05)
-
-
-def test_an_end_that_closes_ends_the_others_wait(ends: Ends) -> None:
-    own, other = ends.pair()
-    timer = threading.Timer(0.05, other.close)
-    timer.start()
-    with pytest.raises(ChannelLost, match=r"closed the connection|is gone"):
-        own.receive(timeout_sec=30)
-    timer.join()
-
-
-def test_nobody_listening_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-    with pytest.raises(ChannelLost, match=r"127\.0\.0\.1:\d+ cannot be reached"):
-        Channel.connect(address, SECRET, timeout_sec=5)
+
+        def send() -> None:
+            other = ArrayChannel(listener.accept()[0], SECRET, is_server=True, timeout_sec=10)
+            other.send_with({"type": "a"}, arrays[:1], timeout_sec=10)
+            other.send_arrays(arrays[1:], timeout_sec=10)
+            other.close()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        own = ArrayChannel.connect(listener.getsockname(), SECRET, timeout_sec=10)
+        assert own.receive(timeout_sec=10) == {"type": "a"}
+        for array in arrays:
+            found = np.full_like(array, -1)
+            own.receive_array(found, timeout_sec=10)
+            assert np.array_equal(found, array)
+        thread.join()
+        own.close()

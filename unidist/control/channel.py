@@ -1,29 +1,31 @@
-"""A connection between a rank and a data worker: authenticated messages, and the raw bytes of arrays behind them.
+"""A connection that carries messages, and raw bytes behind them: for what processes of a job send each other in bulk.
 
-Both ends prove first that they know the job's secret, and messages are authenticated (`unidist.control.Wire`). The
-bytes of arrays are neither authenticated nor encrypted, as those of the engine tcp without `--tls`.
+Both ends prove first that they know the job's secret, and messages are authenticated (`wire`). The raw bytes are
+neither authenticated nor encrypted, as those of the engine tcp without `--tls`.
 """
 
 from __future__ import annotations
 
-import select
+import contextlib
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from typing import Self
 
-from unidist.control import MAX_FRAME_BYTES, Message, Wire, WireError, format_address
+from unidist.control.connection import Address, format_address
+from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 from unidist.errors import UnidistError
 
 _HEAD = struct.Struct("!I")
 _TAG_BYTES = 32
 _MAX_BUFFERS = 512  # of one system call; Linux takes 1024
-_POLL_MS = 1000
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4))
-_UNACKNOWLEDGED_MS = 5000
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
+_UNACKNOWLEDGED_MS = 4000
 """A host that acknowledges nothing for so long is gone."""
+_TIMEVAL = struct.Struct("@ll")
+_SHORTEST_SEC = 0.001
 
 
 class ChannelLost(UnidistError):
@@ -35,7 +37,7 @@ class Channel:
 
     Args:
         sock: connected; belongs to this object from now on.
-        secret: of the job.
+        secret: the job's.
         is_server: this end accepted the connection.
         timeout_sec: longest wait for the proof of the secret.
 
@@ -48,10 +50,11 @@ class Channel:
         self._wire = Wire(secret, is_server=is_server)
         self._lock = threading.Lock()
         self._is_closed = False
+        self._limits: dict[int, float] = {}
         try:
             self.peer = format_address(sock.getpeername())
             """Address of the other end, for messages."""
-            sock.setblocking(False)
+            sock.setblocking(True)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
@@ -66,11 +69,11 @@ class Channel:
             raise
 
     @classmethod
-    def connect(cls, address: tuple[str, int], secret: bytes, *, timeout_sec: float) -> Channel:
-        """Return a connection to a data worker.
+    def connect(cls, address: Address, secret: bytes, *, timeout_sec: float) -> Self:
+        """Return a connection to who listens at an address.
 
         Raises:
-            ChannelLost: nobody listens there, or as the class.
+            ChannelLost: nobody does, or as the class.
         """
         deadline = time.monotonic() + timeout_sec
         where = format_address(address)
@@ -83,12 +86,12 @@ class Channel:
             raise ChannelLost(f"{where} cannot be reached: nobody listens there")
         return cls(sock, secret, is_server=False, timeout_sec=deadline - time.monotonic())
 
-    def send(self, message: Message, payload: Sequence[memoryview | bytes] = (), *, timeout_sec: float) -> None:
+    def send(self, message: Message, buffers: Sequence[memoryview | bytes] = (), *, timeout_sec: float) -> None:
         """Send a message, and bytes behind it, whose number the other end knows from the message.
 
         Args:
             message: with a "type".
-            payload: flat buffers of bytes.
+            buffers: flat, of bytes.
             timeout_sec: longest time in which the other end takes nothing.
 
         Raises:
@@ -96,37 +99,45 @@ class Channel:
         """
         with self._lock:
             self._wire.send(message)
-            self._write([self._wire.take_output(), *payload], timeout_sec)
+            self._write([self._wire.take_output(), *buffers], timeout_sec)
 
-    def receive(self) -> Message:
-        """Return the next message. Waits until one comes, or the connection ends.
+    def send_bytes(self, buffers: Sequence[memoryview | bytes], *, timeout_sec: float) -> None:
+        """Send bytes that an earlier message has announced. As `send`."""
+        with self._lock:
+            self._write(buffers, timeout_sec)
+
+    def receive(self, *, timeout_sec: float | None = None) -> Message:
+        """Return the next message.
+
+        Args:
+            timeout_sec: longest wait; None: until one comes, or the connection ends, as it does with the other's host.
 
         Raises:
             ChannelLost: the other end is gone, or breaks the protocol.
+            TimeoutError: nothing came.
         """
         head = bytearray(_HEAD.size + _TAG_BYTES)
-        self.receive_into(memoryview(head))
+        self.receive_into(memoryview(head), timeout_sec=timeout_sec)
         (length,) = _HEAD.unpack_from(head)
         if length > MAX_FRAME_BYTES:
             raise ChannelLost(f"{self.peer} announces a message of {length} bytes; {MAX_FRAME_BYTES} are allowed")
         payload = bytearray(length)
-        self.receive_into(memoryview(payload))
+        self.receive_into(memoryview(payload), timeout_sec=timeout_sec)
         try:
             (message,) = self._wire.receive(bytes(head + payload))
         except WireError as exc:
             raise ChannelLost(f"{self.peer}: {exc}") from exc
         return message
 
-    def receive_into(self, memory: memoryview) -> None:
-        """Fill memory with the next bytes. Raises as `receive`."""
+    def receive_into(self, memory: memoryview, *, timeout_sec: float | None = None) -> None:
+        """Fill flat memory with the next bytes. As `receive`."""
         position = 0
+        self._limit(socket.SO_RCVTIMEO, timeout_sec)
         while position < len(memory):
             try:
-                count = self._socket.recv_into(memory[position:])
+                count = self._socket.recv_into(memory[position:], flags=socket.MSG_WAITALL)
             except BlockingIOError:
-                while not self._ready(select.POLLIN, _POLL_MS):
-                    pass
-                continue
+                raise TimeoutError from None
             except OSError as exc:
                 raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
             if not count:
@@ -137,23 +148,19 @@ class Channel:
         """Close the connection; whoever waits on it gets ChannelLost. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
     def _prove(self, deadline: float) -> None:
         self._write([self._wire.take_output()], deadline - time.monotonic())
         while not self._wire.is_open:
-            if not self._ready(select.POLLIN, max(0, int(1000 * (deadline - time.monotonic())))):
-                raise ChannelLost(f"{self.peer} did not prove that it knows the job's secret")
+            data = bytearray(1)  # the first message may follow at once, and is not for here
             try:
-                data = self._socket.recv(1)  # the first message may follow at once, and is not for here
-            except BlockingIOError:
-                continue
-            if not data:
-                raise ChannelLost(f"{self.peer} closed the connection")
-            try:
-                self._wire.receive(data)
+                self.receive_into(memoryview(data), timeout_sec=deadline - time.monotonic())
+                self._wire.receive(bytes(data))
+            except TimeoutError:
+                raise ChannelLost(f"{self.peer} did not prove that it knows the job's secret") from None
             except WireError as exc:
                 raise ChannelLost(f"{self.peer}: {exc}") from exc
             self._write([self._wire.take_output()], deadline - time.monotonic())
@@ -161,27 +168,30 @@ class Channel:
     def _write(self, buffers: Sequence[memoryview | bytes], timeout_sec: float) -> None:
         pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
         first = 0
-        while first < len(pending):
-            try:
-                count = self._socket.sendmsg(pending[first : first + _MAX_BUFFERS])
-            except BlockingIOError:
-                if not self._ready(select.POLLOUT, int(1000 * timeout_sec)):
-                    raise ChannelLost(f"{self.peer} took nothing for {timeout_sec:g} s") from None
-                continue
-            except OSError as exc:
-                raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
-            while first < len(pending) and count >= len(pending[first]):
-                count -= len(pending[first])
-                first += 1
-            if count:
-                pending[first] = pending[first][count:]
-
-    def _ready(self, events: int, timeout_ms: int) -> bool:
-        if self._is_closed:
-            raise ChannelLost(f"the connection to {self.peer} is closed")
-        poller = select.poll()
+        self._limit(socket.SO_SNDTIMEO, timeout_sec)
         try:
-            poller.register(self._socket.fileno(), events)
-        except (OSError, ValueError) as exc:
-            raise ChannelLost(f"the connection to {self.peer} is closed") from exc
-        return bool(poller.poll(timeout_ms))
+            while first < len(pending):
+                count = self._socket.sendmsg(pending[first : first + _MAX_BUFFERS])
+                while first < len(pending) and count >= len(pending[first]):
+                    count -= len(pending[first])
+                    first += 1
+                if count:
+                    pending[first] = pending[first][count:]
+        except BlockingIOError:
+            raise ChannelLost(f"{self.peer} took nothing for {timeout_sec:g} s") from None
+        except OSError as exc:
+            raise ChannelLost(f"{self.peer} is gone: {exc}") from exc
+
+    def _limit(self, option: int, timeout_sec: float | None) -> None:
+        """Set the kernel's limit for one system call: Python's own needs several calls for each."""
+        limit = 0.0 if timeout_sec is None else max(timeout_sec, _SHORTEST_SEC)  # 0: none
+        if self._limits.get(option) != limit:
+            seconds, fraction = divmod(limit, 1)
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(fraction * 1e6)))
+            except OSError as exc:
+                raise ChannelLost(f"the connection to {self.peer} is closed: {exc}") from exc
+            self._limits[option] = limit
+
+
+__all__ = ["Channel", "ChannelLost"]
