@@ -42,6 +42,8 @@ class GeneratorsHandler(Handler):
     Those of Python and NumPy; adapters add their framework's.
     """
 
+    is_checkpointed = False
+
     @override
     def save(self) -> None:
         self._python = random.getstate()
@@ -66,6 +68,8 @@ class UpdateHandler(Handler):
     Args:
         value: the update of a bound optimizer.
     """
+
+    is_checkpointed = False
 
     def __init__(self, value: Update) -> None:
         self._kept: dict[str, Any] = {}

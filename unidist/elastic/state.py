@@ -265,6 +265,9 @@ class Handler(ABC):
     def restore(self) -> None:
         """Bring back the value that was kept."""
 
+    is_checkpointed = True
+    """The value belongs into durable checkpoints; else it is for going on in the same process."""
+
     differs = False
     """The value differs between ranks in a way that matters: after every change of the world it is synchronised."""
 

@@ -183,8 +183,9 @@ class StepTraining:
         share = self._data.take_share()
         if share is None:
             raise UsageError(
-                "step() was called twice with one batch: in an elastic job each batch of the sharded data is given to "
-                "it once. Use elastic=False and ud.elastic.run for another kind of loop"
+                "step() was called twice with one batch, or with a batch of data that was sharded later: in an elastic "
+                "job call ud.shard once, before the loop over epochs, and give each of its batches to step() once. Use "
+                "elastic=False and ud.elastic.run for another kind of loop"
             )
         if not self._is_next(share):
             return self.progress.loss

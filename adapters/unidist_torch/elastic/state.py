@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from unidist.elastic.durable.parts import DurableParts, parts_of
-from unidist.elastic.handlers import UpdateHandler, update_handlers
+from unidist.elastic.handlers import update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, State, run
 from unidist.elastic.step_training import Policy
 from unidist.errors import UsageError
@@ -46,9 +46,7 @@ class TorchState(ObjectState):
 
     @override
     def durable_parts(self) -> DurableParts:
-        values = {
-            name: handler.value for name, handler in self._handlers.items() if not isinstance(handler, UpdateHandler)
-        }
+        values = {name: handler.value for name, handler in self._handlers.items() if handler.is_checkpointed}
         models = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
         optimizers = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}
         others = {name: value for name, value in values.items() if hasattr(value, "state_dict")}

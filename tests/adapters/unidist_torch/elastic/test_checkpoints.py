@@ -136,3 +136,40 @@ def test_neighbours_that_are_lost_together_cost_the_steps_since_the_last_checkpo
     assert results(job)
     for result in results(job):
         assert result == pytest.approx(undisturbed, rel=1e-12, abs=1e-12)
+
+
+_BY_FLAG = """
+import os, sys
+import torch
+import unidist.torch as ud
+
+ud.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+step = ud.TrainStep(model, torch.optim.Adam(model.parameters()), torch.nn.functional.mse_loss)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4).double(), torch.randn(64, 1).double())
+loader = ud.shard(torch.utils.data.DataLoader(data, batch_size=8))
+for epoch in range(2):
+    for number, (x, y) in enumerate(loader):
+        step(x, y)
+        if sys.argv[1] == "fails" and epoch == 1 and number == 1:
+            os._exit(3)
+print("done", [float(value) for each in model.parameters() for value in each.detach().ravel()], flush=True)
+"""
+
+
+def test_a_loop_by_the_flag_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_BY_FLAG)
+    options = ["-np", "1", "--min-np", "1", "--reset-limit", "1", "--checkpoint-interval", "0.001"]
+
+    def run(how: str, folder: str) -> tuple[int, list[str]]:
+        with ElasticJob.start(
+            tmp_path, [*options, "--checkpoint-dir", str(tmp_path / folder)], ["script.py", how]
+        ) as job:
+            return job.end(seconds=120), [text for (text,) in job.said(r"done (.*)")]
+
+    assert run("fails", "run")[0] != 0
+    assert directory.steps(tmp_path / "run")[-1][0] >= 8, "it came to the second epoch"
+    code, again = run("ends", "run")
+    assert code == 0
+    assert (code, again) == run("ends", "other")
