@@ -41,7 +41,6 @@ from unidist_launch.options import (
 from unidist_launch.options import hosts as host_list
 from unidist_launch.options.launch_options import add_options
 from unidist_launch.options.observer_options import ObservedCommand
-from unidist_launch.options.strategy_line import with_servers
 
 _HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
 """The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
@@ -118,6 +117,8 @@ def run_job(
     job_environment.check_timeline(options, settings)
     manager = observer_options.loaded(ctx, settings.disabled_plugins)
     if options["servers"] is not None:
+        from unidist_launch.options.strategy_line import with_servers
+
         env["UNIDIST_STRATEGY"] = with_servers(settings.strategy, options["servers"], manager.registry(StrategySpec))
         merged = {**os.environ, **env}
         settings = Settings.read(merged)

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from unidist.control import ControlServer, KeyValues, KeyValueService
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
+from unidist.jobs.network import interface_address
 from unidist.runtime import context
 
 _LOOK_SEC = 0.2
@@ -37,16 +38,26 @@ class ComputeService:
         dispatchers: number of dispatchers.
         workers_per_dispatcher: number of workers of each.
         key: of the service; at least one byte.
+        nics: names of network interfaces: the service is reached at the address of the first one that there is.
+
+    Raises:
+        ConfigurationError: this host has none of these interfaces.
     """
 
-    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes) -> None:
+    def __init__(
+        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Sequence[str] | None = None
+    ) -> None:
+        self._host = interface_address(nics) if nics else os.environ.get("UNIDIST_HOST_ADDRESS") or socket.gethostname()
         self._server = ControlServer(KeyValueService(), key)
         self._server.start()
 
     def addresses(self) -> Mapping[str, Sequence[tuple[str, int]]]:
         """Return where the service can be reached."""
-        host = os.environ.get("UNIDIST_HOST_ADDRESS") or socket.gethostname()
-        return {"unidist": [(host, self._server.port)]}
+        return {"unidist": [(self._host, self._server.port)]}
+
+    def get_port(self) -> int:
+        """Return the port on which the service listens."""
+        return self._server.port
 
     def shutdown(self) -> None:
         """End the service."""
@@ -57,10 +68,10 @@ class ComputeClient:
     """The service, as a process of either job sees it.
 
     Args:
-        addresses: of the service.
+        compute_addresses: of the service.
         key: of the service.
-        workers_per_dispatcher: number of workers of each dispatcher.
         verbose: has no effect.
+        workers_per_dispatcher: number of workers of each dispatcher.
 
     Raises:
         PeerLostError, StalledError: it cannot be reached.
@@ -68,13 +79,15 @@ class ComputeClient:
 
     def __init__(
         self,
-        addresses: Mapping[str, Sequence[tuple[str, int]]],
+        compute_addresses: Mapping[str, Sequence[tuple[str, int]]],
         key: bytes,
-        workers_per_dispatcher: int = 1,
         verbose: int = 1,
+        *,
+        workers_per_dispatcher: int = 1,
     ) -> None:
+        self._addresses = compute_addresses
         self._workers_per_dispatcher = workers_per_dispatcher
-        found = [address for each in addresses.values() for address in each]
+        found = [address for each in compute_addresses.values() for address in each]
         for number, (host, port) in enumerate(found, 1):
             try:
                 self._values = KeyValues(
@@ -91,6 +104,10 @@ class ComputeClient:
             else:
                 return
         raise ConfigurationError("the configuration of tf.data's service has no address")
+
+    def addresses(self) -> Mapping[str, Sequence[tuple[str, int]]]:
+        """Return where the service can be reached."""
+        return self._addresses
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
         """Tell the address of a dispatcher."""
@@ -151,7 +168,7 @@ class TfDataServiceConfig:
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
         """Return a connection to the service."""
-        return ComputeClient(self.addresses, self.key, self.workers_per_dispatcher, verbose)
+        return ComputeClient(self.addresses, self.key, verbose, workers_per_dispatcher=self.workers_per_dispatcher)
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return it as values of JSON."""
