@@ -23,7 +23,7 @@ STRATEGIES = {
     "staleness=4": "parameter_server=async:staleness=4",
     "async": "parameter_server=async",
 }
-WORKERS, STEP_SEC, SECONDS = 3, 0.02, 100
+WORKERS, STEP_SEC, SECONDS = 3, 0.02, 60
 BATCH, CONTEXT, LAYERS, WIDTH, HEADS = 16, 32, 1, 32, 4
 RATE, VALIDATION, EVERY_SEC = 3e-3, 64, 2.0
 
