@@ -17,7 +17,12 @@ FACES = sorted(
 )
 
 
-LIBRARIES = {"unidist_lightning": "lightning", "unidist_transformers": "transformers"}
+LIBRARIES = {
+    "unidist_lightning": "lightning",
+    "unidist_local_sgd.jax": "jax",
+    "unidist_parameter_server.jax": "jax",
+    "unidist_transformers": "transformers",
+}
 """What the names of a plugin need, and not every environment has."""
 
 
