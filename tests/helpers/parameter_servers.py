@@ -38,16 +38,18 @@ class RunningServers:
 
     Args:
         number: of servers.
+        secret: of the job that they belong to.
     """
 
-    def __init__(self, number: int) -> None:
-        self.directory = ControlServer(KeyValueService(), SECRET, host="127.0.0.1")
+    def __init__(self, number: int, secret: bytes = SECRET) -> None:
+        self._secret = secret
+        self.directory = ControlServer(KeyValueService(), secret, host="127.0.0.1")
         self.directory.start()
         self.programs = [self._started(server) for server in range(number)]
         self.addresses = [self._address(server) for server in range(number)]
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
-        secret = sealed_secret(SECRET)
+        secret = sealed_secret(self._secret)
         env = {
             **os.environ,
             "UNIDIST_ROLE": "ps",
@@ -62,7 +64,7 @@ class RunningServers:
             os.close(secret)
 
     def _address(self, number: int) -> tuple[str, int]:
-        values = KeyValues(("127.0.0.1", self.directory.port), SECRET, rank=None, timeout=LONG, name="test")
+        values = KeyValues(("127.0.0.1", self.directory.port), self._secret, rank=None, timeout=LONG, name="test")
         (found,) = values.wait([server_key(number)], LONG)
         values.close()
         return address_from(found)
@@ -86,13 +88,9 @@ class RunningServers:
 
 
 def with_servers(port: int, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function on a rank of a pool as in a job with servers, whose directory has this port."""
-    secret = sealed_secret(SECRET)
-    try:
-        with set_variables({"UNIDIST_SECRET_FD": str(secret), "UNIDIST_JOB_VALUES": f"127.0.0.1:{port}"}):
-            return call(*arguments)
-    finally:
-        os.close(secret)
+    """Call a function on a rank of a pool as in a job with servers, whose directory has this port and its secret."""
+    with set_variables({"UNIDIST_JOB_VALUES": f"127.0.0.1:{port}"}):
+        return call(*arguments)
 
 
 class RemoteWorld:

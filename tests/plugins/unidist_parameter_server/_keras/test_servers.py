@@ -10,6 +10,8 @@ import pytest
 from parameter_servers import RunningServers, with_servers
 from part_pools import PartPools
 
+from unidist.settings import job_secret
+
 pytest.importorskip("tensorflow")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
@@ -24,9 +26,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[RunningServers]:
+def servers(tensorflow_pools: PartPools) -> Iterator[RunningServers]:
     """Two servers."""
-    running = RunningServers(2)
+    running = RunningServers(2, tensorflow_pools.get(1).run(job_secret)[0])
     yield running
     running.close()
 

@@ -11,6 +11,8 @@ import pytest
 from parameter_servers import RunningServers, with_servers
 from part_pools import PartPools
 
+from unidist.settings import job_secret
+
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks get this path too
 
@@ -22,9 +24,9 @@ SMALL = "shard_size=64B"
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[RunningServers]:
+def servers(torch_pools: PartPools) -> Iterator[RunningServers]:
     """Three servers, of which a training uses as many as it names."""
-    running = RunningServers(3)
+    running = RunningServers(3, torch_pools.get(1).run(job_secret)[0])
     yield running
     running.close()
 
