@@ -1,7 +1,7 @@
 """One process of the same with TensorFlow's ParameterServerStrategy: its role is in TF_CONFIG; see `straggler`.
 
 Its model does not go through Keras, whose `fit` has no ParameterServerStrategy any more. A worker sleeps in its input
-pipeline, for the microseconds in the file `pause` of its own folder: that is the one thing which workers do not share.
+pipeline, for the microseconds in the file `pause` of its working folder, the only thing that workers do not share.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def measure_fit(model: Any) -> None:
 
 
 def with_clock(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the same batches, with an operation that counts how long whoever reads them waits.
+    """Return the same batches, with an operation that counts how long their reader waits.
 
     It has to be the last transformation: what reads ahead behind it would be what waits.
     """

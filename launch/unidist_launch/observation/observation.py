@@ -112,7 +112,7 @@ class Observation(ObservedJob):
         self._each(lambda observer: observer.process_exited(number, returncode))
 
     def finishing(self) -> bool:
-        """Return whether an observer wants to wait for processes of its own after the ranks."""
+        """Return whether an observer wants to wait for its processes after the ranks."""
         found: list[bool] = []
         self._each(lambda observer: found.append(observer.finishing()))
         return any(found)

@@ -16,7 +16,7 @@ def with_servers(line: str, number: int, strategies: Registry[StrategySpec]) -> 
     Args:
         line: as after `--strategy`.
         number: of servers.
-        strategies: all that there are.
+        strategies: all registered strategies.
 
     Raises:
         ConfigurationError: no strategy of the line has servers, or it has another number of them; says what to do.

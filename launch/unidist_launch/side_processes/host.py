@@ -22,7 +22,7 @@ _LAST_OUTPUT_PAUSE_SEC = 0.05
 
 
 class SideListener(Protocol):
-    """Is told what happens to side processes, by number."""
+    """Receives the events of side processes, by number."""
 
     def side_started(self, number: int, pid: int) -> None:
         """It runs."""
@@ -42,7 +42,7 @@ class SideHost:
 
     Args:
         processes: of this host; closed by `close`.
-        listener: is told what happens.
+        listener: receives their events.
     """
 
     def __init__(self, processes: SideProcesses, listener: SideListener) -> None:
@@ -62,7 +62,7 @@ class SideHost:
         return not self._running
 
     def start(self, number: int, process: SideProcess) -> None:
-        """Start a process; the listener is told, also if it cannot be started."""
+        """Start a process; the listener hears of it, even if it cannot be started."""
         try:
             started = self._processes.start(number, process)
         except ConfigurationError as exc:

@@ -24,7 +24,7 @@ _HOPELESS_SEC = 10.0
 
 
 def start_message(number: int, process: SideProcess, address: str) -> dict[str, Any]:
-    """Return the message by which an agent is told to start a process.
+    """Return the message that makes an agent start a process.
 
     Args:
         number: of the process.
