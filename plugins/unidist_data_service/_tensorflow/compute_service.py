@@ -27,6 +27,7 @@ from unidist.jobs.network import interface_address
 from unidist.runtime import context
 
 _LOOK_SEC = 0.2
+_FILE_SEC = 3600.0
 _SHUTDOWN = "shutdown"
 _HEARTBEAT_MS = 1000
 
@@ -193,9 +194,17 @@ class TfDataServiceConfig:
 
         Args:
             filename: of the file.
-            wait_for_file_creation: wait until there is one.
+            wait_for_file_creation: wait until there is one, an hour at most: the compute job may be in a queue.
+
+        Raises:
+            StalledError: the compute job has not written it in that time.
         """
+        deadline = time.monotonic() + _FILE_SEC
         while wait_for_file_creation and not os.path.exists(filename):
+            if time.monotonic() > deadline:
+                raise StalledError(
+                    f"the compute job has not written {filename!r} in {_FILE_SEC:g} s; does it run, with the same path?"
+                )
             time.sleep(_LOOK_SEC)
         return TfDataServiceConfig.from_dict(json.loads(Path(filename).read_text(encoding="utf-8")))
 
