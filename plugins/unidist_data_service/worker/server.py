@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -137,8 +138,12 @@ class DataWorker:
         self._requests.put(None)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and end the thread that accepts them."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # a thread in `accept` does not notice `close`
         self._listener.close()
+        if self._accepting.is_alive():
+            self._accepting.join()
         for rank in list(self._ranks):
             rank.close()
 

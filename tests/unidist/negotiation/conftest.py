@@ -11,6 +11,8 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
     """Fail when a test leaves a thread of unidist or of a rank behind."""
+    before = set(threading.enumerate())
     yield
-    left = [each.name for each in threading.enumerate() if each.name.startswith(("unidist", "rank-"))]
+    threads = set(threading.enumerate()) - before
+    left = [each.name for each in threads if each.name.startswith(("unidist", "rank-"))]
     assert not left
