@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from unidist.errors import ConfigurationError, UsageError
 
 __all__ = [
     "DATA_AXIS",
+    "REPLICA_AXES",
+    "SAMPLE_AXES",
+    "SHARD_REPLICA_AXES",
+    "Divides",
     "Mesh",
 ]
 
 DATA_AXIS = "data"
+
+SAMPLE_AXES = "samples"
+"""All axes whose ranks train on different samples, as one: samples are divided over its ranks."""
+REPLICA_AXES = "replicas"
+"""All axes whose ranks see different data and hold the same parameters, as one: gradients are averaged over its ranks.
+
+Parameters that an axis of experts divides are the exception, see `SHARD_REPLICA_AXES`.
+"""
+SHARD_REPLICA_AXES = "shard replicas"
+"""Of `REPLICA_AXES` those that divide no parameters either: the ranks that hold the same experts."""
+
+Divides = Literal["model", "samples", "sequence"]
+"""What is divided over the ranks of an axis: the model's parameters, the samples, or the tokens of each sample."""
 
 
 class Mesh:
@@ -24,15 +42,30 @@ class Mesh:
     >>> mesh.group("data", rank=5)
     (5, 7)
 
+    Several axes together are a composite axis: `SAMPLE_AXES`, `REPLICA_AXES` and `SHARD_REPLICA_AXES` can be given to
+    `size`, `place` and `group` like the name of an axis.
+
+    >>> mesh = Mesh({"data": 2, "context": 2}, world_size=4, divides={"context": ("sequence",)})
+    >>> mesh.group(REPLICA_AXES, rank=1), mesh.group(SAMPLE_AXES, rank=1)
+    ((0, 1, 2, 3), (1, 3))
+
     Args:
         axes: size by axis name, outermost first. At most one size is None: it takes what is left over.
         world_size: number of ranks.
+        divides: what is divided over the ranks of an axis, by its name. Default: the samples on the data axis, the
+            model on any other.
 
     Raises:
         ConfigurationError: the sizes do not multiply to `world_size`; the message prints the equation.
     """
 
-    def __init__(self, axes: Mapping[str, int | None], *, world_size: int) -> None:
+    def __init__(
+        self,
+        axes: Mapping[str, int | None],
+        *,
+        world_size: int,
+        divides: Mapping[str, tuple[Divides, ...]] | None = None,
+    ) -> None:
         fixed = {name: size for name, size in axes.items() if size is not None}
         free = [name for name, size in axes.items() if size is None]
         for name, size in fixed.items():
@@ -55,15 +88,37 @@ class Mesh:
         self.axes: dict[str, int] = {
             name: world_size // product if size is None else size for name, size in axes.items()
         }
+        given = divides or {}
+        self._divides: dict[str, tuple[Divides, ...]] = {
+            name: ("samples",) if name == DATA_AXIS else given.get(name, ("model",)) for name in axes
+        }
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along `axis`; 1 for an axis that the mesh does not have."""
-        return self.axes.get(axis, 1)
+        return math.prod(self.axes.get(name, 1) for name in self.members(axis))
+
+    def members(self, axis: str) -> tuple[str, ...]:
+        """Return the axes that a composite axis consists of, outermost first; of any other axis, itself alone.
+
+        Axes of one rank are left out, but the data axis is always in a composite one.
+        """
+        if axis not in (SAMPLE_AXES, REPLICA_AXES, SHARD_REPLICA_AXES):
+            return (axis,)
+        return tuple(
+            name
+            for name, divided in self._divides.items()
+            if name == DATA_AXIS
+            or (
+                self.axes[name] > 1
+                and ("samples" in divided or ("sequence" in divided and axis != SAMPLE_AXES))
+                and not ("model" in divided and axis == SHARD_REPLICA_AXES)
+            )
+        )
 
     @property
     def model_axes(self) -> tuple[str, ...]:
         """The axes along which the model itself is divided: ranks on them hold different parts of it."""
-        return tuple(name for name, size in self.axes.items() if name != DATA_AXIS and size > 1)
+        return tuple(name for name, size in self.axes.items() if size > 1 and "model" in self._divides[name])
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of `rank` on every axis."""
@@ -73,18 +128,21 @@ class Mesh:
             rank, position[name] = divmod(rank, size)
         return {name: position[name] for name in self.axes}
 
+    def place(self, axis: str, *, rank: int) -> int:
+        """Return the position of `rank` along `axis`; 0 on an axis that the mesh does not have."""
+        return self.group(axis, rank=rank).index(rank)
+
     def group(self, axis: str, *, rank: int) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` along `axis` only, itself included, in axis order."""
-        self._check(rank)
-        if axis not in self.axes:
-            return (rank,)
-        stride = math.prod(size for name, size in self._after(axis))
-        start = rank - self.coordinates(rank)[axis] * stride
-        return tuple(start + i * stride for i in range(self.axes[axis]))
-
-    def _after(self, axis: str) -> list[tuple[str, int]]:
-        names = list(self.axes)
-        return [(name, self.axes[name]) for name in names[names.index(axis) + 1 :]]
+        position = self.coordinates(rank)
+        start, offsets, stride = rank, [0], self.world_size
+        members = self.members(axis)
+        for name, size in self.axes.items():
+            stride //= size
+            if name in members:
+                start -= position[name] * stride
+                offsets = [offset + i * stride for offset in offsets for i in range(size)]
+        return tuple(start + offset for offset in offsets)
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -80,13 +80,16 @@ class RuntimeAPI(Protocol):
         """Whether ranks can fail, join or leave while the job is running. The runtime then lives for one generation."""
 
     def axis_size(self, name: str) -> int:
-        """Return the number of ranks along a mesh axis."""
+        """Return the number of ranks along a mesh axis, or a composite one (`unidist.mesh.REPLICA_AXES`)."""
 
     def axis_rank(self, name: str) -> int:
-        """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
+        """Return this rank's place along a mesh axis, or a composite one; 0 on an axis that the mesh does not have."""
 
     def axis(self, name: str, *, memory: str = "host") -> Communicator:
-        """Return the common communicator along a mesh axis. The first call is collective over all ranks."""
+        """Return the common communicator along a mesh axis, or a composite one.
+
+        The first call for an axis is collective over all ranks.
+        """
 
     def new_communicator(self, axis: str, *, memory: str = "host") -> Communicator:
         """Return another communicator along a mesh axis, independent of all others. Collective over its ranks.

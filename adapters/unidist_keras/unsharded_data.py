@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import SAMPLE_AXES
 from unidist.negotiation import allgather_object
 from unidist.runtime import context
 from unidist_arrays.memory import Array
@@ -44,7 +44,7 @@ def warn_in_fit(model: Any, fingerprint: Callable[[Any], str | None]) -> None:
         _compare(None if given.get("steps_per_epoch") is not None else fingerprint(given.get("x")))
         return plain(*args, **options)
 
-    if context.current().axis_size(DATA_AXIS) > 1:
+    if context.current().axis_size(SAMPLE_AXES) > 1:
         model.fit = fit
 
 
@@ -53,7 +53,7 @@ def _compare(own: str | None) -> None:
     runtime = context.current()
     everyone = allgather_object(runtime.negotiator, own, name="unidist.fit.data")
     if runtime.topology.rank == 0 and own is not None and set(everyone) == {own}:
-        size = runtime.axis_size(DATA_AXIS)
+        size = runtime.axis_size(SAMPLE_AXES)
         _log.warning(
             "fit trains on the same data on all %d ranks of the data axis: each of them goes through all samples, so "
             "%d ranks do the same work. Give each its share: model.fit(ud.shard((x, y), batch_size=...))",

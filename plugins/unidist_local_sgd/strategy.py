@@ -97,12 +97,10 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
     def validate(self, plan: Plan) -> None:
         """Check the options, and that the model is whole on every rank."""
         self._check_options()
-        if plan.find(RunsSteps) is not None or plan.model_axes:
-            divider = next(
-                item.name
-                for item in plan.strategies
-                if isinstance(item, RunsSteps) or (item.axis is not None and item.axis in plan.model_axes)
-            )
+        divided = [axis for axis, size in plan.mesh.axes.items() if axis != DATA_AXIS and size > 1]
+        dividing = (item.name for item in plan.strategies if isinstance(item, RunsSteps) or item.axis in divided)
+        divider = next(dividing, None)
+        if divider is not None:
             raise ConfigurationError(
                 f"{self.name} averages whole models, and {divider!r} divides the model; use one of them"
             )

@@ -116,7 +116,7 @@ class ParameterServer(
                 f"{self.name}:backup={self.backup}: of {workers} gradients at least 1 must count; "
                 f"give 0 to {workers - 1}"
             )
-        divided = [axis for axis in plan.model_axes if plan.mesh.size(axis) > 1]
+        divided = [axis for axis, size in plan.mesh.axes.items() if axis != DATA_AXIS and size > 1]
         others = [item.name for item in plan.strategies if item.axis in divided or isinstance(item, RunsSteps)]
         if others:
             raise ConfigurationError(

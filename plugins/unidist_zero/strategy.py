@@ -15,7 +15,7 @@ from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.gradients.buckets import plan_buckets
 from unidist.gradients.interface import GradientExchange
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import DATA_AXIS, REPLICA_AXES
 from unidist.strategy.interface import GradientOwner, Plan, ShardsUpdates, Strategy, SurvivesLoss
 from unidist.strategy.lazy_init import InitializesModels
 from unidist_zero.memory_figures import offloaded, sharded
@@ -87,10 +87,10 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         if self.shared not in ("auto", "true", "false"):
             raise ConfigurationError(f"zero:shared={self.shared!r}; choices: auto, true, false")
         self._check_units()
-        size = plan.mesh.size(DATA_AXIS)
+        size = plan.mesh.size(REPLICA_AXES)
         if self.shard is not None and (self.shard < 1 or size % self.shard):
             raise ConfigurationError(
-                f"zero:shard={self.shard} does not divide the data axis of {size} ranks; choices: "
+                f"zero:shard={self.shard} does not divide the {size} ranks that hold the same parameters; choices: "
                 + ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             )
 
@@ -109,7 +109,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
     @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
-        replicas = plan.mesh.size(DATA_AXIS)
+        replicas = plan.mesh.size(REPLICA_AXES)
         shared_by = replicas if self._surely_shares else 1
         num_ranks = self.shard or replicas
         memory = sharded(memory, stage=self.stage, num_ranks=num_ranks, model=workload.model, shared_by=shared_by)
@@ -208,7 +208,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
         if self.shard == 1 or self.units is not None or self.prefetch is not None:
             return False
-        return may_share(self.sharing(context), context.axis(DATA_AXIS), memory_kinds, self.shard)
+        return may_share(self.sharing(context), context.axis(REPLICA_AXES), memory_kinds, self.shard)
 
     @override
     def attach(self, model: Any, update: Update, framework: Framework) -> None:

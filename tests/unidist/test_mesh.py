@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist.mesh import Mesh
+from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES, Mesh
 
 
 def test_the_first_axis_is_outermost() -> None:
@@ -75,3 +75,37 @@ def test_a_rank_outside_is_a_usage_error(rank: int) -> None:
         mesh.coordinates(rank)
     with pytest.raises(UsageError):
         mesh.group("data", rank=rank)
+
+
+class TestCompositeAxes:
+    MESH = Mesh(
+        {"pipeline": 2, "data": 2, "expert": 2, "context": 2, "tensor": 2},
+        world_size=32,
+        divides={"expert": ("samples", "model"), "context": ("sequence",)},
+    )
+
+    def test_samples_are_divided_over_data_and_experts(self) -> None:
+        assert self.MESH.members(SAMPLE_AXES) == ("data", "expert")
+        assert self.MESH.group(SAMPLE_AXES, rank=3) == (3, 7, 11, 15)
+
+    def test_gradients_over_the_sequence_too(self) -> None:
+        assert self.MESH.members(REPLICA_AXES) == ("data", "expert", "context")
+        assert self.MESH.group(REPLICA_AXES, rank=17) == tuple(range(17, 32, 2))
+
+    def test_those_of_experts_over_the_ranks_that_have_the_same(self) -> None:
+        assert self.MESH.members(SHARD_REPLICA_AXES) == ("data", "context")
+        assert self.MESH.group(SHARD_REPLICA_AXES, rank=0) == (0, 2, 8, 10)
+
+    def test_every_rank_has_its_place(self) -> None:
+        for axis in (SAMPLE_AXES, REPLICA_AXES, SHARD_REPLICA_AXES, "tensor", "missing"):
+            for rank in range(32):
+                assert self.MESH.group(axis, rank=rank)[self.MESH.place(axis, rank=rank)] == rank
+
+    def test_the_model_is_divided_along_experts_but_not_the_sequence(self) -> None:
+        assert self.MESH.model_axes == ("pipeline", "expert", "tensor")
+
+    @pytest.mark.parametrize("axis", [SAMPLE_AXES, REPLICA_AXES, SHARD_REPLICA_AXES])
+    def test_they_are_the_data_axis_where_nothing_else_counts(self, axis: str) -> None:
+        mesh = Mesh({"pipeline": 2, "data": None}, world_size=8)
+        assert mesh.members(axis) == ("data",)
+        assert (mesh.size(axis), mesh.group(axis, rank=5)) == (4, (4, 5, 6, 7))

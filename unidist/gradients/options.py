@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unidist.communicator import Communicator
 from unidist.errors import ConfigurationError, UsageError
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import REPLICA_AXES
 
 if TYPE_CHECKING:
     from unidist.gradients.compression import GradientCompressor
@@ -25,7 +25,8 @@ class ExchangeOptions:
         compressor: of gradients; None leaves it to the strategy.
         predivide_factor: gradients are divided by it before they are added up, and their sum multiplied by it, so
             that sums of 16-bit numbers stay in range.
-        process_set: gradients are exchanged within this set; a rank outside of it is alone. None: the data axis.
+        process_set: gradients are exchanged within this set; a rank outside of it is alone. None: all ranks
+            that hold the same parameters.
         groups: gradients of one group are exchanged together: a number of groups, or the positions of each group's
             parameters among the optimizer's. Other gradients are packed as suits the engine.
         sparse_as_dense: exchange sparse gradients in a bucket like dense ones, then make them sparse again.
@@ -83,7 +84,7 @@ class ExchangeOptions:
     def num_ranks(self, context: RuntimeAPI) -> int:
         """Return the number of ranks over which gradients are added up, including this one."""
         if self.process_set is None:
-            return context.axis_size(DATA_AXIS)
+            return context.axis_size(REPLICA_AXES)
         return len(self.process_set.ranks) if self.process_set.included() else 1
 
     def communicator(self, context: RuntimeAPI, *, memory: str = "host") -> Communicator:
@@ -93,7 +94,7 @@ class ExchangeOptions:
             ConfigurationError: a process set, and gradients outside of host memory.
         """
         if self.process_set is None:
-            return context.new_communicator(DATA_AXIS, memory=memory)
+            return context.new_communicator(REPLICA_AXES, memory=memory)
         if memory != "host":
             raise ConfigurationError(
                 f"gradients in {memory} memory cannot be exchanged within {self.process_set!r}; leave process_set out, "

@@ -11,7 +11,7 @@ from unidist.gradients import CompressorSpec
 from unidist.gradients.compression import GradientCompressor, build_compressor
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.reduce_ops import Op
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import REPLICA_AXES
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.registry import Registry
 from unidist.runtime.context import Context
@@ -83,8 +83,10 @@ class OptimizerArguments:
                 f"{process_set!r} is not registered; pass it to init(process_sets=[...]) or add_process_set"
             )
         is_global = process_set is global_process_set or process_set.process_set_id == 0
-        if not is_global and context.axis_size(DATA_AXIS) != context.topology.world_size:
-            raise ValueError(f"{process_set!r} and {context.plan.mesh}: a process set needs all ranks on the data axis")
+        if not is_global and context.axis_size(REPLICA_AXES) != context.topology.world_size:
+            raise ValueError(
+                f"{process_set!r} and {context.plan.mesh}: a process set needs the same parameters on all ranks"
+            )
         return ExchangeOptions(
             compressor=compressor,
             predivide_factor=float(factor),

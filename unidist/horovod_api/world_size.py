@@ -6,14 +6,14 @@ import warnings
 
 from typing_extensions import override
 
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import SAMPLE_AXES
 from unidist.runtime.context import Context
 
 
 class WorldSize(int):
     """The number of processes. Warns once if a number is divided by it, as numbers of samples are.
 
-    `batch // size()` is right where every rank has its own samples. Along the axes of a divided model ranks train on
+    `batch // size()` is right where every rank has its own samples. Along the other axes of the mesh ranks train on
     the same ones, so batches come out too small, and `DistributedSampler(data, size(), rank())` gives them different
     ones. An ordinary `int` in every other respect.
     """
@@ -22,9 +22,9 @@ class WorldSize(int):
 
     @classmethod
     def of(cls, runtime: Context) -> int:
-        """Return the number of processes, as a plain `int` unless the model is divided."""
+        """Return the number of processes, as a plain `int` if each has samples of its own."""
         size = runtime.topology.world_size
-        if not runtime.mesh.model_axes:
+        if runtime.mesh.size(SAMPLE_AXES) == size:
             return size
         made = cls(size)
         made._warning = runtime.owned(SizeWarning)
@@ -58,9 +58,10 @@ class SizeWarning:
 
     def __init__(self, runtime: Context) -> None:
         mesh = runtime.mesh
-        axes = " and ".join(f"{name}={mesh.size(name)}" for name in mesh.model_axes)
+        dividing = mesh.members(SAMPLE_AXES)
+        axes = " and ".join(f"{name}={size}" for name, size in mesh.axes.items() if size > 1 and name not in dividing)
         self._text = (
-            f"size() is {mesh.world_size}, but samples are divided over {mesh.size(DATA_AXIS)} rank(s) only: ranks "
+            f"size() is {mesh.world_size}, but samples are divided over {mesh.size(SAMPLE_AXES)} rank(s) only: ranks "
             f"along {axes} train on the same ones. Use data_size() and data_rank(), or shard()"
         )
         self._is_due = runtime.topology.rank == 0

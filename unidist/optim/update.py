@@ -26,6 +26,7 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import GradientExchange, ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.gradients.series import ExchangeSeries
+from unidist.mesh import REPLICA_AXES
 from unidist.optim.accumulation import Accumulation, Window
 from unidist.optim.interface import ChecksBeforeSave
 from unidist.optim.scaling import GradientFactors
@@ -133,7 +134,7 @@ class Update:
     def communicator(self) -> Communicator:
         """A communicator over the ranks that exchange gradients, for the binding. Collective at the first access."""
         if self.options.process_set is None:
-            return self.context.axis("data")
+            return self.context.axis(REPLICA_AXES)
         if self._communicator is None:
             self._communicator = self.options.communicator(self.context)
         return self._communicator

@@ -87,8 +87,8 @@ class JobCommunicators:
         self._next_epoch = next_epoch
         self._closing = closing
         self._worlds: dict[str, Communicator] = {}
-        self._axes: dict[tuple[str, str], Communicator] = {}
-        self._groups: dict[tuple[str, str], Communicator] = {}
+        self._axes: dict[tuple[tuple[str, ...], str], Communicator] = {}
+        self._groups: dict[tuple[tuple[str, ...], str], Communicator] = {}
         self._made: list[Communicator] = []
         self._moved: dict[str, bool] = {}
         self._ended = ""
@@ -130,7 +130,7 @@ class JobCommunicators:
 
     def axis(self, mesh: Mesh, name: str, memory: str) -> Communicator:
         """Return the communicator along an axis of the mesh. Collective over all ranks when first asked for."""
-        key = (name, memory.partition(":")[0])
+        key = (mesh.members(name), memory.partition(":")[0])
         if key not in self._axes:
             self._axes[key] = self.new(mesh, name, memory)
         return self._axes[key]
@@ -148,7 +148,7 @@ class JobCommunicators:
         members = mesh.group(name, rank=self._topology.rank)
         if len(members) == world.size:
             return world
-        key = (name, memory.partition(":")[0])
+        key = (mesh.members(name), memory.partition(":")[0])
         if key not in self._groups:
             made = world.split(members)
             assert made is not None

@@ -25,7 +25,7 @@ from unidist.control.elastic import member
 from unidist.control.elastic.membership import NO_STATE
 from unidist.control.elastic.worker_link import DismissedError
 from unidist.errors import NotInitializedError, PeerLostError, UsageError
-from unidist.mesh import DATA_AXIS, Mesh
+from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES, Mesh
 from unidist.negotiation import (
     DeviceConnector,
     NamedOperations,
@@ -144,7 +144,7 @@ class Context:
         Later communicators along an axis then come from its own group: what happens on one part of a divided model
         alone (a layer is unfrozen, buckets change their size) does not concern the others.
         """
-        for name in self.plan.mesh.axes:
+        for name in (*self.plan.mesh.axes, SAMPLE_AXES, REPLICA_AXES, SHARD_REPLICA_AXES):
             self._communicators.group(self.plan.mesh, name, memory)
 
     def abort(self, reason: str) -> None:
@@ -155,25 +155,27 @@ class Context:
         self._communicators.abort(reason)
 
     def axis_size(self, name: str) -> int:
-        """Return the number of ranks along a mesh axis."""
+        """Return the number of ranks along a mesh axis, or a composite one."""
         return self.plan.mesh.size(name)
 
     def axis_rank(self, name: str) -> int:
-        """Return this rank's place along a mesh axis; 0 on an axis that the mesh does not have."""
-        return self.plan.mesh.coordinates(self.topology.rank).get(name, 0)
+        """Return this rank's place along a mesh axis, or a composite one; 0 on an axis that the mesh does not have."""
+        return self.plan.mesh.place(name, rank=self.topology.rank)
 
     def data_place(self) -> tuple[int, int]:
-        """Return this rank's place along the data axis, and its size, by which the script divides samples.
+        """Return this rank's place along the axes that divide samples, and their size.
 
         From the first call on, no strategy of the script's may change the size.
         """
-        self._told_data_size = self.axis_size(DATA_AXIS)
-        return self.axis_rank(DATA_AXIS), self._told_data_size
+        self._told_data_size = self.axis_size(SAMPLE_AXES)
+        return self.axis_rank(SAMPLE_AXES), self._told_data_size
 
     def _is_first_of_model(self) -> bool:
         """Say whether no other rank that trains on the same samples comes before this one."""
-        coordinates = self.plan.mesh.coordinates(self.topology.rank)
-        return not any(place for name, place in coordinates.items() if name != DATA_AXIS)
+        mesh = self.plan.mesh
+        dividing = mesh.members(SAMPLE_AXES)
+        coordinates = mesh.coordinates(self.topology.rank)
+        return not any(place for name, place in coordinates.items() if name not in dividing)
 
     def plan_for(self, strategy: StrategyLike) -> Plan:
         """Return the plan for `strategy=`; None means the command line's.
@@ -191,7 +193,7 @@ class Context:
                     f"this strategy needs {plan.mesh}, but the job runs on {self.plan.mesh} already; give strategies "
                     "that claim mesh axes on the command line (--strategy), or before anything else is distributed"
                 )
-            told, size = self._told_data_size, plan.mesh.size(DATA_AXIS)
+            told, size = self._told_data_size, plan.mesh.size(SAMPLE_AXES)
             if told is not None and told != size:
                 raise UsageError(
                     f"this strategy needs {plan.mesh}, which divides samples over {size} rank(s), but data_rank(), "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from unidist.mesh import Mesh
+from unidist.mesh import Divides, Mesh
 from unidist.optim.interface import BringsInnerStep
 from unidist.registry import load_object
 
@@ -100,6 +100,10 @@ class Strategy(ABC):
         axis: the mesh axis that it claims, or None. No two strategies of a run claim the same one.
         axis_order: position of the axis in the mesh; smaller is further out (pipeline 0, data 50, tensor 100).
             The ranks of innermost axes are on one host.
+        axis_divides: what is divided over the ranks of the axis: ("model",) if each holds another part of the model,
+            ("sequence",) if each computes other tokens of the same samples with the whole model, ("samples", "model")
+            if each has other samples and some parameters are divided (experts). Gradients are averaged over
+            `unidist.mesh.REPLICA_AXES`, samples divided over `SAMPLE_AXES`. The data axis divides samples.
         keeps_replicas: after each update, ranks that hold the same parameter have the same value; `--verify` compares
             them. False for a strategy that lets them differ for a while (local SGD).
     """
@@ -107,6 +111,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     axis: ClassVar[str | None] = None
     axis_order: ClassVar[int] = 75
+    axis_divides: ClassVar[tuple[Divides, ...]] = ("model",)
     keeps_replicas: ClassVar[bool] = True
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unidist.errors import ConfigurationError
-from unidist.mesh import DATA_AXIS, Mesh
+from unidist.mesh import DATA_AXIS, Divides, Mesh
 from unidist.options import construct, parse
 from unidist.registry import Registry
 from unidist.strategy import StrategySpec
@@ -67,6 +67,7 @@ def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registr
 
 def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
     axes: dict[str, int | None] = {}
+    divides: dict[str, tuple[Divides, ...]] = {}
     owners: dict[str, str] = {}
     for item in sorted(strategies, key=lambda strategy: strategy.axis_order):
         if item.axis is None:
@@ -78,6 +79,7 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
             )
         owners[item.axis] = item.name
         axes[item.axis] = item.axis_size
+        divides[item.axis] = item.axis_divides
     if DATA_AXIS not in axes:
         axes[DATA_AXIS] = None
-    return Mesh(axes, world_size=world_size)
+    return Mesh(axes, world_size=world_size, divides=divides)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import REPLICA_AXES
 from unidist.negotiation import OperationKind, Request
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ _NAME = "loss of a training step"
 
 
 class MeanLoss:
-    """Averages over the data axis. Collective, when it is made and whenever it is called.
+    """Averages over the ranks that see different data. Collective, when it is made and whenever it is called.
 
-    Where the data axis is all ranks, it is a named operation: a rank that has joined takes part in it with nothing.
+    Where these are all ranks, it is a named operation: a rank that has joined takes part in it with nothing.
 
     Args:
         context: the runtime.
@@ -26,9 +26,9 @@ class MeanLoss:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._size = context.axis_size(DATA_AXIS)
+        self._size = context.axis_size(REPLICA_AXES)
         spans_world = self._size == context.topology.world_size
-        self._axis = None if spans_world else context.new_communicator(DATA_AXIS)
+        self._axis = None if spans_world else context.new_communicator(REPLICA_AXES)
 
     def __call__(self, value: float) -> float:
         """Return the mean of the values of all ranks that have not joined, equal on every rank of the axis."""

@@ -18,6 +18,7 @@ from unidist.buffer import DType
 from unidist.elastic.rebinding import follow_generations
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
+from unidist.mesh import REPLICA_AXES
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime_api import RuntimeAPI
@@ -71,7 +72,7 @@ class Binding:
         Raises:
             ConfigurationError: the optimizer was built on some ranks only.
         """
-        if len(set(gather_objects(context.axis("data"), self._leaves is None))) > 1:
+        if len(set(gather_objects(context.axis(REPLICA_AXES), self._leaves is None))) > 1:
             raise ConfigurationError(
                 "a distributed optimizer was built on some ranks, and on others not yet: make its elastic state, "
                 "KerasState(model), on every rank before the elastic function begins"

@@ -14,6 +14,7 @@ import optax
 from unidist.elastic.rebinding import follow_generations
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
+from unidist.mesh import REPLICA_AXES
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
@@ -90,7 +91,7 @@ class Binding:
         Raises:
             ConfigurationError: the optimizer was used on some ranks only.
         """
-        if len(set(gather_objects(context.axis("data"), self._leaves is None))) > 1:
+        if len(set(gather_objects(context.axis(REPLICA_AXES), self._leaves is None))) > 1:
             raise ConfigurationError(
                 "a distributed optimizer was used on some ranks, and on others not yet: call optimizer.init(params) "
                 "before the elastic function begins"

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare, Position, SampleOrder
 from unidist.elastic.step_training import Progress, Redistributable
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import SAMPLE_AXES
 from unidist.runtime import context
 from unidist_tensorflow.elastic.shuffling import shuffle_identically
 from unidist_tensorflow.memory import Array
@@ -99,7 +99,7 @@ class ElasticDataset(Redistributable):
     def _place(self) -> Array:
         """Return the state of an iteration that begins: epoch, samples that are done, rank, size, global batch."""
         runtime = context.current()
-        rank, size = runtime.axis_rank(DATA_AXIS), runtime.axis_size(DATA_AXIS)
+        rank, size = runtime.axis_rank(SAMPLE_AXES), runtime.axis_size(SAMPLE_AXES)
         if self._progress is not None:
             now = self._progress()
             found = (now.position.epoch, now.position.processed, rank, size, now.global_batch)

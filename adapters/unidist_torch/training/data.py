@@ -9,7 +9,7 @@ import torch.utils.data
 
 from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import SAMPLE_AXES
 from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail, share
 from unidist_torch.elastic.loader import ElasticLoader
@@ -49,8 +49,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         runtime = context.current()
         return share(
             len(self._dataset),
-            rank=runtime.axis_rank(DATA_AXIS),
-            size=runtime.axis_size(DATA_AXIS),
+            rank=runtime.axis_rank(SAMPLE_AXES),
+            size=runtime.axis_size(SAMPLE_AXES),
             seed=self._seed,
             epoch=self.epoch,
             shuffle=self._shuffle,

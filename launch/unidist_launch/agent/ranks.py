@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
@@ -51,7 +51,12 @@ class AgentRanks:
         connection: to the control server.
         server: address at which this host reaches the control server.
         address: at which the other hosts reach this one.
+
+    Attributes:
+        turn_sec: longest time between two looks at what no event tells.
     """
+
+    turn_sec: ClassVar[float] = _TURN_SEC
 
     def __init__(self, order: AgentOrder, connection: Connection, *, server: str, address: str) -> None:
         self._order = order
@@ -155,7 +160,7 @@ class AgentRanks:
 
     def _look(self) -> None:
         """Wait a moment for what comes from ranks, the launcher, other agents and signals, and deal with it."""
-        for key, _ in self._selector.select(_TURN_SEC):
+        for key, _ in self._selector.select(self.turn_sec):
             key.data()
         self._watch_pipes()
         self._links.turn()

@@ -13,7 +13,7 @@ from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, HasKeptState, K
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import REPLICA_AXES
 from unidist.optim.update import Update
 from unidist_tensorflow.memory import dtype_of
 from unidist_zero._keras.fragments.buffers import TensorBuffers
@@ -82,7 +82,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
     def _divide(self, context: RuntimeAPI) -> dict[int, Piece]:
         """Shard over the ranks of a context; returns this rank's piece of each variable of which it has some."""
         self._context = context
-        self.communicator: Communicator = context.new_communicator(DATA_AXIS)
+        self.communicator: Communicator = context.new_communicator(REPLICA_AXES)
         whole = self._update.options.whole_tensors
         self.partition: Partition = partition(self._layouts, self.communicator.size, whole=whole)
         return {piece.parameter: piece for piece in self.partition.pieces(self.communicator.rank)}
