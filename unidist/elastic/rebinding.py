@@ -24,7 +24,7 @@ class Rebindable(Protocol):
     def rebind(self, context: RuntimeAPI) -> None:
         """Continue in the context of a new generation; unfinished work of the old one is discarded. Collective.
 
-        Called after the state was restored and before it is synchronised. The old context is closed already.
+        Called before the state is restored and synchronized. The old context is closed already.
         """
 
 
