@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
+from unidist.mesh import DATA_AXIS, Mesh
 from unidist.registry import load_object
 
 __all__ = [
@@ -135,6 +136,8 @@ class ElasticLimits:
             its launcher.
         orphan_timeout: how long the job's processes look for a launcher that died, before they end.
         durable: checkpoints that the states of the job make; None: what the script and the environment say.
+        mesh: of the job's strategies at the beginning; ranks train in whole replicas of a model that it divides. None:
+            it divides no model.
     """
 
     min_num: int
@@ -150,6 +153,24 @@ class ElasticLimits:
     state_dir: Path | None = None
     orphan_timeout: timedelta = timedelta(seconds=60)
     durable: DurableOptions | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def replica_size(self) -> int:
+        """Number of ranks that hold one copy of the model together."""
+        return 1 if self.mesh is None else self.mesh.world_size // self.mesh.size(DATA_AXIS)
+
+    @property
+    def min_ranks(self) -> int:
+        """The fewest ranks that can train: `min_num`, in whole replicas."""
+        return -(-self.min_num // self.replica_size) * self.replica_size
+
+    @property
+    def needs(self) -> str:
+        """What a job cannot go without, for messages."""
+        if self.replica_size == 1:
+            return f"--min-np is {self.min_num}"
+        return f"ranks train in whole replicas of {self.replica_size} ({self.mesh!r}), {self.min_ranks} ranks at least"
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,8 @@ def run_job(
     plan = preflight.check(
         settings, num_proc, manager, topology=place, elastic=is_elastic, here=starts_here, environ=merged
     )
+    if elastic is not None and plan is not None:
+        elastic = elastic_options.in_replicas(elastic, plan.mesh)
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")

@@ -139,8 +139,6 @@ class WorkerEnds:
             parts.log.publish("slot_given_up", host=slot.host, slot=slot.number, failures=slot.failures)
         if impatient:
             self.give_up(impatient)
-        elif parts.discovery is None and parts.slots.num_usable < parts.limits.min_num:
-            self.give_up(
-                f"{parts.slots.num_usable} slots are left that have not failed again and again, and --min-np is "
-                f"{parts.limits.min_num}"
-            )
+        elif parts.discovery is None and parts.slots.num_usable < parts.limits.min_ranks:
+            left = f"{parts.slots.num_usable} slots are left that have not failed again and again"
+            self.give_up(f"{left}, and {parts.limits.needs}")

@@ -11,6 +11,7 @@ from datetime import timedelta
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.host_links import HostLinks
 from unidist.control.elastic.membership import Membership, Phase
+from unidist.control.elastic.replicas import ReplicaShape
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator
 from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues
 from unidist.control.server import ControlServer
@@ -107,7 +108,12 @@ class ElasticParts:
             )
         )
         self.log.listen(lambda event, fields: tell(self.output, event, fields))
-        membership = Membership(num_first=job.num_proc, min_num=self.limits.min_num, max_num=self.limits.max_num)
+        membership = Membership(
+            num_first=job.num_proc,
+            min_num=self.limits.min_num,
+            max_num=self.limits.max_num,
+            shape=None if self.limits.mesh is None else ReplicaShape.of(self.limits.mesh),
+        )
         self.coordinator, self.server, identity = self._open_server(membership, secret)
         self.secret = identity.secret
         self.selector = stack.enter_context(selectors.DefaultSelector())

@@ -27,6 +27,11 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
         return f"rank {fields['rank']} of generation {fields['generation']} was lost: {fields['reason']}"
     if event == "hung":
         return f"rank {fields['rank']} hangs: {fields['reason']}. Its stacks follow if it can show them; it is replaced"
+    if event == "standby" and fields.get("replica"):
+        return (
+            f"worker {fields['worker']}, which was rank {fields['rank']}, stands by: ranks train in whole replicas of "
+            f"the model ({fields['replica']}), and its own is not complete"
+        )
     if event == "standby":
         return f"worker {fields['worker']} stands by, to take the place of a rank that is lost"
     if event == "resumed":
@@ -41,6 +46,12 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
     if event == "asked":
         whom = f"worker {fields['worker']}" if fields["rank"] is None else f"rank {fields['rank']}"
         return f"{whom}: {_ACTIONS[fields['action']]}, as {fields['client']} has asked for on the status page"
+    if event == "short" and fields.get("replica"):
+        parts = ", ".join(map(str, fields["missing"]))
+        return (
+            f"{fields['waiting']} processes wait until there are whole replicas of the model ({fields['replica']}), "
+            f"{fields['needed']} ranks at least: nobody is there for part {parts}"
+        )
     if event == "short" and fields["waiting"] < fields["needed"]:  # else they wait for processes that are ending
         return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
     if event == "slot_given_up":

@@ -400,8 +400,7 @@ class ElasticRun:
             parts.server.call(lambda: parts.coordinator.accept_fewer(now=time.monotonic()))
             return
         self._ends.give_up(
-            f"there were fewer than {parts.limits.min_num} processes (--min-np) for {seconds:g} seconds "
-            "(--elastic-timeout)"
+            f"there were too few processes for {seconds:g} seconds (--elastic-timeout): {parts.limits.needs}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, interval_of
+from unidist.mesh import Mesh
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
 
@@ -204,6 +206,21 @@ def limits(options: Mapping[str, Any], num_proc: int, hosts: tuple[Host, ...], s
         orphan_timeout=_orphan_timeout(options),
         durable=_durable(options),
     )
+
+
+def in_replicas(limits: ElasticLimits, mesh: Mesh) -> ElasticLimits:
+    """Return the limits of a job with this mesh, whose ranks train in whole replicas of the model.
+
+    Raises:
+        ConfigurationError: so many ranks, or so few, are no whole replicas.
+    """
+    found = replace(limits, mesh=mesh)
+    if found.min_ranks > limits.max_num:
+        raise ConfigurationError(
+            f"--min-np {limits.min_num} and --max-np {limits.max_num}: ranks train in whole replicas of the model, of "
+            f"{found.replica_size} each ({mesh}), and there is no number of these in between."
+        )
+    return found
 
 
 def never_reached(limits: ElasticLimits, num_proc: int, hosts: tuple[Host, ...]) -> str:

@@ -276,17 +276,32 @@ class ElasticCoordinator(Coordinator):
             yield from self._form(now)
         elif self._has_world and membership.wants_change(now):
             yield from self._tell_change()
-        for worker in membership.standing_by:
-            if worker.number not in self._standing_by:
-                self._standing_by.add(worker.number)
-                yield Publish(JobEvent("standby", {"worker": worker.number}))
-                yield from self._send(worker.number, {"type": "standby"})
+        yield from self._let_stand_by()
         is_short = membership.has_begun and not membership.members and bool(membership.waiting)
         is_short = is_short and not membership.is_finishing
         if is_short != self._is_short:
             self._is_short = is_short
-            fields = {"waiting": len(membership.waiting), "needed": membership.min_num}
+            fields = {
+                "waiting": len(membership.waiting),
+                "needed": membership.min_num,
+                "replica": membership.shape.equation,
+                "missing": list(membership.missing_parts),
+            }
             yield Publish(JobEvent("short" if is_short else "enough", fields))
+
+    def _let_stand_by(self) -> Iterator[Action]:
+        """Tell those for whom the present world has no room that they wait as long as it takes."""
+        membership = self.membership
+        for worker in membership.standing_by:
+            is_spare = worker.rank is None
+            # Until the next world has formed, nobody knows which members of the last one it has no room for.
+            if worker.number not in self._standing_by and (is_spare or self._has_world):
+                self._standing_by.add(worker.number)
+                fields: dict[str, Any] = {"worker": worker.number}
+                if not is_spare:
+                    fields |= {"rank": worker.rank, "replica": membership.shape.equation}
+                yield Publish(JobEvent("standby", fields))
+                yield from self._send(worker.number, {"type": "standby"})
 
     def _tell_change(self) -> Iterator[Action]:
         """Ask the members to return, once; and again when others must leave, who then hand over their shares."""
@@ -318,6 +333,7 @@ class ElasticCoordinator(Coordinator):
             "workers": [members[rank] for rank in sorted(members)],
         }
         yield Publish(JobEvent("generation", fields))
+        self._standing_by -= world.places.keys()
         for number, place in world.places.items():
             message: Message = {
                 "type": "assign",

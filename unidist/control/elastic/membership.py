@@ -3,7 +3,8 @@
 A *worker* is one process, with a number that is never used twice. It is *starting* until it reports that it is ready,
 *waiting* until it is admitted to a generation, and then a *member*, with a rank. When the world has to change, its
 members return one by one and wait again. The next generation forms when the last of them has returned or is gone.
-A worker for which a world has no room stands by: it joins when a member is lost.
+A worker for which a world has no room stands by: it joins when a member is lost. A world whose model is divided
+consists of whole replicas (`unidist.control.elastic.replicas`): who is over stands by, too.
 
 The member with the most commits has the valid state. It becomes rank 0, from which the others receive the state.
 """
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from typing import Any
 
+from unidist.control.elastic.replicas import Candidate, ReplicaShape, Seating, seat
 from unidist.topology import Topology
 
 NO_STATE = -1
@@ -46,6 +48,8 @@ class Worker:
         progress: how many commits the state has seen that it holds; NO_STATE if it holds none.
         is_leaving: it shall not be in the next world.
         since: when it began to wait.
+        part: of the model that it has; None: it was in no world whose model is divided.
+        replica: that it was in last, in a world whose model is divided.
     """
 
     number: int
@@ -56,6 +60,8 @@ class Worker:
     progress: int = NO_STATE
     is_leaving: bool = False
     since: float = 0.0
+    part: int | None = None
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,16 @@ class Membership:
         num_first: workers of the first world.
         min_num: the fewest workers of a world.
         max_num: the most.
+        shape: of a replica of the model; worlds have whole replicas, so `min_num` is rounded up to whole ones.
     """
 
-    def __init__(self, *, num_first: int, min_num: int, max_num: int) -> None:
+    def __init__(self, *, num_first: int, min_num: int, max_num: int, shape: ReplicaShape | None = None) -> None:
         self.workers: dict[int, Worker] = {}
         self.is_finishing = False
         """Whether a worker has finished the script: no more workers are admitted, and the minimum no longer applies."""
         self.accepts_fewer = False
         """The first world need not wait for all of `num_first` any longer."""
+        self.shape = shape or ReplicaShape()
         self._num_first = num_first
         self._min_num = min_num
         self._max_num = max_num
@@ -112,7 +120,8 @@ class Membership:
     @property
     def min_num(self) -> int:
         """The fewest workers of the next world."""
-        return 1 if self.is_finishing else self._min_num
+        fewest = 1 if self.is_finishing else self._min_num
+        return -(-fewest // self.shape.size) * self.shape.size
 
     def expect(self, number: int, host: int) -> None:
         """A worker is about to be started."""
@@ -154,7 +163,7 @@ class Membership:
             return True
         newcomers = self._newcomers
         room = self._max_num - len(members)
-        if self.is_finishing or not newcomers or room <= 0:
+        if self.is_finishing or not newcomers or room < self.shape.size:
             return False
         is_alone = not any(worker.phase is Phase.STARTING for worker in self.workers.values())
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
@@ -176,7 +185,17 @@ class Membership:
         if not self.members:
             return []
         joining = self._newcomers
-        return [each for each in self.waiting if each.rank is None and not each.is_leaving and each not in joining]
+        return [each for each in self.waiting if not each.is_leaving and each not in joining and self._is_over(each)]
+
+    def _is_over(self, worker: Worker) -> bool:
+        """Whether a worker that waits was not in the last world, or is of an incomplete replica of it."""
+        return worker.rank is None or self.shape.size > 1
+
+    @property
+    def missing_parts(self) -> tuple[int, ...]:
+        """The parts that those who wait need somebody for, to have another replica; with a model that is divided."""
+        candidates = [worker for worker in self.waiting if not worker.is_leaving]
+        return self._seating(candidates, self._max_num).vacant if self.shape.size > 1 else ()
 
     @property
     def _may_be_done(self) -> bool:
@@ -206,6 +225,8 @@ class Membership:
             return False
         chosen = self._chosen(after_loss)
         number = len(chosen)
+        if not number:
+            return False
         if self.has_begun and self._may_be_done and all(worker.progress == NO_STATE for worker in chosen):
             return False  # they would begin again what others have just come to the end of
         if not self.has_begun and not self.accepts_fewer:
@@ -227,6 +248,8 @@ class Membership:
         needs_sync = after_loss or not self.has_begun or any(worker.progress != progress for worker in chosen)
         self.has_begun = True
         self.version += 1
+        if self.shape.size > 1:
+            ordered = self._seat_parts(ordered)
         places = _places(ordered)
         for worker in ordered:
             worker.phase, worker.rank, worker.generation = Phase.MEMBER, places[worker.number].rank, generation
@@ -266,7 +289,8 @@ class Membership:
             givers = [worker for worker in self.waiting if worker.is_leaving and worker.progress > NO_STATE]
             staying = self._with_room([worker for worker in self.waiting if not worker.is_leaving])
             # One that stays is always among them, if need be beyond the most: else this would go on for ever.
-            return [*givers, *staying[: max(1, self._max_num - len(givers))]]
+            most = max(self.shape.size, self._max_num - len(givers))
+            return self._whole_replicas([*givers, *staying[:most]], len(givers) + most)
         candidates = [worker for worker in self.waiting if not worker.is_leaving]
         if after_loss and candidates:  # else nobody would be there to take over what those have that leave
             candidates = [each for each in self.waiting if not each.is_leaving or each.progress > NO_STATE]
@@ -277,12 +301,38 @@ class Membership:
     def _with_room(self, candidates: Sequence[Worker]) -> list[Worker]:
         """Return those that one world has room for: members of the last one first, then by age."""
         chosen: list[Worker] = []
+        most = self._max_num if self.shape.size == 1 else len(candidates)  # whose parts may be those that are missing
         for worker in sorted(candidates, key=_by_seniority):
             room = self._room.get(worker.host)
             is_full = room is not None and sum(each.host == worker.host for each in chosen) >= room
-            if len(chosen) < self._max_num and not (is_full and worker.rank is None):
+            if len(chosen) < most and not (is_full and worker.rank is None):
                 chosen.append(worker)
-        return chosen
+        return self._whole_replicas(chosen, self._max_num)
+
+    # Worlds whose model is divided
+
+    def _seating(self, candidates: Sequence[Worker], most: int) -> Seating:
+        """Return the seats in a world of at most so many workers, of a model that is divided."""
+        asked = [Candidate(each.number, each.host, each.part, each.replica) for each in candidates]
+        return seat(self.shape, asked, most // self.shape.size)
+
+    def _whole_replicas(self, candidates: Sequence[Worker], most: int) -> list[Worker]:
+        """Return the candidates that form whole replicas, in their order."""
+        if self.shape.size == 1:
+            return list(candidates)
+        # Those of the present world first: while it goes on, nobody takes their place.
+        ordered = sorted(candidates, key=lambda each: each.phase is not Phase.MEMBER)
+        seated = set(self._seating(ordered, most).workers)
+        return [worker for worker in candidates if worker.number in seated]
+
+    def _seat_parts(self, chosen: Sequence[Worker]) -> list[Worker]:
+        """Return the workers of a world by rank, each with its part of the model from now on."""
+        seating = self._seating(chosen, len(chosen))
+        assert not seating.over, "whole replicas were chosen"
+        for rank, (number, part) in enumerate(zip(seating.workers, seating.parts, strict=True)):
+            worker = self.workers[number]
+            worker.part, worker.replica = part, self.shape.replica(rank, seating.num_replicas)
+        return [self.workers[number] for number in seating.workers]
 
 
 def _by_seniority(worker: Worker) -> tuple[bool, int, int]:
@@ -290,7 +340,7 @@ def _by_seniority(worker: Worker) -> tuple[bool, int, int]:
 
 
 def _places(ordered: Sequence[Worker]) -> dict[int, Topology]:
-    """Return the places of workers that are ordered by host."""
+    """Return the places of workers, in the order of their ranks; hosts count in the order of their first ranks."""
     hosts = list(dict.fromkeys(worker.host for worker in ordered))
     sizes = {host: sum(worker.host == host for worker in ordered) for host in hosts}
     places: dict[int, Topology] = {}

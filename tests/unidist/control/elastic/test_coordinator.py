@@ -10,6 +10,7 @@ import pytest
 
 from unidist.control.elastic.coordinator import Beat, ElasticCoordinator, JobEvent
 from unidist.control.elastic.membership import NO_STATE, Membership
+from unidist.control.elastic.replicas import ReplicaShape
 from unidist.control.service import Action, Drop, Publish, Send
 
 AGENT = 1000
@@ -18,8 +19,16 @@ AGENT = 1000
 class Desk:
     """A coordinator with an agent of host 0, and what it did. Worker n speaks by peer n."""
 
-    def __init__(self, *, first: int = 2, least: int = 1, most: int = 4, stall: float | None = None) -> None:
-        self.membership = Membership(num_first=first, min_num=least, max_num=most)
+    def __init__(
+        self,
+        *,
+        first: int = 2,
+        least: int = 1,
+        most: int = 4,
+        stall: float | None = None,
+        shape: ReplicaShape | None = None,
+    ) -> None:
+        self.membership = Membership(num_first=first, min_num=least, max_num=most, shape=shape)
         self.coordinator = ElasticCoordinator(
             self.membership,
             heartbeat=timedelta(seconds=5),
@@ -331,3 +340,30 @@ def test_it_tells_when_there_are_too_few_and_when_there_are_enough_again() -> No
     desk.come(5)
     assert desk.last(0)["type"] == "assign"
     assert "enough" in desk.kinds()
+
+
+def test_a_rank_of_an_incomplete_replica_is_told_that_it_stands_by_each_time() -> None:
+    desk = Desk(first=4, shape=ReplicaShape(outer=2, equation="pipeline(2)"))
+    desk.come(0, 1, 2, 3)
+    for lost, newcomer, progress in ((3, 4, 5), (4, 5, 9)):
+        desk.lose(lost)
+        generation = desk.coordinator.generation - 1
+        for worker in (0, 1, 2):
+            assert "standby" not in [message["type"] for message in desk.sent[worker][-1:]]
+            desk.ready(worker, progress=progress, generation=generation)
+        assert [desk.last(worker)["type"] for worker in (0, 1, 2)] == ["assign", "standby", "assign"]
+        assert desk.happened[-1].fields == {"worker": 1, "rank": 1, "replica": "pipeline(2)"}
+        desk.come(newcomer)
+        assert desk.last(0)["type"] == "change"
+        for worker in (0, 2):
+            desk.ready(worker, progress=progress + 1)
+        assert [desk.last(worker)["place"][0] for worker in (0, 1, 2, newcomer)] == [0, 1, 2, 3]
+
+
+def test_the_job_says_what_it_waits_for_to_have_a_replica() -> None:
+    desk = Desk(first=2, shape=ReplicaShape(outer=2, equation="pipeline(2)"))
+    desk.come(0, 1)
+    desk.lose(1)
+    desk.ready(0, progress=5, generation=0)
+    assert desk.happened[-1].kind == "short"
+    assert desk.happened[-1].fields == {"waiting": 1, "needed": 2, "replica": "pipeline(2)", "missing": [1]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unidist.control.elastic.membership import GATHER_SEC, NO_STATE, Membership, Phase, World
+from unidist.control.elastic.replicas import ReplicaShape
 
 
 def membership(*workers: int, first: int | None = None, least: int = 1, most: int = 4) -> Membership:
@@ -256,3 +257,78 @@ def test_ranks_of_a_host_are_consecutive_and_know_their_place(furthest: int) -> 
     assert [place.node_rank for place in by_rank] == [0, 0, 1, 1]
     assert [place.local_rank for place in by_rank] == [0, 1, 0, 1]
     assert {(place.local_size, place.num_nodes, place.world_size) for place in by_rank} == {(2, 2, 4)}
+
+
+# Worlds whose model is divided
+
+
+def divided(*workers: int, least: int = 1, most: int = 4) -> Membership:
+    """Return a membership of a model that is divided over pipeline=2, in which these workers wait."""
+    made = Membership(num_first=len(workers), min_num=least, max_num=most, shape=ReplicaShape(outer=2))
+    for number in workers:
+        come(made, number)
+    return made
+
+
+def test_ranks_train_in_whole_replicas_and_who_is_over_stands_by() -> None:
+    made = divided(0, 1, 2, 3)
+    made.form(0)
+    made.remove(3)
+    for number in (0, 1, 2):
+        come(made, number, progress=5)
+    assert made.missing_parts == (1,)
+    assert made.can_form(after_loss=True)
+    assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 2}
+    assert [worker.number for worker in made.standing_by] == [1]
+    assert not made.wants_change(100.0)
+
+    come(made, 4)  # a process that takes the place of the lost one
+    assert made.wants_change(100.0)
+    for number in (0, 2):
+        come(made, number, progress=8)
+    world = made.form(2)
+    assert ranks(world) == {0: 0, 1: 1, 2: 2, 3: 4}
+    assert world.needs_sync
+
+
+def test_a_spare_takes_the_part_of_the_lost_rank_at_once() -> None:
+    made = divided(0, 1, 2, 3)
+    made.form(0)
+    come(made, 4)
+    made.remove(2)
+    for number in (0, 1, 3):
+        come(made, number, progress=5)
+    assert ranks(made.form(1, after_loss=True)) == {0: 0, 1: 1, 2: 4, 3: 3}
+    assert made.workers[4].part == 1
+
+
+def test_no_world_forms_while_nobody_is_there_for_a_part() -> None:
+    made = divided(0, 1, 2, 3)
+    made.form(0)
+    for number in (2, 3):  # both of the last stage
+        made.remove(number)
+    for number in (0, 1):
+        come(made, number, progress=5)
+    assert not made.can_form(after_loss=True)
+    assert made.missing_parts == (1,)
+    come(made, 4)
+    assert made.can_form(after_loss=True)
+
+
+def test_the_fewest_ranks_are_whole_replicas() -> None:
+    made = divided(0, 1, 2, 3, least=3)
+    assert made.min_num == 4
+    made.form(0)
+    made.remove(3)
+    for number in (0, 1, 2):
+        come(made, number, progress=5)
+    assert not made.can_form(after_loss=True)
+
+
+def test_parts_outlive_the_launcher() -> None:
+    made = divided(0, 1, 2, 3)
+    made.form(0)
+    again = divided()
+    again.restore(made.snapshot(), 0.0)
+    assert [again.workers[number].part for number in range(4)] == [0, 0, 1, 1]
+    assert [again.workers[number].replica for number in range(4)] == [0, 1, 0, 1]
