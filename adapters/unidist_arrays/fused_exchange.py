@@ -15,6 +15,7 @@ import numpy as np
 
 from unidist.algorithms import copy_memory
 from unidist.buffer import Buffer
+from unidist.checkpoint.format.interface import WholeParameters
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import ReducedGradients
@@ -186,7 +187,8 @@ class FusedExchange:
         if update.overflowed:
             return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._step_on_joined is not None:
-            return ExchangeResult(True, (None,) * len(self.variables), tuple(present))
+            by_place = tuple(present[self._indices[place]] for place in range(len(self.variables)))
+            return ExchangeResult(True, (None,) * len(self.variables), by_place)
         give = self._giver()
         gradients: list[Array | Slices | None] = []
         for place in range(len(self.variables)):
@@ -206,8 +208,8 @@ class FusedExchange:
             gathered[place] = slices.coalesced()
         found = [(place, slices.values) for place, slices in gathered.items() if slices.values.size]
         rows = tuple(buffer_of_array(values.reshape(-1)) for _, values in found)
-        copies = self.update.copies or (lambda name: 1)
-        held = tuple(copies(self.variables[place].name) for place, _ in found)
+        places = self.update.places or WholeParameters()
+        held = tuple(places.copies(self.variables[place].name) for place, _ in found)
         self.update.conclude([ReducedGradients(rows, copies=held)] if rows else [])
 
     def given(self, view: Array) -> Array:
@@ -268,9 +270,12 @@ class FusedExchange:
             everyone: list[Description] = gather_objects(update.communicator, Description(choices, described))
             check_equal(everyone, update.communicator.members, update.context.topology.rank)
             sparse = sparse_anywhere(everyone)
+        for place in sorted(sparse):
+            update.check_dense(self.variables[place].name)
         dense = [place for place in range(len(self.variables)) if place not in sparse]
         self._held = self.variables if self._list_held is None else tuple(self._list_held())
         groups = update.options.group_numbers(dense)
+        dense = [dense[number] for number in update.in_groups([self.variables[place].name for place in dense])]
         infos = [self._held[place] for place in dense]
         update.add_parameters(
             [

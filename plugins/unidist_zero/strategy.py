@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -144,7 +145,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
         options.check_supported_by(self.name)
         everyone = options.communicator(context)
-        num_shards = self.shard or everyone.size
+        # Of parameters that fewer ranks hold (experts) the shard groups are smaller, too.
+        num_shards = math.gcd(self.shard, everyone.size) if self.shard else everyone.size
         shard_groups = {HOST: make_shard_group(everyone, num_shards)}
         for kind in sorted({parameter.memory for parameter in parameters} - {HOST}):
             shard_groups[kind] = make_shard_group(options.communicator(context, memory=kind), num_shards)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from unidist.buffer import HOST, DType
 from unidist.errors import UsageError
+from unidist.mesh import REPLICA_AXES
 
 ALIGNMENT_BYTES = 64
 """Every gradient starts at a cache line, which vector code likes."""
@@ -25,6 +26,7 @@ class ParameterInfo:
         group: gradients with the same group number are exchanged in one bucket; None leaves that to the packing.
         copies: number of ranks along the axes of the model that hold this parameter, including this rank, so that
             each of its elements counts once in a norm.
+        gradient_axis: the mesh axis over whose ranks its gradient is summed, see `PlacesParameters.gradient_axis`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ParameterInfo:
     memory: str = HOST
     group: int | None = None
     copies: int = 1
+    gradient_axis: str = REPLICA_AXES
 
     @property
     def count(self) -> int:

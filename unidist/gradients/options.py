@@ -33,6 +33,8 @@ class ExchangeOptions:
         bucket_bytes: size of a bucket; None leaves it to the strategy.
         precision: the types of the run, see `unidist.gradients.precision`; None: each parameter in its own type.
         whole_tensors: if gradients are sharded, do not split that of a parameter: the optimizer needs all of it.
+        gradient_axis: without a process set, the mesh axis over whose ranks gradients are summed. `Update` sets it, as
+            parameters that a strategy divides over some of the replicas (experts) have an exchange of their own.
     """
 
     compressor: GradientCompressor | None = None
@@ -43,6 +45,7 @@ class ExchangeOptions:
     bucket_bytes: int | None = None
     precision: Precision | None = None
     whole_tensors: bool = False
+    gradient_axis: str = REPLICA_AXES
 
     def __post_init__(self) -> None:
         if not self.predivide_factor > 0:
@@ -84,7 +87,7 @@ class ExchangeOptions:
     def num_ranks(self, context: RuntimeAPI) -> int:
         """Return the number of ranks over which gradients are added up, including this one."""
         if self.process_set is None:
-            return context.axis_size(REPLICA_AXES)
+            return context.axis_size(self.gradient_axis)
         return len(self.process_set.ranks) if self.process_set.included() else 1
 
     def communicator(self, context: RuntimeAPI, *, memory: str = "host") -> Communicator:
@@ -94,7 +97,7 @@ class ExchangeOptions:
             ConfigurationError: a process set, and gradients outside of host memory.
         """
         if self.process_set is None:
-            return context.new_communicator(REPLICA_AXES, memory=memory)
+            return context.new_communicator(self.gradient_axis, memory=memory)
         if memory != "host":
             raise ConfigurationError(
                 f"gradients in {memory} memory cannot be exchanged within {self.process_set!r}; leave process_set out, "

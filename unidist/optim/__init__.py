@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FollowsUpdates,
         InnerStep,
         KeepsTensors,
+        KnowsHolders,
         MakesInnerStep,
         MakesStepRunner,
         OutlivesGenerations,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulation", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave", "FollowsUpdates", "GradientRule",
-    "GradientRules", "InnerStep", "KeepsTensors", "LossScaler", "MakesExchange", "MakesInnerStep", "MakesStepRunner",
-    "NormRule", "OutlivesGenerations", "StepRunner", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window",
+    "GradientRules", "InnerStep", "KeepsTensors", "KnowsHolders", "LossScaler", "MakesExchange", "MakesInnerStep",
+    "MakesStepRunner", "NormRule", "OutlivesGenerations", "StepRunner", "Update", "UpdateParts", "ValueRule",
+    "WholeGradient", "Window",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,7 +40,7 @@ __getattr__ = lazy_names(
     {
         "accumulation": "Accumulation Window",
         "interface": (
-            "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep KeepsTensors MakesInnerStep "
+            "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep KeepsTensors KnowsHolders MakesInnerStep "
             "MakesStepRunner BringsInnerStep OutlivesGenerations StepRunner"
         ),
         "loss_scaling": "LossScaler",

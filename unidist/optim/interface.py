@@ -32,6 +32,16 @@ class FollowsUpdates(Protocol):
         """Restore what `state` returned, possibly at another world size."""
 
 
+class KnowsHolders(Protocol):
+    """Knows which ranks hold a parameter of a divided model; every `checkpoint.PlacesParameters` does."""
+
+    def copies(self, path: str) -> int:
+        """See `PlacesParameters.copies`."""
+
+    def gradient_axis(self, path: str) -> str:
+        """See `PlacesParameters.gradient_axis`."""
+
+
 class ChecksBeforeSave(ABC):
     """Capability of an observer of updates: it looks at the state before a checkpoint is written."""
 

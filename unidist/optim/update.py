@@ -15,6 +15,7 @@ Its `window` decides which passes complete an update, its `GradientFactors` comp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from unidist.optim.scaling import GradientFactors
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
-    from unidist.optim.interface import BringsInnerStep, FollowsUpdates
+    from unidist.optim.interface import BringsInnerStep, FollowsUpdates, KnowsHolders
     from unidist.optim.loss_scaling import LossScaler
     from unidist.optim.rules import GradientRule, GradientRules
     from unidist.runtime_api import RuntimeAPI
@@ -70,11 +71,12 @@ class Update:
         inner_steps: the strategy that brings inner steps; None: every rank updates with all reduced gradients.
         in_backward: complete the exchange at the end of the backward pass, so that the script sees reduced gradients
             after it; else at `step` or `synchronize`, so that ranks may call backward different numbers of times.
-        copies: returns the number of ranks along the axes of the model that hold the parameter of a name, if a
-            strategy has divided the model (`PlacesParameters.copies`); None: every parameter is on one.
+        places: of the parameters, by their names, if a strategy has divided the model; None: every rank holds all.
+            It says how many ranks hold a parameter, and over which ranks its gradient is summed.
 
     Attributes:
         options: an inner step may replace them before the first exchange is made.
+        places: see Args.
         window: the passes of the present update; read-only for others.
         syncs: gradients are exchanged as they become ready; False: they stay on this rank until a backward pass with
             True, or `finish`. The same on every rank.
@@ -91,14 +93,14 @@ class Update:
         options: ExchangeOptions | None = None,
         inner_steps: BringsInnerStep | None = None,
         in_backward: bool = False,
-        copies: Callable[[str], int] | None = None,
+        places: KnowsHolders | None = None,
     ) -> None:
         self.average = average
         self.strategies = strategies
         self.inner_steps = inner_steps
         self.in_backward = in_backward
         self.options = options or ExchangeOptions()
-        self.copies = copies
+        self.places = places
         self.step = 0
         self.syncs = True
         self._make_parts = make_parts
@@ -141,17 +143,49 @@ class Update:
 
     @property
     def exchanges(self) -> Sequence[GradientExchange]:
-        """One for each call of `add_parameters`; parameters are numbered consecutively."""
+        """One or more for each call of `add_parameters`; parameters are numbered consecutively."""
         return self._series.exchanges
 
     def add_parameters(self, parameters: Sequence[ParameterInfo]) -> None:
-        """Exchange the gradients of these parameters too, numbered after the earlier ones. Collective."""
+        """Exchange the gradients of these parameters too, numbered after the earlier ones. Collective.
+
+        Neighbours of one `gradient_axis` share an exchange: give the parameters in the order of `in_groups`.
+        """
         if not parameters and self.exchanges:
             return
-        if self.copies is not None:
-            parameters = [replace(each, copies=self.copies(each.name)) for each in parameters]
-        self._series.add(self._new_exchange(parameters))
+        if self.places is not None:
+            parameters = [
+                replace(each, copies=self.places.copies(each.name), gradient_axis=self.gradient_axis(each.name))
+                for each in parameters
+            ]
+        groups = [list(group) for _, group in itertools.groupby(parameters, key=lambda each: each.gradient_axis)]
+        if not self.exchanges and (not groups or groups[0][0].gradient_axis != REPLICA_AXES):
+            groups.insert(0, [])  # one exchange is over all replicas, so that a notice reaches all of them
+        for group in groups:
+            self._series.add(self._new_exchange(group))
         self.window.add_parameters(len(parameters))
+
+    def gradient_axis(self, name: str) -> str:
+        """Return the mesh axis over whose ranks the gradient of a parameter is summed."""
+        if self.places is None or self.options.process_set is not None:
+            return REPLICA_AXES
+        return self.places.gradient_axis(name)
+
+    def in_groups(self, names: Sequence[str]) -> list[int]:
+        """Return the positions of parameters, so that those that share an exchange are neighbours.
+
+        The same on every rank. Within a group the order is kept; the first group is exchanged with all replicas.
+        """
+        axes = [self.gradient_axis(name) for name in names]
+        return sorted(range(len(names)), key=lambda position: (axes[position] != REPLICA_AXES, axes[position]))
+
+    def check_dense(self, name: str) -> None:
+        """Raise UsageError if a gradient that turned out to be sparse cannot be exchanged."""
+        if self.gradient_axis(name) != REPLICA_AXES:
+            raise UsageError(
+                f"the gradient of {name!r} is sparse, and this parameter is divided over ranks whose gradients are "
+                "summed in groups, which dense ones can be. Make the embedding with sparse=False"
+            )
 
     @property
     def bucket_bytes(self) -> int | None:
@@ -174,9 +208,13 @@ class Update:
 
     def _new_exchange(self, parameters: Sequence[ParameterInfo]) -> GradientExchange:
         make_exchange = self._own_exchange or self._parts.make_exchange
-        exchange = make_exchange(parameters, self.options)
+        exchange = make_exchange(parameters, self._options_of(parameters))
         exchange.scale = self._factors.of_exchange(exchange, self.scale)
         return exchange
+
+    def _options_of(self, parameters: Sequence[ParameterInfo]) -> ExchangeOptions:
+        axis = parameters[0].gradient_axis if parameters else REPLICA_AXES
+        return self.options if axis == self.options.gradient_axis else replace(self.options, gradient_axis=axis)
 
     @property
     def rules(self) -> GradientRules | None:
@@ -203,13 +241,15 @@ class Update:
 
         If every rank multiplies it by this, and adds the gradient of another pass, the next exchange gives their sum.
         """
-        unscaled = self._factors.unscaled(self._series.place(index)[0])
-        return 1.0 / (unscaled * self.scale * self.num_ranks)
+        exchange = self._series.place(index)[0]
+        num_ranks = self._options_of(exchange.parameters).num_ranks(self.context)
+        return 1.0 / (self._factors.unscaled(exchange) * self.scale * num_ranks)
 
     @property
     def repeats_unchanged(self) -> bool:
         """Whether `repeat_factor` is always 1: the mean over ranks of a mean is the mean."""
-        return self.average and self.scaler is None
+        over_all = all(each.gradient_axis == REPLICA_AXES for each in self.parameters)
+        return self.average and self.scaler is None and over_all
 
     def whole_scale(self, scale: float | None) -> float:
         """Return the factor for sums that the binding exchanges itself: `scale`, default `self.scale`, and unscaled."""

@@ -97,7 +97,7 @@ def planned_update(
         options=options,
         inner_steps=owner if isinstance(owner, BringsInnerStep) else None,
         in_backward=in_backward and owner.completes_in_backward,
-        copies=places.copies if places is not None and plan.model_axes else None,
+        places=places if plan.model_axes else None,
     )
 
 

@@ -42,6 +42,11 @@ class ModulePlacements(PlacesParameters):
         owner = self._owner(path)
         return 1 if owner is None else self._within[owner].copies(_within(path, owner))
 
+    @override
+    def gradient_axis(self, path: str) -> str:
+        owner = self._owner(path)
+        return (self._others if owner is None else self._within[owner]).gradient_axis(_within(path, owner or ""))
+
     def _owner(self, path: str) -> str | None:
         return next((each for each in self._within if not each or path.startswith(f"{each}.")), None)
 

@@ -95,7 +95,9 @@ class ParameterGradients:
                 if trained_anywhere(everyone, position):
                     new.append((position, parameter))
             elif position in sparse:
+                self._update.check_dense(described[position].name)
                 self._sparse.agree(known)
+        new = [new[number] for number in self._update.in_groups([described[position].name for position, _ in new])]
         infos = [
             ParameterInfo(
                 described[position].name,

@@ -13,6 +13,7 @@ import torch
 
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.errors import UsageError
+from unidist.mesh import REPLICA_AXES
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of, memory_kind
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
@@ -36,12 +37,16 @@ def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
 def follow_model(
     optimizer: torch.optim.Optimizer, names: Mapping[str, torch.Tensor], places: PlacesParameters
 ) -> frozenset[int]:
-    """Turn the optimizer of the whole model into that of this rank's part; returns identities of cut parameters.
+    """Turn the optimizer of the whole model into that of this rank's part.
 
     Args:
         optimizer: not bound yet.
         names: the parameters of this rank's part, by path.
         places: where they belong in the whole model.
+
+    Returns:
+        Identities of the parameters that are cut, or whose gradients are exchanged with some of the replicas only: a
+        norm of all gradients adds up those of the other ranks.
 
     Raises:
         UsageError: parameters are cut, and the optimizer needs whole ones.
@@ -71,4 +76,5 @@ def follow_model(
                     if len(indices) != value.shape[dim]:
                         value = value.index_select(dim, torch.tensor(indices, device=value.device))
                 state[slot] = value.clone()
-    return frozenset(id(parameter) for parameter in cut)
+    grouped = {id(parameter) for path, parameter in names.items() if places.gradient_axis(path) != REPLICA_AXES}
+    return frozenset(id(parameter) for parameter in cut) | grouped

@@ -45,3 +45,8 @@ class StagePlacements(PlacesParameters):
     def copies(self, path: str) -> int:
         """See `PlacesParameters.copies`; the path is the one that Keras gives, as optimizers have it."""
         return self._num_holders[path] * self._inner.copies(path)
+
+    @override
+    def gradient_axis(self, path: str) -> str:
+        """See `PlacesParameters.gradient_axis`; the path is the one that Keras gives."""
+        return self._inner.gradient_axis(path)

@@ -82,6 +82,10 @@ class PipelinePlacements(PlacesParameters):
     def copies(self, path: str) -> int:
         return self._inner.copies(self._names.get(path, path)) * self._holders.get(path, 1)
 
+    @override
+    def gradient_axis(self, path: str) -> str:
+        return self._inner.gradient_axis(self._names.get(path, path))
+
 
 class Division:
     """Assigns parameters and buffers of a model to stages.

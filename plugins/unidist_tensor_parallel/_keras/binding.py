@@ -76,6 +76,11 @@ class TensorPlacements(PlacesParameters):
         """See `PlacesParameters.copies`: variables that are not cut are on every rank. The path is Keras' own."""
         return self._inner.copies(path) * (1 if path in self._cut else self._size)
 
+    @override
+    def gradient_axis(self, path: str) -> str:
+        """See `PlacesParameters.gradient_axis`. The path is Keras' own."""
+        return self._inner.gradient_axis(path)
+
 
 class KerasTensor(TensorBinding):
     """See `TensorBinding`."""

@@ -41,3 +41,7 @@ class CutParameters(PlacesParameters):
     @override
     def copies(self, path: str) -> int:
         return self._inner.copies(path) * (1 if path in self.cuts else self._size)
+
+    @override
+    def gradient_axis(self, path: str) -> str:
+        return self._inner.gradient_axis(path)

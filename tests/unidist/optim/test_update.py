@@ -15,6 +15,7 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.gradients.precision import LossScaling
+from unidist.mesh import REPLICA_AXES, SHARD_REPLICA_AXES
 from unidist.optim.accumulation import Accumulation
 from unidist.optim.loss_scaling import LossScaler
 from unidist.optim.rules import GradientRules
@@ -269,3 +270,65 @@ def test_sums_of_16_bits_stay_scaled_until_they_are_widened(monkeypatch: pytest.
     update.conclude()
     assert exchange.scale == update.scale
     assert exchange.pending_factor == 1 / 8
+
+
+class HeldByFewer:
+    """Places of a model of which two ranks each hold the parameters "expert.*"."""
+
+    def copies(self, path: str) -> int:
+        return 1 if path.startswith("expert") else 2
+
+    def gradient_axis(self, path: str) -> str:
+        return SHARD_REPLICA_AXES if path.startswith("expert") else REPLICA_AXES
+
+
+class SizedContext(FakeContext):
+    """Four ranks, in two groups that hold other experts."""
+
+    def axis_size(self, name: str) -> int:
+        return 2 if name == SHARD_REPLICA_AXES else 4
+
+
+def make_divided(names: Sequence[str]) -> tuple[Update, list[tuple[str, list[ParameterInfo]]]]:
+    made: list[tuple[str, list[ParameterInfo]]] = []
+
+    def make_exchange(parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> FakeExchange:
+        made.append((options.gradient_axis, list(parameters)))
+        return FakeExchange(parameters)
+
+    context: Any = SizedContext()
+    update = Update(
+        context,
+        lambda context: UpdateParts(context, make_exchange),
+        accumulation=Accumulation(),
+        places=HeldByFewer(),
+    )
+    update.add_parameters([ParameterInfo(name, (2,), DType.FLOAT32) for name in names])
+    return update, made
+
+
+def test_parameters_that_fewer_ranks_hold_have_an_exchange_with_those() -> None:
+    update, made = make_divided(["a", "b", "expert.a", "expert.b"])
+    assert [(axis, [each.name for each in group]) for axis, group in made] == [
+        (REPLICA_AXES, ["a", "b"]),
+        (SHARD_REPLICA_AXES, ["expert.a", "expert.b"]),
+    ]
+    assert [each.copies for each in update.parameters] == [2, 2, 1, 1]
+    assert {exchange.scale for exchange in update.exchanges} == {1 / 4}  # a mean over all, whoever holds it
+    assert [update.repeat_factor(index) for index in range(4)] == [1.0, 1.0, 2.0, 2.0]
+    assert not update.repeats_unchanged
+
+
+def test_the_first_exchange_is_with_all_so_that_a_notice_reaches_them() -> None:
+    _, made = make_divided(["expert.a"])
+    assert [(axis, len(group)) for axis, group in made] == [(REPLICA_AXES, 0), (SHARD_REPLICA_AXES, 1)]
+
+
+def test_parameters_in_any_order_are_exchanged_and_can_be_put_in_groups() -> None:
+    names = ["a", "expert.a", "b", "expert.b"]
+    update, made = make_divided(names)
+    assert [len(group) for _, group in made] == [1, 1, 1, 1]
+    assert [names[number] for number in update.in_groups(names)] == ["a", "b", "expert.a", "expert.b"]
+    with pytest.raises(UsageError, match=r"expert\.a.*sparse=False"):
+        update.check_dense("expert.a")
+    update.check_dense("a")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo
+from unidist.mesh import REPLICA_AXES
 
 if TYPE_CHECKING:
     from unidist.buffer import Buffer, DType
@@ -173,6 +174,18 @@ class PlacesParameters(ABC):
     def copies(self, path: str) -> int:
         """Return how many ranks along the axes of the model have equal values of this parameter, with this rank."""
         return 1
+
+    def gradient_axis(self, path: str) -> str:
+        """Return the mesh axis, or composite axis, over whose ranks the gradient of this parameter is summed.
+
+        These ranks hold the same parameter and find different parts of its gradient. Whatever the axis, a mean is one
+        over the number of ranks along `REPLICA_AXES`: the loss is the mean over all of them. The default is
+        `REPLICA_AXES`; it is `SHARD_REPLICA_AXES` for a parameter that is divided along an axis whose ranks train on
+        different samples, where each holder has seen the samples of that whole axis (experts).
+
+        A placement that wraps another one returns what that says.
+        """
+        return REPLICA_AXES
 
 
 class WholeParameters(PlacesParameters):
