@@ -118,7 +118,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
 
     @override
     def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
-        return sharded_step(step, stage=self.stage, shared=self._surely_shares)
+        return sharded_step(step, stage=self.stage, shared=self._surely_shares, prefetched=self.prefetch != 0)
 
     @property
     def _surely_shares(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.collectives import Link
+from unidist.cost_model.efficiency import Efficiency
 from unidist.cost_model.step_interface import SearchProblem
 from unidist.cost_model.work import Work
 from unidist.registry import Registry
@@ -21,8 +22,11 @@ A100 = Cluster(
     between=Link(10e-6, 200e9),  # eight links of 200 Gbit/s
     memory_bytes=80e9,
     memory_bandwidth=2e12,
+    attention_flops=125e12,
+    product_overhead=8e-6,
+    efficiency_between=Efficiency.constant(0.34),
 )
-"""Hosts as Narayanan et al. 2021 (arXiv:2104.04473, section 5) describe them; figures of their makers."""
+"""Hosts as Narayanan et al. 2021 (arXiv:2104.04473, section 5) describe them; docs/published.md has the sources."""
 
 
 class Plugins:

@@ -13,6 +13,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.cost_model.cluster import Cluster, Group
     from unidist.cost_model.collectives import Link, cost, fastest
+    from unidist.cost_model.efficiency import Efficiency
     from unidist.cost_model.exchange_cost import allreduced, sharded
     from unidist.cost_model.figures import (
         ActivationBytes,
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
         WorkingMemory,
     )
     from unidist.cost_model.memory_interface import EstimatesMemory, SizesModels
+    from unidist.cost_model.sequence_cost import (
+        divided_experts,
+        divided_sequence,
+        expert_memory,
+        sequence_memory,
+    )
     from unidist.cost_model.step import Exchange, Moment, Operation, Order, RankStep
     from unidist.cost_model.step_interface import (
         CountsOperations,
@@ -46,10 +53,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActivationBytes", "ActivationModel", "CATEGORIES", "Category", "Cluster", "CountedBlock", "CountedPass",
-    "CountsOperations", "EstimatesMemory", "Exchange", "Group", "HeldActivations", "Holding", "Layer", "Link",
+    "CountsOperations", "Efficiency", "EstimatesMemory", "Exchange", "Group", "HeldActivations", "Holding", "Layer",
+    "Link",
     "MeasuredActivations", "ModelFigures", "Moment", "Operation", "Order", "ParameterFigures", "PieceWork", "Place",
     "Precision", "PredictsStepTime", "RankMemory", "RankStep", "RemainingRanks", "SearchProblem", "SizesModels", "Work",
-    "WorkingMemory", "Workload", "allreduced", "cost", "divisors", "fastest", "sharded", "unit_of",
+    "WorkingMemory", "Workload", "allreduced", "cost", "divided_experts", "divided_sequence", "divisors",
+    "expert_memory", "fastest", "sequence_memory", "sharded", "unit_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -57,6 +66,7 @@ __getattr__ = lazy_names(
     {
         "cluster": "Cluster Group",
         "collectives": "Link cost fastest",
+        "efficiency": "Efficiency",
         "exchange_cost": "allreduced sharded",
         "figures": (
             "ActivationBytes ActivationModel MeasuredActivations ModelFigures ParameterFigures Precision Workload "
@@ -64,6 +74,7 @@ __getattr__ = lazy_names(
         ),
         "memory": "CATEGORIES Category HeldActivations Holding Place RankMemory WorkingMemory",
         "memory_interface": "EstimatesMemory SizesModels",
+        "sequence_cost": "divided_experts divided_sequence expert_memory sequence_memory",
         "step": "Exchange Moment Operation Order RankStep",
         "step_interface": "CountsOperations PredictsStepTime RemainingRanks SearchProblem divisors",
         "work": "CountedBlock CountedPass Layer PieceWork Work",

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unidist.cost_model.collectives import Link, fastest
+from unidist.cost_model.collectives import Link, cost, fastest
+from unidist.cost_model.efficiency import BETWEEN_HOSTS, WHOLE, Efficiency
 from unidist.cost_model.step import Operation
 from unidist.errors import ConfigurationError
 from unidist.mesh import Mesh
@@ -26,6 +27,13 @@ class Cluster:
         memory_bandwidth: bytes in a second that a rank reads or writes; None: not counted.
         overlap: the part of an exchange that can go on while the rank computes, where a strategy lets it. 1 for an
             accelerator whose copies cost it nothing, 0 where the same cores compute and communicate.
+        attention_flops: the rate in the products of attention, which are small or wait for memory; None: as `flops`.
+        product_overhead: seconds that each matrix product takes in addition to its arithmetic: starting it, and the
+            time in which it does not fill the device.
+        efficiency_inside: the part of the bandwidth of `inside` that collectives reach, by their size.
+        efficiency_between: likewise between hosts. The default is `efficiency.PUBLISHED`, a constant.
+        rings: gathers and reduce-scatters over several hosts go around one ring of all ranks, with p - 1 latencies, as
+            those of NCCL do. False: the fastest of `unidist.algorithms` on two levels.
     """
 
     flops: float
@@ -36,10 +44,17 @@ class Cluster:
     memory_bytes: float | None = None
     memory_bandwidth: float | None = None
     overlap: float = 1.0
+    attention_flops: float | None = None
+    product_overhead: float = 0.0
+    efficiency_inside: Efficiency = WHOLE
+    efficiency_between: Efficiency = BETWEEN_HOSTS
+    rings: bool = True
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("flops", "ranks_per_host", "memory_bytes", "memory_bandwidth"):
+        if not 0 <= self.product_overhead < math.inf:
+            raise ConfigurationError(f"a cluster with product_overhead={self.product_overhead:g}: give 0 or more")
+        for name in ("flops", "ranks_per_host", "memory_bytes", "memory_bandwidth", "attention_flops"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(f"a cluster with {name}={value:g}: give a number above 0")
@@ -47,14 +62,16 @@ class Cluster:
             raise ConfigurationError(f"a cluster with overlap={self.overlap:g}: it is a part, from 0 to 1")
 
     def group(self, mesh: Mesh, axis: str) -> Group:
-        """Return how the ranks along an axis of the mesh lie on the hosts."""
-        names = list(mesh.axes)
-        if axis not in mesh.axes:
-            return Group(1, 1)
+        """Return how the ranks along an axis of the mesh, or a composite one, lie on the hosts."""
+        size = mesh.size(axis)
         if mesh.world_size <= self.ranks_per_host:
-            return Group(mesh.size(axis), 1)
-        stride = math.prod(mesh.axes[name] for name in names[names.index(axis) + 1 :])
-        return Group.along(mesh.size(axis), stride, self.ranks_per_host)
+            return Group(size, 1)
+        members, stride, per_host = mesh.members(axis), mesh.world_size, 1
+        for name, along in mesh.axes.items():
+            stride //= along
+            if name in members:
+                per_host *= Group.along(along, stride, self.ranks_per_host).per_host
+        return Group(per_host, size // per_host)
 
     def seconds(self, operation: Operation, num_bytes: float, group: Group) -> float:
         """Return the time of a collective, by the fastest algorithm on each level.
@@ -72,12 +89,21 @@ class Cluster:
 
     def _inside(self, operation: Operation, num_bytes: float, num_ranks: int) -> float:
         link = self.messages if self.messages is not None and operation == "sendrecv" else self.inside
-        return fastest(operation, num_ranks, num_bytes, link)[1]
+        reached = self.efficiency_inside.at(num_bytes)
+        return fastest(operation, num_ranks, num_bytes, _slower(link, reached))[1]
 
-    def _between(self, operation: Operation, num_bytes: float, num_hosts: int) -> float:
+    def _between(self, operation: Operation, num_bytes: float, num_hosts: int, whole: float | None = None) -> float:
         # A rank's own share of the host's link.
-        share = Link(self.between.latency, self.between.bandwidth / self.ranks_per_host, self.between.reduction)
-        return fastest(operation, num_hosts, num_bytes, share)[1]
+        reached = self.efficiency_between.at(num_bytes if whole is None else whole) / self.ranks_per_host
+        return fastest(operation, num_hosts, num_bytes, _slower(self.between, reached))[1]
+
+    def _ring(self, operation: Operation, num_bytes: float, group: Group) -> float:
+        """Return the time of a ring through all hosts: each link passes p - 1 messages, the slowest one bounds it."""
+        inside, between = self.efficiency_inside.at(num_bytes), self.efficiency_between.at(num_bytes)
+        share = self.between.bandwidth * between * group.per_host / self.ranks_per_host
+        bandwidth = share if group.per_host == 1 else min(share, self.inside.bandwidth * inside)
+        slowest = Link(max(self.between.latency, self.inside.latency), bandwidth, self.between.reduction)
+        return cost(operation, "ring", group.size).seconds(num_bytes, slowest)
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,8 @@ class Group:
 def _seconds(cluster: Cluster, operation: Operation, num_bytes: float, group: Group) -> float:
     if group.hosts == 1:
         return cluster._inside(operation, num_bytes, group.per_host)
+    if cluster.rings and operation in ("reducescatter", "allgather"):
+        return cluster._ring(operation, num_bytes, group)
     if group.per_host == 1:
         return cluster._between(operation, num_bytes, group.hosts)
     part = num_bytes / group.per_host
@@ -110,12 +138,18 @@ def _seconds(cluster: Cluster, operation: Operation, num_bytes: float, group: Gr
         case "allreduce":
             return (
                 cluster._inside("reducescatter", num_bytes, group.per_host)
-                + cluster._between("allreduce", part, group.hosts)
+                + cluster._between("allreduce", part, group.hosts, num_bytes)
                 + cluster._inside("allgather", num_bytes, group.per_host)
             )
         case "reducescatter" | "allgather":
             return cluster._inside(operation, num_bytes, group.per_host) + cluster._between(
-                operation, part, group.hosts
+                operation, part, group.hosts, num_bytes
+            )
+        case "alltoall":  # what stays on the host and what leaves it go on at the same time
+            leaving = num_bytes * (group.hosts - 1) / group.hosts
+            return max(
+                cluster._inside(operation, num_bytes - leaving, group.per_host),
+                cluster._between(operation, leaving * group.hosts / (group.hosts - 1), group.hosts),
             )
         case "broadcast":
             return cluster._between(operation, num_bytes, group.hosts) + cluster._inside(
@@ -123,3 +157,7 @@ def _seconds(cluster: Cluster, operation: Operation, num_bytes: float, group: Gr
             )
         case "sendrecv":  # neighbours: the slowest of the pairs crosses hosts
             return cluster._between(operation, num_bytes, 2)
+
+
+def _slower(link: Link, factor: float) -> Link:
+    return link if factor == 1.0 else Link(link.latency, link.bandwidth * factor, link.reduction)

@@ -120,9 +120,10 @@ ALGORITHMS: dict[Operation, dict[str, Callable[[int], Cost]]] = {
         "scatter-allgather": lambda p: Cost(_rounds(p) + p - 1, 2 * _part(p)),
     },
     "sendrecv": {"direct": lambda p: Cost(1, 1)},
+    "alltoall": {"pairwise": lambda p: Cost(p - 1, _part(p))},
 }
 """For each operation the cost by algorithm on p ranks. n bytes are always the whole: of a reduce-scatter what is given,
-of an all-gather what comes out."""
+of an all-gather what comes out, of an all-to-all what one rank gives."""
 
 
 def cost(operation: Operation, algorithm: str, num_ranks: int) -> Cost:

@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
-from unidist.cost_model.step import Exchange, RankStep
-from unidist.mesh import DATA_AXIS
+from unidist.cost_model.step import Exchange, Moment, Moved, Operation, RankStep
+from unidist.mesh import REPLICA_AXES
+
+BUCKET_BYTES = float(32 << 20)
+"""Of a bucket of gradients, if a strategy does not say; the last one is exchanged when the backward pass has ended."""
 
 
-def allreduced(step: RankStep, *, beside: bool = True) -> RankStep:
+def allreduced(step: RankStep, *, beside: bool = True, bucket_bytes: float = BUCKET_BYTES) -> RankStep:
     """Return the step with one all-reduce of the gradients: 2 (p-1)/p of them are moved.
 
     Args:
         step: without it.
         beside: buckets are exchanged while the backward pass of the last piece runs.
+        bucket_bytes: of one of them.
     """
-    return step.exchanging(Exchange("gradients", "allreduce", DATA_AXIS, "gradients", "update", beside=beside))
+    return step.exchanging(
+        Exchange("gradients", "allreduce", REPLICA_AXES, "gradients", "update", beside=beside, tail_bytes=bucket_bytes)
+    )
 
 
-def sharded(step: RankStep, *, stage: int, shared: bool = False) -> RankStep:
+def sharded(
+    step: RankStep, *, stage: int, shared: bool = False, gathers_per_block: float = 1.0, prefetched: bool = True
+) -> RankStep:
     """Return the step with the exchanges of a stage of ZeRO (Rajbhandari et al. 2020, section 7).
 
     Stages 1 and 2 reduce-scatter gradients, and gather the updated parameters: as much as an all-reduce. Stage 3
     gathers parameters in every forward and every backward pass instead: half as much again, more often where there are
     several pieces. Where ranks share the memory of the parameters nothing is gathered.
+
+    Args:
+        step: without ZeRO.
+        stage: 1, 2 or 3.
+        shared: parameters are in memory that the ranks share.
+        gathers_per_block: operations in which stage 3 gathers a block: 1 where it is one unit, else as many as it has
+            matrices.
+        prefetched: stage 3 gathers the next block, and reduces the gradients of the last one, while it computes.
     """
-    step = step.exchanging(
-        Exchange("gradients", "reducescatter", DATA_AXIS, "gradients", "update", beside=True),
-    )
-    if shared:
-        return step
-    if stage < 3:
-        return step.exchanging(Exchange("parameters", "allgather", DATA_AXIS, "parameters", "update"))
+    if stage < 3 or shared:
+        step = step.exchanging(
+            Exchange(
+                "gradients", "reducescatter", REPLICA_AXES, "gradients", "update", beside=True, tail_bytes=BUCKET_BYTES
+            )
+        )
+        parameters = Exchange("parameters", "allgather", REPLICA_AXES, "parameters", "update")
+        return step if shared else step.exchanging(parameters)
+
+    def by_block(operation: Operation, moved: Moved, moment: Moment) -> Exchange:
+        return Exchange(
+            moved,
+            operation,
+            REPLICA_AXES,
+            moved,
+            moment,
+            gathers_per_block,
+            by_block=True,
+            beside=prefetched,
+            tail_bytes=BUCKET_BYTES,
+        )
+
     return step.exchanging(
-        Exchange("parameters", "allgather", DATA_AXIS, "parameters", "forward", beside=True),
-        Exchange("parameters", "allgather", DATA_AXIS, "parameters", "backward", beside=True),
+        by_block("reducescatter", "gradients", "update"),
+        by_block("allgather", "parameters", "forward"),
+        by_block("allgather", "parameters", "backward"),
     )

@@ -103,6 +103,7 @@ class ModelFigures:
         largest_unit: parameters of the largest block, that stage 3 of ZeRO gathers at once; None if not known.
         parameter_bytes: bytes of one parameter as the model has them; None: as the precision says.
         outside: how many of the parameters belong to no block, such as an embedding; None if not known.
+        experts: how many of them belong to experts, that an axis of experts divides.
     """
 
     parameters: int
@@ -110,9 +111,12 @@ class ModelFigures:
     largest_unit: int | None = None
     parameter_bytes: float | None = None
     outside: int | None = None
+    experts: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        if not 0 <= self.experts <= self.parameters:
+            raise ConfigurationError(f"{self.experts} of {self.parameters} parameters cannot be those of experts")
         if self.parameters < 1:
             raise ConfigurationError(f"a model with {self.parameters} parameters: give at least 1")
         if self.trained is not None and not 0 <= self.trained <= self.parameters:

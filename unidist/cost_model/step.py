@@ -12,12 +12,12 @@ from typing import Literal
 
 from typing_extensions import override
 
-Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv"]
+Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv", "alltoall"]
 """What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv"."""
 
-Moved = Literal["gradients", "parameters", "border"]
-"""What an exchange moves: all gradients or parameters of the rank's part of the model, or what one block of the model
-gives to the next for one piece of the batch."""
+Moved = Literal["gradients", "parameters", "border", "keys"]
+"""What an exchange moves: all gradients or parameters of the rank's part of the model, what one block of the model
+gives to the next for one piece of the batch, or the keys and values of one block for that piece."""
 
 Moment = Literal["forward", "backward", "update"]
 """When: in each piece's forward or backward pass, or once for each update."""
@@ -32,9 +32,15 @@ class Exchange:
         operation: of all ranks of one group of the axis.
         axis: of the mesh.
         moved: what; for a reducescatter and an allgather the whole of it, not one rank's part.
-        moment: when. A border is moved `count` times for each block that the rank has and each piece of the batch.
+        moment: when. A border, and keys, are moved `count` times for each block that the rank has and each piece of the
+            batch.
         count: how often.
+        scale: of a border or keys, what is moved in each operation is so many times as large.
+        by_block: of gradients and parameters: each block is moved by itself, in `count` operations that together move
+            it once. False: all at once, `count` times.
         beside: it goes on while the rank computes, so that only what takes longer than that costs time.
+        tail_bytes: of each such exchange, what cannot begin before the computing has ended: the last bucket of
+            gradients.
     """
 
     name: str
@@ -43,7 +49,10 @@ class Exchange:
     moved: Moved
     moment: Moment
     count: float = 1.0
+    scale: float = 1.0
+    by_block: bool = False
     beside: bool = False
+    tail_bytes: float = 0.0
 
 
 class Order(ABC):
@@ -94,6 +103,9 @@ class RankStep:
         uneven: the arithmetic of the rank that has most, by the average.
         blocks: of the model's blocks, what this rank has a part of.
         traffic: of the memory traffic of a block's operations that are no matrix products, what this rank has.
+        tokens: of the tokens of a piece, what this rank has; what it moves of borders and keys is in proportion.
+        experts: of the rank's parameters, those that an axis of experts divides: their gradients are exchanged over
+            fewer ranks, `unidist.mesh.SHARD_REPLICA_AXES`.
         order: how the pieces follow each other.
         exchanges: messages.
     """
@@ -105,6 +117,8 @@ class RankStep:
     uneven: float = 1.0
     blocks: float = 1.0
     traffic: float = 1.0
+    tokens: float = 1.0
+    experts: float = 0.0
     order: Order = OneAfterTheOther()
     exchanges: tuple[Exchange, ...] = ()
 
@@ -135,6 +149,22 @@ class RankStep:
             blocks=self.blocks * blocks,
             traffic=self.traffic * traffic,
         )
+
+    def with_tokens(self, num_ranks: int) -> RankStep:
+        """Return the same with the tokens of each sample divided over `num_ranks` ranks, which have the whole model."""
+        return replace(
+            self, share=self.share / num_ranks, traffic=self.traffic / num_ranks, tokens=self.tokens / num_ranks
+        )
+
+    def with_experts(self, num_ranks: int, part: float) -> RankStep:
+        """Return the same with the experts divided over `num_ranks` ranks, each of which has other samples.
+
+        Args:
+            num_ranks: ranks that divide them.
+            part: of the parameters, those of experts, before.
+        """
+        kept = 1 - part + part / num_ranks
+        return replace(self, parameters=self.parameters * kept, experts=part / num_ranks / kept)
 
     def in_pieces(self, num_pieces: int) -> RankStep:
         """Return the same with every piece cut into `num_pieces` by the strategy itself (micro-batches)."""

@@ -42,15 +42,17 @@ class RemainingRanks:
         problem: of the search.
         ranks: ranks that no axis has claimed yet; the size of an axis must divide it.
         num_pieces: pieces in which the batch of one rank is computed so far, one after the other.
+        sample_ranks: ranks that other axes divide samples over (experts).
     """
 
     problem: SearchProblem
     ranks: int
     num_pieces: int = 1
+    sample_ranks: int = 1
 
     def samples(self, axis_size: int = 1) -> int:
         """Return the samples of one piece on one rank if an axis of `axis_size` is claimed; 0 if they do not divide."""
-        replicas = self.ranks // axis_size * self.num_pieces
+        replicas = self.ranks // axis_size * self.num_pieces * self.sample_ranks
         return 0 if self.problem.work.batch % replicas else self.problem.work.batch // replicas
 
 

@@ -18,12 +18,20 @@ class PieceWork:
         outside: those of everything outside of the blocks (the head).
         traffic: bytes read and written by those operations of the blocks that are not matrix products.
         border: elements that one block passes to the next.
+        keys: elements of the keys and values of one block's attention; 0 if they are not known.
+        attention: of `blocks`, the products of queries, keys and values; 0 if they are not told apart.
+        skipped: the part of `attention` that a kernel leaves out, such as what a causal mask hides.
+        products: matrix products of all blocks, each of which starts on its own.
     """
 
     blocks: float
     outside: float
     traffic: float
     border: float
+    keys: float = 0.0
+    attention: float = 0.0
+    skipped: float = 0.0
+    products: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,11 +56,17 @@ class Work(ABC):
         batch: samples of one update, on all ranks together.
         num_blocks: blocks of the model; stages of a pipeline are made of whole ones.
         divides: what must be a multiple of the number of ranks that cut each block, by its name for messages.
+        sequence: tokens of a sample; 0 if there are none, or their number is not known.
+        experts: of each block; 1 if it is none of experts.
+        top_k: of these, how many each token goes through.
     """
 
     batch: int
     num_blocks: int
     divides: dict[str, int]
+    sequence: int = 0
+    experts: int = 1
+    top_k: int = 1
 
     @abstractmethod
     def workload(self, samples: int) -> Workload:

@@ -21,7 +21,10 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True)
 class Transformer(ActivationModel):
-    """A decoder as GPT-2 has it: biases, learnt positions, an MLP of 4 h, output tied to the embedding.
+    """A decoder. As GPT-2 has it: biases, learnt positions, an MLP of 4 h, output tied to the embedding.
+
+    Llama's (https://arxiv.org/abs/2307.09288) is `gated`, `rotary` and `untied`, with `kv_heads` and `ffn_hidden`; a
+    mixture of experts as Mixtral's (https://arxiv.org/abs/2401.04088) has `experts` too.
 
     Args:
         layers: number of blocks (L).
@@ -30,6 +33,13 @@ class Transformer(ActivationModel):
         sequence: length of a sample (s).
         heads: of attention (a); default: one for each 64 of the width.
         batch: samples of one forward pass on one rank (b).
+        kv_heads: heads of keys and values (GQA); default: as many as of queries.
+        ffn_hidden: width inside of the MLP (f); default: 4 h.
+        gated: the MLP has three matrices (SwiGLU), and like in Llama nothing has biases.
+        rotary: positions are rotations of queries and keys, without parameters.
+        untied: the output has a matrix of its own.
+        experts: MLPs of each block; 1 for none to choose from.
+        top_k: of these, how many each token goes through.
         attention: "materialized": the s x s matrices are kept, as the paper has it; "fused": they are computed again
             by the kernel (FlashAttention, `scaled_dot_product_attention`).
         dropout: "masks": of one byte for each element, as the paper has it and accelerators do; "floats": masks are as
@@ -44,14 +54,27 @@ class Transformer(ActivationModel):
     batch: int = 1
     attention: Literal["materialized", "fused"] = "materialized"
     dropout: Literal["masks", "floats", "none"] = "masks"
+    kv_heads: int = 0
+    ffn_hidden: int = 0
+    gated: bool = False
+    rotary: bool = False
+    untied: bool = False
+    experts: int = 1
+    top_k: int = 1
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        for name in ("layers", "hidden", "vocabulary", "sequence", "batch"):
+        for name in ("layers", "hidden", "vocabulary", "sequence", "batch", "experts", "top_k"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"a transformer with {name}={getattr(self, name)}: give at least 1")
         if self.heads < 0 or self.hidden % self.num_heads:
             raise ConfigurationError(f"heads={self.heads} does not divide hidden={self.hidden}")
+        if self.kv_heads < 0 or self.num_heads % self.num_kv_heads:
+            raise ConfigurationError(f"kv_heads={self.kv_heads} does not divide heads={self.num_heads}")
+        if self.ffn_hidden < 0:
+            raise ConfigurationError(f"ffn_hidden={self.ffn_hidden}: give at least 1")
+        if self.top_k > self.experts:
+            raise ConfigurationError(f"top_k={self.top_k}: there are only {self.experts} experts to choose from")
         if self.attention not in ("materialized", "fused"):
             raise unknown_choice("attention", self.attention, ("materialized", "fused"))
         if self.dropout not in ("masks", "floats", "none"):
@@ -62,26 +85,69 @@ class Transformer(ActivationModel):
         """Heads of attention."""
         return self.heads or max(1, self.hidden // 64)
 
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.num_heads
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Width inside of the MLP."""
+        return self.ffn_hidden or 4 * self.hidden
+
+    @property
+    def keys(self) -> int:
+        """Width of keys and values together."""
+        return 2 * self.hidden * self.num_kv_heads // self.num_heads
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one block's attention."""
+        return self.hidden * (2 * self.hidden + self.keys)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Elements of the matrices of one MLP, of which a block has `experts`."""
+        return (3 if self.gated else 2) * self.hidden * self.mlp_hidden
+
     def figures(self) -> ModelFigures:
-        """Return the number of parameters, exactly: L (12 h^2 + 13 h) + (v + s) h + 2 h."""
+        """Return the number of parameters, exactly. GPT-2's: L (12 h^2 + 13 h) + (v + s) h + 2 h.
+
+        That of one expert is an MLP; the router that chooses among several has h parameters for each.
+        """
         h = self.hidden
-        block = 12 * h * h + 13 * h
-        embedding = (self.vocabulary + self.sequence) * h
+        mlp, attention, norm = self.mlp_weights, self.attention_weights, h
+        if not self.gated:  # each matrix, and each norm, has a bias
+            mlp += self.mlp_hidden + h
+            attention += h + self.keys + h
+            norm += h
+        experts = self.experts * mlp
+        block = attention + experts + 2 * norm + (self.experts * h if self.experts > 1 else 0)
+        embedding = self.vocabulary * h
+        outside = embedding + (embedding if self.untied else 0) + (0 if self.rotary else self.sequence * h)
         return ModelFigures(
-            self.layers * block + embedding + 2 * h, largest_unit=max(block, embedding), outside=embedding
+            self.layers * block + outside + norm,
+            largest_unit=max(block, outside),
+            outside=outside,
+            experts=self.layers * experts if self.experts > 1 else 0,
         )
 
     @override
     def bytes(self, itemsize: int) -> ActivationBytes:
-        sbh = self.sequence * self.batch * self.hidden
+        sb = self.sequence * self.batch
+        sbh = sb * self.hidden
         mask = {"masks": 1, "floats": itemsize, "none": 0}[self.dropout]
-        # e = itemsize. Attention: input, Q, K, V and the projection's input 5e, a mask; the MLP's two inputs and
-        # GeLU's 9e, a mask; the two norms 2e.
-        linear = (5 + 9 + 2) * itemsize + 2 * mask
-        quadratic = 0
+        # e = itemsize. Attention: input, Q, the projection's input 3e, K and V, a mask; the MLP's input e and what is
+        # inside of it, a mask; the two norms 2e.
+        linear = (3 + 1 + 2) * itemsize + 2 * mask
+        # GeLU's two; of SwiGLU its gate, what comes of that, the other side and their product
+        inside = self.top_k * (4 if self.gated else 2) * self.mlp_hidden
+        block = sbh * linear + sb * (self.keys + inside) * itemsize
+        if self.experts > 1:  # copies of a token for each of its experts, and what these give
+            block += sbh * 2 * self.top_k * itemsize
         if self.attention == "materialized":  # softmax, the mask of its dropout, and what that gives
             quadratic = itemsize + (mask + itemsize if mask else 0)
-        block = sbh * linear + self.num_heads * self.sequence**2 * self.batch * quadratic
+            block += self.num_heads * self.sequence**2 * self.batch * quadratic
         # the embedding's dropout, the last norm, the head's input and the loss: 4 s b h (1 + v / h) and a mask
         outside = sbh * (mask + 2 * itemsize) + LOGIT_BYTES * self.sequence * self.batch * self.vocabulary
         return ActivationBytes(

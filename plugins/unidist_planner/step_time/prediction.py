@@ -12,7 +12,7 @@ from unidist.cost_model.step import Exchange, Moment, RankStep
 from unidist.cost_model.step_interface import PredictsStepTime, SearchProblem
 from unidist.cost_model.work import PieceWork
 from unidist.errors import ConfigurationError
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES
 from unidist.strategy.interface import Plan
 from unidist_planner.memory.estimate import Estimate, in_bytes, rank_memory
 
@@ -94,7 +94,7 @@ def step_of(plan: Plan, problem: SearchProblem) -> RankStep:
 def outline(line: str, plan: Plan, problem: SearchProblem) -> Outline:
     """Return everything but the order of the pieces, which may take long to play through; see `predict`."""
     step = step_of(plan, problem)
-    replicas = plan.mesh.size(DATA_AXIS)
+    replicas = plan.mesh.size(SAMPLE_AXES)
     samples, rest = divmod(problem.work.batch, replicas * step.num_pieces)
     if rest or not samples:
         raise ConfigurationError(
@@ -137,10 +137,12 @@ class Outline:
         self._piece = self.problem.work.forward(self.samples, memory.activations.itemsize)
         recomputes = memory.activations.policy == "recompute"
         self._products = (self._piece.blocks + self._piece.outside) * step.share / cluster.flops
+        self._slower = self._less_than_full_speed()
         self._traffic = self._streamed(self._piece.traffic * step.traffic)
-        self._unevenly = self._products * (step.uneven - 1)
-        self._again = self._piece.blocks * step.share / cluster.flops + self._traffic if recomputes else 0.0
-        plain = self._products + self._unevenly + self._traffic
+        self._unevenly = (self._products + self._slower) * (step.uneven - 1)
+        again = self._piece.blocks * step.share / cluster.flops + self._slower + self._traffic
+        self._again = again if recomputes else 0.0
+        plain = self._products + self._slower + self._unevenly + self._traffic
         self._computing: dict[Moment, float] = {"forward": plain, "backward": BACKWARD_FORWARDS * plain + self._again}
         self._timed = list(self._exchanges(repeated="forward" if recomputes else None))
         self._forward, self._backward = (
@@ -148,6 +150,16 @@ class Outline:
             for moment in ("forward", "backward")
         )
         self._after = sum(item.exposed for item in self._timed if item.moment == "update") + self._updating()
+
+    def _less_than_full_speed(self) -> float:
+        """Return the seconds by which a forward pass takes longer than its operations at the rate of large products.
+
+        It may be below 0: what a kernel leaves out of attention counts among the operations.
+        """
+        cluster, piece, step = self.problem.cluster, self._piece, self.step
+        rate = cluster.attention_flops or cluster.flops
+        attention = (piece.attention - piece.skipped) / rate - piece.attention / cluster.flops
+        return attention * step.share + cluster.product_overhead * piece.products * step.blocks
 
     @property
     def exchanging(self) -> float:
@@ -169,6 +181,9 @@ class Outline:
         idle = max(0.0, step.passes * passes - num * (self._forward + self._backward))
         parts = [
             Part("arithmetic", num * (1 + BACKWARD_FORWARDS) * self._products, is_useful=True),
+            Part(
+                "small products", num * (1 + BACKWARD_FORWARDS) * self._slower, "attention, and starting each product"
+            ),
             Part("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
             Part("recomputation", num * self._again),
             Part("uneven stages", num * (1 + BACKWARD_FORWARDS) * self._unevenly, f"{step.uneven:.2f} of the average"),
@@ -179,7 +194,7 @@ class Outline:
         stages = plan.mesh.size(step.order.axis) if step.order.axis else 1
         parts.append(Part("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
         parts.append(Part("update", self._updating(), "reading and writing the optimizer's state"))
-        kept = tuple(part for part in _merged(parts) if part.seconds > 0)
+        kept = tuple(part for part in _merged(parts) if part.seconds)
         seconds = sum(part.seconds for part in kept)
         return Prediction(
             self.line,
@@ -197,37 +212,51 @@ class Outline:
         left = dict(self._computing)
         left["update"] = left["backward"]  # gradients are exchanged while the last piece's backward pass runs
         for item in self.step.exchanges:
-            seconds, detail = self._seconds(item)
+            seconds, tail, detail = self._seconds(item)
             if not seconds:
                 continue
-            if repeated == item.moment and item.moved == "border":
+            if repeated == item.moment and item.moved in ("border", "keys"):
                 yield _Timed(item.name, "backward", seconds, seconds, detail)
-            hidden = min(seconds * self.problem.cluster.overlap, left[item.moment]) if item.beside else 0.0
+            most = min(seconds * self.problem.cluster.overlap, seconds - tail)
+            hidden = min(most, left[item.moment]) if item.beside else 0.0
             left[item.moment] -= hidden
             if hidden:
                 detail += f", {hidden:.2g} of {seconds:.2g} s behind arithmetic"
             yield _Timed(item.name, item.moment, seconds, seconds - hidden, detail)
 
-    def _seconds(self, item: Exchange) -> tuple[float, str]:
-        group = self.problem.cluster.group(self.plan.mesh, item.axis)
+    def _seconds(self, item: Exchange) -> tuple[float, float, str]:
+        """Return the seconds of all its operations, what of them is the tail, and words."""
+        cluster, mesh = self.problem.cluster, self.plan.mesh
+        group = cluster.group(mesh, item.axis)
         if group.size < 2:
-            return 0.0, ""
+            return 0.0, 0.0, ""
         units = self.problem.work.num_blocks * self.step.blocks
         model, share = self.workload.model, self.step.parameters
-        if item.moved == "border":
-            num_bytes, times = self._border(self._piece), item.count * units
+        if item.moved in ("border", "keys"):
+            elements = self._piece.border if item.moved == "border" else self._piece.keys
+            num_bytes = elements * self.step.tokens * item.scale * self.memory.activations.itemsize
+            times = item.count * units
         elif item.moved == "gradients":
             num_bytes, times = model.num_trained * share * self.memory.gradients.bytes_each, item.count
         else:
             num_bytes, times = model.parameters * share * self.memory.parameters.bytes_each, item.count
-            if item.moment != "update":  # gathered block by block, where they are used
-                num_bytes, times = num_bytes / units, item.count * units
-        seconds = times * self.problem.cluster.seconds(item.operation, num_bytes, group)
+        if item.by_block:
+            num_bytes, times = num_bytes / units / item.count, item.count * units
+        seconds = cluster.seconds(item.operation, num_bytes, group)
+        if item.axis == REPLICA_AXES and self.step.experts:
+            part, fewer = self.step.experts, cluster.group(mesh, SHARD_REPLICA_AXES)
+            seconds = cluster.seconds(item.operation, num_bytes * (1 - part), group)
+            seconds += cluster.seconds(item.operation, num_bytes * part, fewer) if fewer.size > 1 else 0.0
         often = f"{times:g} x " if times != 1 else ""
-        return seconds, f"{item.operation} of {often}{_size(num_bytes)} over {_described(group)}"
+        tail = cluster.seconds(item.operation, min(num_bytes, item.tail_bytes), group) if item.tail_bytes else 0.0
+        return (
+            times * seconds,
+            min(tail, seconds),
+            f"{item.operation} of {often}{_size(num_bytes)} over {_described(group)}",
+        )
 
     def _border(self, piece: PieceWork) -> float:
-        return piece.border * self.memory.activations.itemsize
+        return piece.border * self.step.tokens * self.memory.activations.itemsize
 
     def _message(self) -> float:
         axis = self.step.order.axis

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime, RemainingRanks, SearchProblem
 from unidist.errors import ConfigurationError, PluginError
-from unidist.mesh import DATA_AXIS
+from unidist.mesh import DATA_AXIS, SAMPLE_AXES
 from unidist.options import parse
 from unidist.registry import Registry
 from unidist.strategy import StrategySpec
@@ -172,7 +172,9 @@ class _Candidates:
                 num_pieces = step_of(plan, self._problem).num_pieces
             except ConfigurationError:
                 return ()
-            return cls.proposals(RemainingRanks(self._problem, plan.mesh.size(DATA_AXIS), num_pieces))
+            ranks = plan.mesh.size(DATA_AXIS)
+            others = plan.mesh.size(SAMPLE_AXES) // ranks
+            return cls.proposals(RemainingRanks(self._problem, ranks, num_pieces, others))
         return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
 
     def _plan(self, chosen: Sequence[str]) -> Plan | None:

@@ -8,11 +8,19 @@ import pytest
 
 from unidist.cost_model.cluster import Cluster, Group
 from unidist.cost_model.collectives import Link, fastest
+from unidist.cost_model.efficiency import BETWEEN_HOSTS, PUBLISHED, WHOLE, Efficiency
 from unidist.cost_model.step import Operation
 from unidist.errors import ConfigurationError
-from unidist.mesh import Mesh
+from unidist.mesh import REPLICA_AXES, Mesh
 
-CLUSTER = Cluster(flops=1e12, ranks_per_host=8, inside=Link(1e-6, 100e9), between=Link(10e-6, 10e9))
+CLUSTER = Cluster(
+    flops=1e12,
+    ranks_per_host=8,
+    inside=Link(1e-6, 100e9),
+    between=Link(10e-6, 10e9),
+    efficiency_between=WHOLE,
+    rings=False,
+)
 SHARE = Link(10e-6, 10e9 / 8)
 """What one of eight ranks has of the link between hosts."""
 
@@ -60,6 +68,54 @@ def test_scatter_and_gather_move_a_rank_s_part_between_hosts(operation: Operatio
     n = 1e9
     expected = fastest(operation, 8, n, CLUSTER.inside)[1] + fastest(operation, 4, n / 8, SHARE)[1]
     assert CLUSTER.seconds(operation, n, Group(8, 4)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("operation", ["reducescatter", "allgather"])
+def test_a_ring_through_hosts_pays_every_step_and_its_slowest_link(operation: Operation) -> None:
+    rings, n = replace(CLUSTER, rings=True), 1e9
+    assert rings.seconds(operation, n, Group(8, 4)) == pytest.approx(31 * 10e-6 + 31 / 32 * n / 10e9)
+    # Two of eight ranks have a quarter of the host's link.
+    assert rings.seconds(operation, n, Group(2, 4)) == pytest.approx(7 * 10e-6 + 7 / 8 * n / 2.5e9)
+    quick = replace(rings, between=Link(10e-6, 1e12))
+    assert quick.seconds(operation, n, Group(8, 4)) == pytest.approx(31 * 10e-6 + 31 / 32 * n / 100e9)
+
+
+def test_small_gathers_over_many_ranks_are_all_latency() -> None:
+    rings = replace(CLUSTER, rings=True)
+    assert rings.seconds("allgather", 1e6, Group(8, 192)) > 0.99 * 1535 * 10e-6
+    assert CLUSTER.seconds("allgather", 1e6, Group(8, 192)) < 1e-3
+
+
+def test_an_all_to_all_over_hosts_is_bound_by_what_leaves_the_host() -> None:
+    n = 1e9
+    assert CLUSTER.seconds("alltoall", n, Group(8, 1)) == pytest.approx(7 * 1e-6 + 7 / 8 * n / 100e9)
+    assert CLUSTER.seconds("alltoall", n, Group(8, 4)) == pytest.approx(3 * 10e-6 + 3 / 4 * n / 1.25e9)
+
+
+def test_collectives_between_hosts_reach_a_part_of_the_bandwidth_by_their_size() -> None:
+    default = replace(CLUSTER, efficiency_between=BETWEEN_HOSTS)
+    seconds, whole = (each.seconds("allreduce", 1e9, Group(1, 4)) for each in (default, CLUSTER))
+    assert (whole - 6e-5) / (seconds - 6e-5) == pytest.approx(PUBLISHED, rel=1e-3)
+    measured = replace(CLUSTER, efficiency_between=Efficiency.of([(1e8, 0.8), (1e6, 0.2)]))
+    parts = [
+        (CLUSTER.seconds("allgather", n, Group(1, 2)) - 1e-5) / (measured.seconds("allgather", n, Group(1, 2)) - 1e-5)
+        for n in (1e3, 1e6, 1e7, 1e8, 1e12)
+    ]
+    assert parts == pytest.approx([0.2, 0.2, 0.5, 0.8, 0.8])
+    assert measured.seconds("allgather", 1e9, Group(8, 1)) == CLUSTER.seconds("allgather", 1e9, Group(8, 1))
+
+
+@pytest.mark.parametrize("points", [(), ((2.0, 0.5), (1.0, 0.5)), ((0.0, 0.5),), ((1.0, 0.0),)])
+def test_efficiencies_are_checked(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ConfigurationError, match="efficiency"):
+        Efficiency(points)
+
+
+def test_replicas_are_counted_over_several_axes() -> None:
+    mesh = Mesh({"data": 4, "context": 2, "tensor": 8}, world_size=64, divides={"context": ("sequence",)})
+    assert CLUSTER.group(mesh, REPLICA_AXES) == Group(1, 8)
+    mesh = Mesh({"data": 4, "context": 2, "tensor": 4}, world_size=32, divides={"context": ("sequence",)})
+    assert CLUSTER.group(mesh, REPLICA_AXES) == Group(2, 4)
 
 
 def test_a_message_crosses_hosts_if_any_of_its_kind_does() -> None:
