@@ -97,7 +97,7 @@ class ElasticCoordinator(Coordinator):
         self._has_world = False
         self._was_lost = False
         self._change_told = False
-        self._leaving_told: list[int] = []
+        self._leaving_told: set[int] = set()
         self._stepped = 0.0
         self._steps = 0
         self._is_short = False
@@ -266,18 +266,16 @@ class ElasticCoordinator(Coordinator):
     def _advance(self, now: float) -> Iterator[Action]:
         """Take the actions that the state of the membership requires."""
         membership = self.membership
-        for worker in membership.waiting:
+        for worker in self._may_be_dismissed():
             came_too_late = membership.is_finishing and worker.progress == NO_STATE and membership.has_begun
-            may_give = membership.hands_over or (self._was_lost and membership.somebody_stays)
-            waits_to_give = may_give and worker.progress > NO_STATE
-            if came_too_late or (worker.is_leaving and not membership.members and not waits_to_give):
+            if came_too_late or (worker.is_leaving and not membership.has_members and not self._waits_to_give(worker)):
                 yield from self._dismiss(worker.number)
         if membership.can_form(after_loss=self._was_lost):
             yield from self._form(now)
-        elif self._has_world and membership.wants_change(now):
+        elif self._has_world and not self._is_change_told and membership.wants_change(now):
             yield from self._tell_change()
         yield from self._let_stand_by()
-        is_short = membership.has_begun and not membership.members and bool(membership.waiting)
+        is_short = membership.has_begun and not membership.has_members and membership.is_awaited
         is_short = is_short and not membership.is_finishing
         if is_short != self._is_short:
             self._is_short = is_short
@@ -303,14 +301,32 @@ class ElasticCoordinator(Coordinator):
                 yield Publish(JobEvent("standby", fields))
                 yield from self._send(worker.number, {"type": "standby"})
 
+    def _may_be_dismissed(self) -> list[Worker]:
+        """Return those that wait and may have no place in the next world."""
+        if self.membership.is_finishing and self.membership.has_begun:
+            return self.membership.waiting
+        return [] if self.membership.has_members else self.membership.waiting_to_leave
+
+    def _waits_to_give(self, worker: Worker) -> bool:
+        """Say whether a worker that is to leave holds what others need first."""
+        may_give = self.membership.hands_over or (self._was_lost and self.membership.somebody_stays)
+        return may_give and worker.progress > NO_STATE
+
+    @property
+    def _is_change_told(self) -> bool:
+        """The members were asked to return, and know all that are to leave."""
+        return self._change_told and all(
+            worker.number in self._leaving_told for worker in self.membership.leaving_members
+        )
+
     def _tell_change(self) -> Iterator[Action]:
         """Ask the members to return, once; and again when others must leave, who then hand over their shares."""
-        leaving = [worker.number for worker in self.membership.members if worker.is_leaving]
-        if self._change_told and leaving == self._leaving_told:
-            return
         if not self._change_told:
+            self._leaving_told = set()
             yield Publish(JobEvent("change", {"generation": self.generation}))
-        self._change_told, self._leaving_told = True, leaving
+        leaving = sorted(worker.number for worker in self.membership.leaving_members)
+        self._change_told = True
+        self._leaving_told |= set(leaving)
         joining = self.membership.others_join
         message: Message = {"type": "change", "generation": self.generation, "leaving": leaving, "joining": joining}
         for worker in self.membership.members:
@@ -370,9 +386,9 @@ class ElasticCoordinator(Coordinator):
         self._was_lost = True
         yield from self.begin_generation(0)
         yield Publish(JobEvent("ended", {"generation": ended, "text": text}))
+        message: Message = {"type": "ended", "generation": ended, "text": text, "ranks": list(ranks)}
         for worker in self.membership.workers.values():
             if worker.phase in (Phase.MEMBER, Phase.WAITING) and worker.rank is not None:
-                message: Message = {"type": "ended", "generation": ended, "text": text, "ranks": list(ranks)}
                 yield from self._send(worker.number, message)
 
     def _give_up(self, peer: int, worker: Worker, reason: str) -> Iterator[Action]:

@@ -11,8 +11,9 @@ The member with the most commits has the valid state. It becomes rank 0, from wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -106,16 +107,41 @@ class Membership:
         self._room: dict[int, int] = {}  # by host
         self.version = 0
         """Grows with every change of a worker."""
+        # Indices of `workers`, so that an event of one worker costs no look at all the others.
+        self._in: dict[Phase, dict[int, Worker]] = {phase: {} for phase in Phase}
+        self._new: dict[int, Worker] = {}  # that wait, and have never been in a world
+        self._leaving: dict[int, Worker] = {}
+        self._occupancy: Counter[int] | None = None  # by host: those that have a rank and stay; None: to be counted
 
     @property
     def members(self) -> list[Worker]:
         """The members of the present world that have not come back yet."""
-        return [worker for worker in self.workers.values() if worker.phase is Phase.MEMBER]
+        return list(self._in[Phase.MEMBER].values())
+
+    @property
+    def has_members(self) -> bool:
+        """There are such members. Costs nothing, as does `is_awaited`."""
+        return bool(self._in[Phase.MEMBER])
 
     @property
     def waiting(self) -> list[Worker]:
         """Those that wait for the next world."""
-        return [worker for worker in self.workers.values() if worker.phase is Phase.WAITING]
+        return list(self._in[Phase.WAITING].values())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for the next world."""
+        return bool(self._in[Phase.WAITING])
+
+    @property
+    def waiting_to_leave(self) -> list[Worker]:
+        """Those that wait, and are not to be in the next world."""
+        return [worker for worker in self._leaving.values() if worker.phase is Phase.WAITING]
+
+    @property
+    def leaving_members(self) -> list[Worker]:
+        """The members that are not to be in the next world, and have not come back yet."""
+        return [worker for worker in self._leaving.values() if worker.phase is Phase.MEMBER]
 
     @property
     def min_num(self) -> int:
@@ -125,7 +151,7 @@ class Membership:
 
     def expect(self, number: int, host: int) -> None:
         """A worker is about to be started."""
-        self.workers[number] = Worker(number, host)
+        self._add(Worker(number, host))
         self.version += 1
 
     def limit_host(self, host: int, room: int) -> None:
@@ -137,35 +163,46 @@ class Membership:
     def ready(self, number: int, progress: int, now: float) -> None:
         """A worker waits for the next world from now on."""
         worker = self.workers[number]
-        worker.phase, worker.progress, worker.since = Phase.WAITING, progress, now
+        worker.progress, worker.since = progress, now
+        self._move(worker, Phase.WAITING)
         self.version += 1
 
     def detach(self, number: int) -> None:
         """A worker has left the world in good order."""
-        self.workers[number].phase = Phase.DETACHED
+        self._move(self.workers[number], Phase.DETACHED)
+        self._occupancy = None
         self.version += 1
 
     def leave(self, number: int) -> None:
         """A worker shall not be in the next world."""
         if number in self.workers:
             self.workers[number].is_leaving = True
+            self._leaving[number] = self.workers[number]
+            self._occupancy = None
             self.version += 1
 
     def remove(self, number: int) -> Worker | None:
         """Remove a worker that is gone and return it; None if it was removed before."""
         self.version += 1
-        return self.workers.pop(number, None)
+        worker = self.workers.pop(number, None)
+        if worker is not None:
+            self._in[worker.phase].pop(number)
+            self._new.pop(number, None)
+            self._leaving.pop(number, None)
+            self._occupancy = None
+        return worker
 
     def wants_change(self, now: float) -> bool:
         """Return whether the members should return at their next commit: some must leave, or others wait to join."""
-        members = self.members
-        if any(worker.is_leaving for worker in members):
+        if self.leaving_members:
             return True
-        newcomers = self._newcomers
-        room = self._max_num - len(members)
-        if self.is_finishing or not newcomers or room < self.shape.size:
+        room = self._max_num - len(self._in[Phase.MEMBER])
+        if self.is_finishing or room < self.shape.size or not self.is_awaited:
             return False
-        is_alone = not any(worker.phase is Phase.STARTING for worker in self.workers.values())
+        newcomers = self._newcomers
+        if not newcomers:
+            return False
+        is_alone = not self._in[Phase.STARTING]
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
 
     @property
@@ -176,16 +213,57 @@ class Membership:
     @property
     def _newcomers(self) -> list[Worker]:
         """Those that wait to join the members that stay, in a world that has room for them."""
-        staying = [worker for worker in (*self.members, *self.waiting) if not worker.is_leaving]
-        return [worker for worker in self._with_room(staying) if worker.phase is Phase.WAITING]
+        if self.shape.size > 1 or self._num_staying > self._max_num:
+            staying = [worker for worker in (*self.members, *self.waiting) if not worker.is_leaving]
+            return [worker for worker in self._with_room(staying) if worker.phase is Phase.WAITING]
+        back = [each for each in self._in[Phase.WAITING].values() if each.rank is not None and not each.is_leaving]
+        return [*back, *self._joining]
+
+    @property
+    def _joining(self) -> list[Worker]:
+        """Those that have never been in a world, and for which one has room beside all that have; of whole models."""
+        room = self._max_num - self._num_staying
+        if room <= 0 or not self._new:
+            return []
+        taken = self._staying_by_host.copy() if self._room else Counter()
+        chosen: list[Worker] = []
+        for worker in sorted(self._new.values(), key=_by_seniority):
+            limit = self._room.get(worker.host)
+            if worker.is_leaving or (limit is not None and taken[worker.host] >= limit):
+                continue
+            if len(chosen) == room:
+                break
+            taken[worker.host] += 1
+            chosen.append(worker)
+        return chosen
 
     @property
     def standing_by(self) -> list[Worker]:
         """Those that wait, and for which the present world has no room."""
-        if not self.members:
+        if not self.has_members or not self.is_awaited:
             return []
-        joining = self._newcomers
-        return [each for each in self.waiting if not each.is_leaving and each not in joining and self._is_over(each)]
+        is_divided = self.shape.size > 1
+        joining = {worker.number for worker in (self._newcomers if is_divided else self._joining)}
+        waiting = self._in[Phase.WAITING] if is_divided else self._new
+        return [
+            each
+            for each in waiting.values()
+            if not each.is_leaving and each.number not in joining and self._is_over(each)
+        ]
+
+    @property
+    def _num_staying(self) -> int:
+        """How many of those that have a rank are not to leave."""
+        num = len(self._in[Phase.MEMBER]) + len(self._in[Phase.WAITING]) - len(self._new)
+        return num - sum(_has_place(worker) for worker in self._leaving.values())
+
+    @property
+    def _staying_by_host(self) -> Counter[int]:
+        if self._occupancy is None:
+            self._occupancy = Counter(
+                worker.host for worker in self.workers.values() if _has_place(worker) and not worker.is_leaving
+            )
+        return self._occupancy
 
     def _is_over(self, worker: Worker) -> bool:
         """Whether a worker that waits was not in the last world, or is of an incomplete replica of it."""
@@ -200,7 +278,7 @@ class Membership:
     @property
     def _may_be_done(self) -> bool:
         """There is a worker that has left the world in good order, and whose process has not ended yet."""
-        return any(worker.phase is Phase.DETACHED for worker in self.workers.values())
+        return bool(self._in[Phase.DETACHED])
 
     @property
     def somebody_stays(self) -> bool:
@@ -221,7 +299,7 @@ class Membership:
         Args:
             after_loss: see `form`.
         """
-        if self.members:
+        if self.has_members or len(self._in[Phase.WAITING]) < self._num_needed:
             return False
         chosen = self._chosen(after_loss)
         number = len(chosen)
@@ -229,9 +307,11 @@ class Membership:
             return False
         if self.has_begun and self._may_be_done and all(worker.progress == NO_STATE for worker in chosen):
             return False  # they would begin again what others have just come to the end of
-        if not self.has_begun and not self.accepts_fewer:
-            return number >= self._num_first
-        return number >= self.min_num
+        return number >= self._num_needed
+
+    @property
+    def _num_needed(self) -> int:
+        return self.min_num if self.has_begun or self.accepts_fewer else self._num_first
 
     def form(self, generation: int, *, after_loss: bool = False) -> World:
         """Begin the next world with those that wait.
@@ -252,13 +332,15 @@ class Membership:
             ordered = self._seat_parts(ordered)
         places = _places(ordered)
         for worker in ordered:
-            worker.phase, worker.rank, worker.generation = Phase.MEMBER, places[worker.number].rank, generation
-        dismissed = [worker.number for worker in self.waiting if worker.is_leaving]
+            worker.rank, worker.generation = places[worker.number].rank, generation
+            self._move(worker, Phase.MEMBER)
+        self._occupancy = None
+        dismissed = [worker.number for worker in self.waiting_to_leave]
         return World(places, max(progress, 0), needs_sync, tuple(dismissed))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state from which another process can continue, without times; plain data."""
-        workers = [{**asdict(worker), "phase": worker.phase.name} for worker in self.workers.values()]
+        workers = [{**vars(worker), "phase": worker.phase.name} for worker in self.workers.values()]
         for fields in workers:
             del fields["since"]
         return {
@@ -276,7 +358,10 @@ class Membership:
             KeyError: something is missing; so do TypeError and ValueError: it is something else.
         """
         workers = [Worker(**{**fields, "phase": Phase[fields["phase"]]}, since=now) for fields in kept["workers"]]
-        self.workers = {worker.number: worker for worker in workers}
+        for number in list(self.workers):
+            self.remove(number)
+        for worker in workers:
+            self._add(worker)
         self._room = {int(host): int(room) for host, room in kept["room"]}
         self.is_finishing = bool(kept["is_finishing"])
         self.accepts_fewer = bool(kept["accepts_fewer"])
@@ -301,13 +386,34 @@ class Membership:
     def _with_room(self, candidates: Sequence[Worker]) -> list[Worker]:
         """Return those that one world has room for: members of the last one first, then by age."""
         chosen: list[Worker] = []
+        taken: Counter[int] = Counter()
         most = self._max_num if self.shape.size == 1 else len(candidates)  # whose parts may be those that are missing
         for worker in sorted(candidates, key=_by_seniority):
             room = self._room.get(worker.host)
-            is_full = room is not None and sum(each.host == worker.host for each in chosen) >= room
+            is_full = room is not None and taken[worker.host] >= room
             if len(chosen) < most and not (is_full and worker.rank is None):
+                taken[worker.host] += 1
                 chosen.append(worker)
         return self._whole_replicas(chosen, self._max_num)
+
+    # The indices
+
+    def _add(self, worker: Worker) -> None:
+        self.workers[worker.number] = worker
+        self._move(worker, worker.phase)
+        if worker.is_leaving:
+            self._leaving[worker.number] = worker
+        self._occupancy = None
+
+    def _move(self, worker: Worker, phase: Phase) -> None:
+        """Change a worker's phase, after its rank."""
+        self._in[worker.phase].pop(worker.number, None)
+        worker.phase = phase
+        self._in[phase][worker.number] = worker
+        if phase is Phase.WAITING and worker.rank is None:
+            self._new[worker.number] = worker
+        else:
+            self._new.pop(worker.number, None)
 
     # Worlds whose model is divided
 
@@ -335,18 +441,23 @@ class Membership:
         return [self.workers[number] for number in seating.workers]
 
 
+def _has_place(worker: Worker) -> bool:
+    """Say whether a worker is in the present world, or has come back from the last one."""
+    return worker.rank is not None and worker.phase in (Phase.MEMBER, Phase.WAITING)
+
+
 def _by_seniority(worker: Worker) -> tuple[bool, int, int]:
     return worker.rank is None, worker.rank or 0, worker.number
 
 
 def _places(ordered: Sequence[Worker]) -> dict[int, Topology]:
     """Return the places of workers, in the order of their ranks; hosts count in the order of their first ranks."""
-    hosts = list(dict.fromkeys(worker.host for worker in ordered))
-    sizes = {host: sum(worker.host == host for worker in ordered) for host in hosts}
+    sizes = Counter(worker.host for worker in ordered)  # in the order of the hosts
+    node_ranks = {host: node_rank for node_rank, host in enumerate(sizes)}
     places: dict[int, Topology] = {}
-    seen = dict.fromkeys(hosts, 0)
+    seen: Counter[int] = Counter()
     for rank, worker in enumerate(ordered):
         host = worker.host
-        places[worker.number] = Topology(rank, len(ordered), seen[host], sizes[host], hosts.index(host), len(hosts))
+        places[worker.number] = Topology(rank, len(ordered), seen[host], sizes[host], node_ranks[host], len(node_ranks))
         seen[host] += 1
     return places
