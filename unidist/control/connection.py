@@ -9,7 +9,7 @@ import struct
 import termios
 from collections.abc import Sequence
 
-from unidist.control.wire import Message, Wire
+from unidist.control.wire import Message, Wire, encode
 from unidist.errors import UnidistError
 
 Address = tuple[str, int]
@@ -78,7 +78,11 @@ class Connection:
         Raises:
             ConnectionLost: see there.
         """
-        self._wire.send(message)
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, payload: bytes) -> None:
+        """Send a message that `unidist.control.wire.encode` has made. As `send`."""
+        self._wire.send_encoded(payload)
         self._collect()
         self.flush()
 

@@ -82,7 +82,8 @@ class Coordinator(Service):
         self._agent_of = agents or {}
         self._world_size = world_size
         self._limit = heartbeat.total_seconds()
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, _Agent] = {}  # by peer
+        self._peer_of_host: dict[int, int] = {}
         self._gone: set[int] = set()
         self._ranks: dict[int, _Rank] = {}
         self._meetings: dict[int, Meeting] = {}
@@ -101,10 +102,12 @@ class Coordinator(Service):
 
     def tell(self, message: Message, hosts: Iterable[int] | None = None) -> Iterator[Action]:
         """Send a message to the agents of `hosts` (default: all that are there)."""
-        wanted = None if hosts is None else set(hosts)
-        for peer, agent in self._agents.items():
-            if wanted is None or agent.host in wanted:
-                yield Send(peer, message)
+        if hosts is None:
+            peers = list(self._agents)
+        else:
+            peers = [self._peer_of_host[host] for host in dict.fromkeys(hosts) if host in self._peer_of_host]
+        for peer in peers:
+            yield Send(peer, message)
 
     def begin_generation(self, world_size: int) -> Iterator[Action]:
         """Begin the next generation: meetings of the old one fail, and the ranks in them are told."""
@@ -123,7 +126,7 @@ class Coordinator(Service):
         if peer in self._agents:
             self._agents[peer].heard = now
             if kind == "goodbye":
-                self._gone.add(self._agents.pop(peer).host)
+                self._gone.add(self._remove_agent(peer))
             elif kind != "beat":
                 yield Publish(HostMessage(self._agents[peer].host, message))
         elif kind == "agent":
@@ -157,15 +160,22 @@ class Coordinator(Service):
 
     def _welcome_agent(self, peer: int, message: Message, now: float) -> Iterator[Action]:
         host = int(message["host"])
-        if not 0 <= host < self._num_hosts or host in self._gone or host in (a.host for a in self._agents.values()):
+        if not 0 <= host < self._num_hosts or host in self._gone or host in self._peer_of_host:
             yield Send(peer, refusal(f"host {host} is not awaited, or has come before"))
             yield Drop(peer, f"agent of host {host}, which is not awaited")
             return
         self._agents[peer] = _Agent(host, heard=now, beat=now)
+        self._peer_of_host[host] = peer
         yield Publish(HostJoined(host, message))
 
-    def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
+    def _remove_agent(self, peer: int) -> int:
+        """Take an agent out of the tables; returns its host."""
         host = self._agents.pop(peer).host
+        del self._peer_of_host[host]
+        return host
+
+    def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
+        host = self._remove_agent(peer)
         self._gone.add(host)
         yield Publish(HostLost(host, reason))
         for each in [

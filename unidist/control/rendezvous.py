@@ -83,7 +83,10 @@ class ControlRendezvous(Rendezvous):
         number, self._round = self._round, self._round + 1
         self._send({"type": "give", "round": number, "payload": base64.b64encode(payload).decode()}, deadline)
         answer = self._gathered(number, deadline)
-        return [Contribution(base64.b64decode(item)) for item in answer["payloads"]]
+        contributions: list[Contribution] = []
+        for item, count in answer["runs"]:
+            contributions += [Contribution(base64.b64decode(item))] * int(count)
+        return contributions
 
     def close(self) -> None:
         """Say goodbye and close the connection."""

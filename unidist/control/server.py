@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -17,7 +19,7 @@ from typing import Self, TypeVar
 
 from unidist.control.connection import Connection, ConnectionLost, format_address
 from unidist.control.service import Action, Drop, Publish, Send, Service
-from unidist.control.wire import WireError
+from unidist.control.wire import Message, WireError, encode
 
 _log = logging.getLogger("unidist.control")
 
@@ -26,11 +28,20 @@ S = TypeVar("S", bound=Service)
 HANDSHAKE_SEC = 5.0
 """Longest time for a connection to prove that it knows the secret, however busily it talks."""
 
-MAX_STRANGERS = 128
-"""Connections that have not proved anything yet; one more, and the oldest is closed."""
+MAX_STRANGERS = 1024
+"""Connections that have not proved anything yet, half of what may be open at most. Others wait to be accepted."""
+
+STRANGER_SEC = 1.0
+"""So long a stranger may take while others wait to be accepted."""
 
 _TICK_SEC = 0.1
 _CLOSE_SEC = 1.0
+_BACKLOG = 4096
+_MAX_ACCEPTS = 64
+"""In one turn: those who have a connection wait no longer for an answer than these take."""
+
+_FULL_SEC = 1.0
+"""Without descriptors for more connections: pause before the next attempt."""
 _MAX_PENDING_BYTES = 128 << 20
 _MAX_LOGGED = 10
 
@@ -40,6 +51,8 @@ class _Peer:
     connection: Connection
     accepted: float
     is_known: bool = False  # it has sent a message
+    is_dropped: bool = False  # to be closed when what was decided before is done
+    is_writing: bool = False  # something waits to be sent
 
 
 class ControlServer:
@@ -73,6 +86,10 @@ class ControlServer:
         self.port: int = self._listener.getsockname()[1]
         self._peers: dict[int, _Peer] = {}
         self._strangers: deque[int] = deque()
+        self._decided: list[Action] = []
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._accepts_from = 0.0
+        self._is_full = False
         self._count = 0
         self._num_refused = 0
         self._calls: deque[Callable[[], Iterable[Action]]] = deque()
@@ -151,8 +168,11 @@ class ControlServer:
             if now >= next_tick:
                 next_tick = now + _TICK_SEC
                 self._drop_strangers(now)
-                self._do(self._service.tick(now))
+                self._decide(self._service.tick(now))
+            self._listen_again(now)
+            self._act()
         self._do_calls()
+        self._act()
         self._send_rest()
 
     def _read_wake(self) -> None:
@@ -161,26 +181,69 @@ class ControlServer:
 
     def _do_calls(self) -> None:
         while self._calls:
-            self._do(self._calls.popleft()())
+            self._decide(self._calls.popleft()())
 
     def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError as exc:  # it went away again, or there are no descriptors left
-            self._refuse("a connection", str(exc))
-            time.sleep(0.01)  # the second stays so for a while
-            return
+        for _ in range(_MAX_ACCEPTS):
+            if len(self._strangers) >= self._max_strangers:
+                self._forget_strangers(time.monotonic())
+                if len(self._strangers) >= self._max_strangers:
+                    self._stop_listening(_TICK_SEC)
+                    return
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE):  # else it went away again
+                    self._refuse("a connection", str(exc))
+                elif not _raise_limit():
+                    self._tell_full(exc)
+                    self._stop_listening(_FULL_SEC)
+                    return
+                continue
+            self._is_full = False
+            self._admit(sock, format_address(address))
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
         try:
             connection = Connection(sock, self._secret, is_server=True)
             connection.flush()
         except (OSError, ConnectionLost) as exc:
             sock.close()
-            self._refuse(format_address(address), str(exc))
+            self._refuse(address, str(exc))
             return
         number = self._count = self._count + 1
         self._peers[number] = _Peer(connection, time.monotonic())
         self._strangers.append(number)
         self._selector.register(connection, selectors.EVENT_READ, number)
+
+    def _stop_listening(self, seconds: float) -> None:
+        """Leave others in the listening socket for a while: it would be readable all the time."""
+        self._selector.unregister(self._listener)
+        self._accepts_from = time.monotonic() + seconds
+
+    def _listen_again(self, now: float) -> None:
+        if self._accepts_from and now >= self._accepts_from:
+            self._accepts_from = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def _tell_full(self, error: OSError) -> None:
+        """Say that there are no descriptors left, once until there are some again."""
+        if self._is_full:
+            return
+        self._is_full = True
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        what = f"this process has as many files open as it may ({limit})"
+        if error.errno == errno.ENFILE:
+            what = "this machine has as many files open as it may (/proc/sys/fs/file-max)"
+        _log.error(
+            "the control server has %d connections and cannot accept more: %s. Others wait until their time limits. "
+            "The launcher of a job needs two files for each rank and one for each host: raise the limit where it is "
+            "started (`ulimit -n`, LimitNOFILE= of a service, nofile in /etc/security/limits.conf), and start again",
+            len(self._peers),
+            what,
+        )
 
     def _move(self, number: int, events: int) -> None:
         """Read from a peer and write to it, as far as it goes."""
@@ -193,17 +256,23 @@ class ControlServer:
             self._end(number, str(exc))
             return
         for message in messages:
-            if number not in self._peers:
-                return  # the service dropped it
+            if peer.is_dropped:
+                return
             peer.is_known = True
             try:
-                self._do(self._service.received(number, message, time.monotonic()))
+                self._decide(self._service.received(number, message, time.monotonic()))
             except Exception as exc:  # whatever a peer has sent: the server is there for the others
                 self._end(number, f"sent a message that cannot be understood: {exc!r}")
                 return
         self._watch_writing(number)
 
+    @property
+    def _max_strangers(self) -> int:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return MAX_STRANGERS if limit == resource.RLIM_INFINITY else min(MAX_STRANGERS, max(1, limit // 2))
+
     def _drop_strangers(self, now: float) -> None:
+        """Close the connections that have taken too long for their proof."""
         while self._strangers:
             first = self._peers.get(self._strangers[0])
             if first is None or first.connection.is_open:
@@ -212,38 +281,61 @@ class ControlServer:
                 self._end(self._strangers.popleft(), f"did not prove the secret in {HANDSHAKE_SEC:g} seconds")
             else:
                 break
+
+    def _forget_strangers(self, now: float) -> None:
+        """Others wait to be accepted: let go of those that are no strangers any more, or hold the place for long."""
         self._strangers = deque(
             number for number in self._strangers if number in self._peers and not self._peers[number].connection.is_open
         )
-        while len(self._strangers) > MAX_STRANGERS:
+        while self._strangers and now - self._peers[self._strangers[0]].accepted > STRANGER_SEC:
             self._end(self._strangers.popleft(), "too many connections that have proved nothing")
 
-    def _do(self, actions: Iterable[Action]) -> None:
-        decided = list(actions)  # the service is done with its state before anything comes back to it
+    def _decide(self, actions: Iterable[Action]) -> None:
+        """Have the service decide; what it decides is done at the end of this turn, for all messages that have come."""
+        for action in list(actions):  # the service is done with its state before anything comes back to it
+            self._decided.append(action)
+            if isinstance(action, Drop) and action.peer in self._peers:
+                self._peers[action.peer].is_dropped = True
+
+    def _act(self) -> None:
+        """Do what was decided."""
         if self._before_acting is not None:
             self._before_acting()
-        for action in decided:
-            if isinstance(action, Publish):
-                self._events.append(action.event)
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._events_write, b"\0")
-            elif isinstance(action, Send):
-                self._send(action)
-            elif isinstance(action, Drop):
-                self._drop(action)
+        has_events = False
+        while self._decided:
+            decided, self._decided = self._decided, []
+            for action in decided:
+                if isinstance(action, Publish):
+                    self._events.append(action.event)
+                    has_events = True
+                elif isinstance(action, Send):
+                    self._send(action)
+                elif isinstance(action, Drop):
+                    self._drop(action)
+            if self._decided and self._before_acting is not None:
+                self._before_acting()
+        if has_events:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._events_write, b"\0")
 
     def _send(self, action: Send) -> None:
         peer = self._peers.get(action.peer)
         if peer is None:
             return
         try:
-            peer.connection.send(action.message)
+            peer.connection.send_encoded(self._encode(action.message))
             if peer.connection.pending_bytes > _MAX_PENDING_BYTES:
                 raise ConnectionLost(f"{peer.connection.peer} does not read what it is sent")
-        except ConnectionLost as exc:
+        except (ConnectionLost, ValueError) as exc:  # the second: a message that is too long
             self._end(action.peer, str(exc))
         else:
             self._watch_writing(action.peer)
+
+    def _encode(self, message: Message) -> bytes:
+        """Return a message as it travels; one that goes to many is encoded once."""
+        if message is not self._encoded[0]:
+            self._encoded = message, encode(message)
+        return self._encoded[1]
 
     def _drop(self, action: Drop) -> None:
         peer = self._peers.get(action.peer)
@@ -255,8 +347,8 @@ class ControlServer:
         """Close the connection to a peer, and tell the service if it knows the peer."""
         peer = self._peers[number]
         self._forget(number)
-        if peer.is_known:
-            self._do(self._service.lost(number, reason, time.monotonic()))
+        if peer.is_known and not peer.is_dropped:
+            self._decide(self._service.lost(number, reason, time.monotonic()))
         else:
             self._refuse(peer.connection.peer, reason)
 
@@ -273,10 +365,10 @@ class ControlServer:
 
     def _watch_writing(self, number: int) -> None:
         peer = self._peers.get(number)
-        if peer is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.connection.pending_bytes else 0)
-            if self._selector.get_key(peer.connection).events != wanted:
-                self._selector.modify(peer.connection, wanted, number)
+        if peer is not None and peer.is_writing != bool(peer.connection.pending_bytes):
+            peer.is_writing = not peer.is_writing
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.is_writing else 0)
+            self._selector.modify(peer.connection, wanted, number)
 
     def _send_rest(self) -> None:
         deadline = time.monotonic() + _CLOSE_SEC
@@ -292,14 +384,27 @@ class ControlServer:
             time.sleep(0.005)
 
 
+def _raise_limit() -> bool:
+    """Let this process open more files, where its user may do so; return whether it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+    if wanted <= soft:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket on a port (0: a free one): of one address, or of all, IPv6's too if there are any."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     else:
-        listener = socket.create_server(("", port), backlog=1024)
+        listener = socket.create_server(("", port), backlog=_BACKLOG)
     listener.setblocking(False)
     return listener

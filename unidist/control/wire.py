@@ -46,6 +46,18 @@ class _Stage(Enum):
     OPEN = auto()
 
 
+def encode(message: Message) -> bytes:
+    """Return a message as it travels, without what authenticates it.
+
+    Raises:
+        ValueError: it is longer than MAX_FRAME_BYTES.
+    """
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"a control message is at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
+    return payload
+
+
 class Wire:
     """One end of a connection.
 
@@ -86,10 +98,11 @@ class Wire:
         Raises:
             ValueError: it is longer than MAX_FRAME_BYTES.
         """
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, payload: bytes) -> None:
+        """Add a message that `encode` has made to the output: one that goes to many is encoded once."""
         assert self.is_open, "messages travel after the handshake"
-        payload = json.dumps(message, separators=(",", ":")).encode()
-        if len(payload) > MAX_FRAME_BYTES:
-            raise ValueError(f"a control message is at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
         self._output += _LENGTH.pack(len(payload)) + self._tag(0, payload) + payload
         self._numbers[0] += 1
 

@@ -136,7 +136,7 @@ class Monitor:
                 port = server.port
             except (OSError, RuntimeError) as exc:  # RuntimeError: no memory for one more thread
                 _log.warning("deadlocks will not be noticed: rank 0 cannot listen at %s: %s", rendezvous.address, exc)
-        payload = json.dumps([rendezvous.address, port, token.hex()]).encode()
+        payload = json.dumps([rendezvous.address, port, token.hex()]).encode() if self._rank == 0 else b""
         host, port, text = json.loads(rendezvous.allgather(payload, timeout=timeout)[0].payload)
         if not port:
             return

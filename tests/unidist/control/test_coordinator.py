@@ -84,7 +84,7 @@ def test_every_rank_gets_what_all_gave_in_rank_order() -> None:
             assert last(desk, rank) == {
                 "type": "gathered",
                 "round": turn,
-                "payloads": [f"{each}/{turn}" for each in range(3)],
+                "runs": [[f"{each}/{turn}", 1] for each in range(3)],
             }
 
 
@@ -225,7 +225,7 @@ def test_a_new_generation_ends_the_meetings_of_the_old_one_and_hears_it_no_more(
         assert desk.come(rank, peer=peer, generation=1) == [{"type": "joined"}]
         desk.give(1, "stale")
         desk.say(peer, "give", round=0, payload=f"new {rank}", generation=1)
-    assert last(desk, 20)["payloads"] == ["new 0", "new 1"]
+    assert last(desk, 20)["runs"] == [["new 0", 1], ["new 1", 1]]
     desk.lose(1)
     assert last(desk, 20)["type"] == "gathered"
 
@@ -245,5 +245,5 @@ def test_what_all_gave_must_fit_into_one_message(monkeypatch: pytest.MonkeyPatch
     desk = Desk()
     for rank in (0, 1):
         desk.come(rank)
-        desk.give(rank, "x" * 6)
+        desk.give(rank, f"{rank}" * 6)
     assert last(desk, 0)["kind"] == "ConfigurationError"

@@ -212,6 +212,7 @@ def test_who_proves_nothing_is_dropped_however_busily_it_talks(
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_STRANGERS", 20)
+    monkeypatch.setattr(server_module, "STRANGER_SEC", 0.1)
     crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
     works(server)
     deadline = time.monotonic() + 5

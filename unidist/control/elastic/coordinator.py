@@ -152,7 +152,8 @@ class ElasticCoordinator(Coordinator):
 
     def leave_out_host(self, host: int, reason: str) -> Iterator[Action]:
         """Go on without a host whose agent is there, but is of no use: it ends its workers, and is taken for lost."""
-        for peer in [peer for peer, agent in self._agents.items() if agent.host == host]:
+        peer = self._peer_of_host.get(host)
+        if peer is not None:
             yield Send(peer, {"type": "end"})
             yield from self._lose_host(peer, reason)
             yield Drop(peer, reason)
