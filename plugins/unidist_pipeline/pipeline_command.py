@@ -12,6 +12,7 @@ from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
     from unidist_pipeline.schedules.model import Schedule
+    from unidist_pipeline.simulation.costs import Costs
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -78,6 +79,15 @@ def list_schedules(as_json: bool) -> None:
 @click.option(
     "--message", type=float, metavar="TIME", default=0.0, show_default=True, help="Time that a message is under way."
 )
+@click.option("--limit", type=float, metavar="N", help="Micro-batches that a rank may hold, for searched schedules.")
+@click.option(
+    "--kept",
+    type=float,
+    metavar="PART",
+    default=1.0,
+    show_default=True,
+    help="Part of a micro-batch's memory that is held between the two parts of a backward.",
+)
 @click.option(
     "--reduce",
     metavar="TIME",
@@ -106,6 +116,8 @@ def show(
     save: Path | None,
     waits: str,
     as_json: bool,
+    limit: float | None,
+    kept: float,
     **costs: Any,
 ) -> None:
     """Draw a schedule and say how long it takes and what it holds in memory.
@@ -120,8 +132,9 @@ def show(
     from unidist_pipeline.simulation.drawing import Chart, figures, headline
     from unidist_pipeline.simulation.simulator import simulate
 
-    schedule = _schedule(name, source, num_ranks, num_microbatches, stages_per_rank)
-    simulation = simulate(schedule, Costs(**costs), messages=Messages(waits))
+    given = Costs(**costs, kept_for_weight=kept)
+    schedule = _schedule(name, source, num_ranks, num_microbatches, stages_per_rank, given, limit)
+    simulation = simulate(schedule, given, messages=Messages(waits))
     if save is not None:
         write_schedule(schedule, save)
     if out is not None:
@@ -142,12 +155,16 @@ def _schedule(
     num_ranks: int | None,
     num_microbatches: int | None,
     stages_per_rank: int | None,
+    costs: Costs,
+    limit: float | None,
 ) -> Schedule:
     if (name is None) is (source is None):
         raise click.UsageError("give either --schedule or --file.")
     if source is not None:
-        if any(size is not None for size in (num_ranks, num_microbatches, stages_per_rank)):
-            raise click.UsageError("--file has the sizes in it; leave --stages, --microbatches and --virtual away.")
+        if any(size is not None for size in (num_ranks, num_microbatches, stages_per_rank, limit)):
+            raise click.UsageError(
+                "--file has the sizes in it; leave --stages, --microbatches, --virtual and --limit away."
+            )
         from unidist_pipeline.schedules.files import read_schedule
 
         return read_schedule(source)
@@ -156,12 +173,16 @@ def _schedule(
     from unidist_pipeline.schedules.catalog import build_schedule
 
     assert name is not None
+    registry = _plugins().registry(ScheduleSpec)
+    searched = name in registry and registry.get(name).searched
     return build_schedule(
         name,
-        _plugins().registry(ScheduleSpec),
+        registry,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         stages_per_rank=stages_per_rank,
+        times=costs.mean_times(num_ranks) if searched else None,
+        limit=limit,
     )
 
 

@@ -21,6 +21,7 @@ from unidist.errors import ConfigurationError
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.model import StageTimes
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.simulator import Simulation, simulate
@@ -48,12 +49,16 @@ class Pipe:
         num_ranks: ranks of the pipeline.
         num_microbatches: pieces of the batch that the script passes.
         stages_per_rank: None: the schedule's own.
+        limit: micro-batches that a rank may hold, for schedules that are searched; None: the schedule's own.
+        kept: of these, the part that a rank holds between the two parts of a backward.
     """
 
     schedule: str
     num_ranks: int
     num_microbatches: int
     stages_per_rank: int | None = None
+    limit: float | None = None
+    kept: float = 1.0
 
     def stages(self, registry: Registry[ScheduleSpec]) -> int:
         """Return the stages on each rank."""
@@ -218,12 +223,14 @@ class _Source:
 
     spec: ScheduleSpec
     stages_per_rank: int
+    limit_each: float | None
+    kept: float
     registry: Registry[ScheduleSpec] = field(compare=False)
 
 
 def _source(pipe: Pipe, registry: Registry[ScheduleSpec]) -> _Source:
-    stages = pipe.stages(registry)
-    return _Source(registry.get(pipe.schedule), stages, registry)
+    limit = None if pipe.limit is None else pipe.limit / pipe.num_ranks
+    return _Source(registry.get(pipe.schedule), pipe.stages(registry), limit, pipe.kept, registry)
 
 
 @lru_cache(maxsize=4096)
@@ -237,18 +244,27 @@ def _simulated(source: _Source, num_ranks: int, num_microbatches: int, forward: 
         backward_weight=min(backward / 2, forward) / stages,
         message=message,
         activation=1 / stages,
+        kept_for_weight=source.kept,
     )
-    return simulate(_built(source, num_ranks, num_microbatches), costs)
+    times = StageTimes()
+    if source.spec.searched:
+        weight = min(backward / 2, forward)
+        times = StageTimes(forward, backward - weight, weight, message, source.kept)
+    return simulate(_built(source, num_ranks, num_microbatches, times), costs)
 
 
 @lru_cache(maxsize=1024)
-def _built(source: _Source, num_ranks: int, num_microbatches: int) -> Schedule:
+def _built(source: _Source, num_ranks: int, num_microbatches: int, times: StageTimes) -> Schedule:
+    searched = source.spec.searched
+    limit = None if source.limit_each is None else max(1.0, source.limit_each * num_ranks)
     return build_schedule(
         source.spec.name,
         source.registry,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         stages_per_rank=source.stages_per_rank,
+        times=times if searched else None,
+        limit=limit if searched else None,
     )
 
 

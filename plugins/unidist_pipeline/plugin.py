@@ -74,6 +74,22 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     )
     registry.add(
         ScheduleSpec(
+            "zb-1p",
+            "unidist_pipeline.schedules.searched:zb_1p",
+            "searched for the times of the stages: least idle time in the memory of 1f1b, or in limit=N",
+            searched=True,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
+            "zb-2p",
+            "unidist_pipeline.schedules.searched:zb_2p",
+            "searched likewise, in twice the memory of 1f1b: hardly any idle time",
+            searched=True,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
             "zbv",
             "unidist_pipeline.schedules.v_shape:zbv",
             "two stages on each rank, in a V: no rank waits between its first and last action, memory as 1f1b",

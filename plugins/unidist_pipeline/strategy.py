@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
@@ -14,6 +14,7 @@ from unidist.errors import ConfigurationError
 from unidist.strategy.interface import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
 from unidist_pipeline import planning
 from unidist_pipeline.schedules.catalog import build_schedule
+from unidist_pipeline.schedules.model import StageTimes
 from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         microbatches: pieces of the batch that the script passes, at most one for each sample; as equal as possible.
             Default: 4 for each rank.
         stages_per_rank: default: the schedule's own.
+        times: for schedules that are searched (zb-1p, zb-2p): what a stage takes for one micro-batch, as
+            forward+input+weight+message, in any unit: the backward's two parts apart. `unidist pipeline show` tries
+            them. Default: 1+1+1+0.
+        limit: likewise, micro-batches that a rank may hold. Default: p, or 2p for zb-2p, on p ranks.
+        kept: likewise, the part of a micro-batch that a rank still holds between the two parts of a backward.
         balance: stages get about equal numbers of "parameters", or equal "time" or "memory" as measured on rank 0 with
             `example`.
         split: names of modules (layers) at which a stage begins, with "+" between them: "blocks.4+blocks.8". Default:
@@ -67,6 +73,9 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
     schedule: str = "1f1b"
     microbatches: int | None = None
     stages_per_rank: int | None = None
+    times: str | None = None
+    limit: float | None = None
+    kept: float | None = None
     balance: Balance = "parameters"
     split: str | None = None
     example: Any = field(default=None, compare=False, repr=False)
@@ -87,6 +96,26 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         if self.split is None:
             return None
         return tuple(part.strip() for part in self.split.split(SPLIT_SEPARATOR))
+
+    @property
+    def stage_times(self) -> StageTimes | None:
+        """What the schedule is searched for; None: nothing was given."""
+        if self.times is None and self.kept is None:
+            return None
+        given = StageTimes() if self.times is None else StageTimes(*self._numbers(self.times))
+        return given if self.kept is None else replace(given, kept_for_weight=self.kept)
+
+    def _numbers(self, text: str) -> list[float]:
+        try:
+            numbers = [float(word) for word in text.split(SPLIT_SEPARATOR)]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (3, 4):
+            raise ConfigurationError(
+                f"pipeline:times={text!r}: give the times of forward, backward for the input, backward for the weights "
+                "and, if it is known, of a message, with + between: 18.5+18.1+9.3+0.6"
+            )
+        return numbers
 
     def validate(self, plan: Plan) -> None:
         """Check the sizes, and that no strategy needs the whole model at once."""
@@ -138,6 +167,8 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
             num_ranks=self.stages,
             num_microbatches=num_microbatches,
             stages_per_rank=self.stages_per_rank,
+            times=self.stage_times,
+            limit=self.limit,
         )
 
     @override
@@ -174,4 +205,5 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
         return planning.proposed(remaining)
 
     def _pipe(self) -> planning.Pipe:
-        return planning.Pipe(self.schedule, self.stages, self.num_microbatches, self.stages_per_rank)
+        kept = 1.0 if self.kept is None else self.kept
+        return planning.Pipe(self.schedule, self.stages, self.num_microbatches, self.stages_per_rank, self.limit, kept)

@@ -32,6 +32,7 @@ CASES = {
     3: [
         Case("pipeline=3:microbatches=4", "skips"),
         Case("pipeline=3:schedule=zb-h1:microbatches=5:split=block_1+norm", "subclassed", "adamw"),
+        Case("pipeline=3:schedule=zb-2p:microbatches=5:split=block_1+norm", "subclassed", "adamw"),
     ],
     4: [
         Case("pipeline=2:microbatches=4,zero=1,accumulate=2", "within", "adamw", passes=2, steps=2),

@@ -28,6 +28,7 @@ CASES = {
         Case("pipeline=2:schedule=gpipe:microbatches=1", "pairs", "sgd"),
         Case("pipeline=2:schedule=interleaved:microbatches=5", masks=True),
         Case("pipeline=2:schedule=zb-h1:microbatches=4", masks=True),
+        Case("pipeline=2:schedule=zb-1p:microbatches=5", "tangled", "sgd"),
         Case("pipeline=2:schedule=zbv:microbatches=5", "tangled", "sgd"),
         Case("pipeline=2:schedule=v-half:microbatches=4", "sequence"),
         Case("pipeline=2:schedule=1f1b:split=blocks.2", samples=3),
@@ -39,6 +40,7 @@ CASES = {
     3: [
         Case("pipeline=3:schedule=1f1b:microbatches=5", "pairs"),
         Case("pipeline=3:schedule=zbv:microbatches=4", masks=True),
+        Case("pipeline=3:schedule=zb-2p:microbatches=5:times=2+2+1+0.1:limit=4:kept=0.5", masks=True),
         Case("pipeline=3:schedule=zb-h1:microbatches=5", "sequence", "sgd", engine="gloo"),
     ],
     4: [

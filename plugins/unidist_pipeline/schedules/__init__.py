@@ -1,7 +1,7 @@
 """Schedules of pipeline parallelism as data: built, validated, found by name, read from files and written to them.
 
-`model` defines a schedule; `classic`, `zero_bubble` and `v_shape` make ours through `builder`. Loaded by the launcher:
-imports the core's errors and registry only, no numpy and no framework.
+`model` defines a schedule; `classic`, `zero_bubble`, `searched` and `v_shape` make ours by `builder`. Loaded by the
+launcher: imports the core's errors and registry only, no numpy and no framework.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PipelineSize,
         Schedule,
         ScheduleError,
+        StageTimes,
         parse_action,
         round_robin,
         v_shaped,
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from unidist_pipeline.schedules.validation import validate
 
 __all__ = [
-    "Action", "ActionKind", "Messages", "PipelineSize", "Schedule", "ScheduleError", "ScheduleSpec", "build_schedule",
-    "complete", "parse_action", "read_schedule", "round_robin", "v_shaped", "validate", "with_gathers",
-    "write_schedule",
+    "Action", "ActionKind", "Messages", "PipelineSize", "Schedule", "ScheduleError", "ScheduleSpec", "StageTimes",
+    "build_schedule", "complete", "parse_action", "read_schedule", "round_robin", "v_shaped", "validate",
+    "with_gathers", "write_schedule",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -41,7 +42,7 @@ __getattr__ = lazy_names(
         "catalog": "build_schedule",
         "execution_model": "Messages",
         "files": "read_schedule write_schedule",
-        "model": "Action ActionKind PipelineSize Schedule ScheduleError parse_action round_robin v_shaped",
+        "model": "Action ActionKind PipelineSize Schedule ScheduleError StageTimes parse_action round_robin v_shaped",
         "registration": "ScheduleSpec",
         "validation": "validate",
     },

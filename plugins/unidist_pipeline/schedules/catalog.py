@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unidist.errors import PluginError
+from unidist.errors import ConfigurationError, PluginError
 from unidist.registry import Registry
-from unidist_pipeline.schedules.model import PipelineSize, Schedule, ScheduleError
+from unidist_pipeline.schedules.model import PipelineSize, Schedule, ScheduleError, StageTimes
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.schedules.validation import validate
 
@@ -16,6 +16,8 @@ def build_schedule(
     num_ranks: int,
     num_microbatches: int,
     stages_per_rank: int | None = None,
+    times: StageTimes | None = None,
+    limit: float | None = None,
 ) -> Schedule:
     """Return the schedule called `name`, built for a size and validated. Pure: every rank gets the same.
 
@@ -25,14 +27,25 @@ def build_schedule(
         num_ranks: ranks of the pipeline.
         num_microbatches: pieces of the batch.
         stages_per_rank: stages on each rank; default: the schedule's own.
+        times: for a schedule that is searched; default: forward and both parts of a backward take equally long.
+        limit: likewise, the micro-batches that a rank may hold; default: the schedule's own.
 
     Raises:
-        ConfigurationError: there is no such schedule, or it does not exist for this size.
+        ConfigurationError: there is no such schedule, it does not exist for this size, or it is not searched.
         PluginError: what the plugin registered is not a function that returns a schedule, or the schedule is invalid.
     """
     spec = registry.get(name, hint="`unidist pipeline list` shows them.")
+    if not spec.searched and (times is not None or limit is not None):
+        searched = ", ".join(other.name for other in registry if other.searched) or "(none)"
+        raise ConfigurationError(
+            f"schedule {name!r} is always the same; times and limit are for those that are searched: {searched}."
+        )
     size = PipelineSize(
-        num_ranks, num_microbatches, spec.stages_per_rank if stages_per_rank is None else stages_per_rank
+        num_ranks,
+        num_microbatches,
+        spec.stages_per_rank if stages_per_rank is None else stages_per_rank,
+        times or StageTimes(),
+        limit,
     )
     whose = f"schedule {name!r} of plugin {registry.origin_of(name)}"
     function = spec.load()

@@ -108,13 +108,45 @@ def parse_action(text: str) -> Action:
 
 
 @dataclass(frozen=True)
+class StageTimes:
+    """The times of one stage's actions for one micro-batch, in any single unit; what a schedule is searched for.
+
+    Args:
+        forward: of a forward.
+        backward_input: of the gradient of the input.
+        backward_weight: of the gradient of the weights.
+        message: from the end of an action until another rank has its result.
+        kept_for_weight: of what a stage holds of a micro-batch, the part that it still holds between the backward for
+            the input and that for the weights. If in doubt 1, which holds too much rather than too little.
+
+    Raises:
+        ConfigurationError: a number is negative or not finite, or the part larger than 1.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    message: float = 0.0
+    kept_for_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise ConfigurationError(f"a stage with {name}={value:g}: it must be 0 or more, and finite.")
+        if self.kept_for_weight > 1:
+            raise ConfigurationError(f"kept_for_weight={self.kept_for_weight:g} is a part of 1.")
+
+
+@dataclass(frozen=True)
 class PipelineSize:
-    """The size that a schedule is built for.
+    """The size that a schedule is built for, and what one that is searched goes by.
 
     Args:
         num_ranks: ranks of the pipeline.
         num_microbatches: pieces of the batch.
         stages_per_rank: stages that each rank holds; the model is cut into `num_ranks * stages_per_rank` of them.
+        times: for schedules that are searched (`ScheduleSpec.searched`); others do not look at them.
+        limit: likewise, the micro-batches that a rank may hold; None: the schedule's own.
 
     Raises:
         ConfigurationError: one of them is below 1.
@@ -123,11 +155,15 @@ class PipelineSize:
     num_ranks: int
     num_microbatches: int
     stages_per_rank: int = 1
+    times: StageTimes = StageTimes()
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"a pipeline with {name}={getattr(self, name)}: it must be 1 or more.")
+        if self.limit is not None and not self.limit >= 1:
+            raise ConfigurationError(f"a pipeline with limit={self.limit:g}: a rank holds 1 micro-batch or more.")
 
     @property
     def num_stages(self) -> int:

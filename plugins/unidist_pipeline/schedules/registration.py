@@ -25,6 +25,7 @@ class ScheduleSpec:
             numpy at the top.
         summary: one line for lists.
         stages_per_rank: stages on each rank if the user says nothing.
+        searched: the function looks at `PipelineSize.times` and `limit`, so that these make another schedule.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -34,6 +35,7 @@ class ScheduleSpec:
     path: str
     summary: str
     stages_per_rank: int = 1
+    searched: bool = False
 
     def load(self) -> object:
         """Import and return the function; the plugin of pipelines, which calls it, checks that it is one."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline.schedules.model import Action, ActionKind
+from unidist_pipeline.schedules.model import Action, ActionKind, StageTimes
 
 PerStage = float | Sequence[float]
 """One number for all stages, or one for each."""
@@ -70,6 +70,21 @@ class Costs:
                     f"stage {stage}: backward_weight={part:g} is a part of backward={whole:g} and cannot be larger."
                 )
         return StageCosts(self, lists)
+
+    def mean_times(self, num_stages: int) -> StageTimes:
+        """Return the mean of the stages, for a schedule that is searched; errors as of `for_stages`."""
+        stages = self.for_stages(num_stages)
+
+        def mean(kind: ActionKind) -> float:
+            return sum(stages.duration(Action(kind, stage, 0)) for stage in range(num_stages)) / num_stages
+
+        return StageTimes(
+            mean(ActionKind.FORWARD),
+            mean(ActionKind.BACKWARD_INPUT),
+            mean(ActionKind.BACKWARD_WEIGHT),
+            self.message,
+            self.kept_for_weight,
+        )
 
 
 class StageCosts:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward
 from unidist_pipeline.schedules.model import PipelineSize, Schedule
+from unidist_pipeline.schedules.searched import zb_1p, zb_2p
 from unidist_pipeline.schedules.v_shape import v_half, v_min, zbv
 from unidist_pipeline.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -15,6 +16,8 @@ SCHEDULES: dict[Callable[[PipelineSize], Schedule], tuple[int, ...]] = {
     interleaved: (2, 3),
     zb_h1: (1,),
     zb_h2: (1,),
+    zb_1p: (1,),
+    zb_2p: (1,),
     zbv: (2,),
     v_half: (2,),
     v_min: (2,),
