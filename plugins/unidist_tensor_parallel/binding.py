@@ -20,3 +20,19 @@ class TensorBinding(ABC):
         Raises:
             ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
         """
+
+
+class KeepsCuts(ABC):
+    """Capability of a `TensorBinding`: a cut model goes on when the ranks of an elastic job change."""
+
+    @abstractmethod
+    def division(self, model: Any) -> Any:
+        """See `KeepsDivision.division`."""
+
+    @abstractmethod
+    def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        """See `KeepsDivision.rejoin`."""
+
+    @abstractmethod
+    def rebind(self, model: Any, context: RuntimeAPI) -> None:
+        """See `KeepsDivision.rebind`."""

@@ -35,6 +35,8 @@ def predicted(step: RankStep, num_ranks: int, problem: SearchProblem, *, cuts_se
         if number < num_ranks:
             raise ConfigurationError(f"tensor={num_ranks}: the model has only {number} {name}. Use a smaller size.")
     step = step.divided(num_ranks, traffic=_kept(num_ranks, cuts_sequence))
+    if cuts_sequence:
+        step = replace(step, passed=step.passed / num_ranks)
     operations: tuple[Operation, ...] = ("allgather", "reducescatter") if cuts_sequence else ("allreduce",)
     moments: tuple[Moment, ...] = ("forward", "backward")
     return step.exchanging(

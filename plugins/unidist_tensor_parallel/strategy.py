@@ -12,8 +12,9 @@ from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
-from unidist.strategy.interface import Plan, Strategy
+from unidist.strategy.interface import KeepsDivision, Plan, Strategy
 from unidist_tensor_parallel import planning
+from unidist_tensor_parallel.binding import KeepsCuts
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_tensor_parallel.layout.roles import Role, check_roles, read_roles
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
+class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
     """Cuts the large layers of a model over neighbouring ranks, which compute one batch together.
 
     Linear layers are cut in pairs, by columns and then by rows, attention by heads, and the vocabulary: each block
@@ -71,7 +72,13 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         """Check the size, and that the roles can be read."""
         if self.size < 1:
             raise ConfigurationError(f"tensor={self.size}: give a number of ranks, at least 1")
-        self.roles()
+        roles = self.roles() or {}
+        others = [name for name in plan.model_axes if name != AXIS]
+        if others and self.size > 1 and (self.sequence or Role.SEQUENCE in roles.values()):
+            raise ConfigurationError(
+                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
+                "them. Leave sequence out, or the other strategy"
+            )
         for item in plan.strategies:
             if item.axis == DATA_AXIS and item.changes_model and self.size > 1:
                 raise ConfigurationError(
@@ -96,8 +103,33 @@ class Tensor(Strategy, EstimatesMemory, PredictsStepTime):
         """
         if self.size == 1:
             return model
+        return self._binding(model, context).partition(self, model, context)
+
+    @override
+    def division(self, model: Any, context: RuntimeAPI) -> Any:
+        return None if self.size == 1 else self._keeping(model, context).division(model)
+
+    @override
+    def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        return model if self.size == 1 else self._keeping(model, context).rejoin(model, context, division)
+
+    @override
+    def rebind(self, model: Any, context: RuntimeAPI) -> None:
+        if self.size > 1:
+            self._keeping(model, context).rebind(model, context)
+
+    def _binding(self, model: Any, context: RuntimeAPI) -> TensorBinding:
         binding: TensorBinding = context.plugins.binding(self.name, context.plugins.framework_of(model))
-        return binding.partition(self, model, context)
+        return binding
+
+    def _keeping(self, model: Any, context: RuntimeAPI) -> KeepsCuts:
+        binding = self._binding(model, context)
+        if not isinstance(binding, KeepsCuts):
+            raise ConfigurationError(
+                f"tensor={self.size} in an elastic job: a model of {context.plugins.framework_of(model).name} cannot go "
+                "on when ranks change, as one of PyTorch can"
+            )
+        return binding
 
     @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:

@@ -87,12 +87,6 @@ class KerasTensor(TensorBinding):
 
     def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
         """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
-        others = [name for name in context.mesh.model_axes if name != AXIS]
-        if strategy.sequence and others:
-            raise ConfigurationError(
-                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
-                "them. Leave sequence out, or the other strategy"
-            )
         layers = candidates(model)
         flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
         assignment = _assignment(strategy, layers, flow)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel._torch.cutter import Cutter
 from unidist_tensor_parallel._torch.describe import describe, parameter_count
-from unidist_tensor_parallel._torch.guards import install_guards, keep_off_fused_paths, watch_rows
+from unidist_tensor_parallel._torch.guards import InputCheck, install_guards, keep_off_fused_paths, watch_rows
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
+from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.sequence import Row, find_rows, make_sequence_regions
 from unidist_tensor_parallel._torch.probe import check_outputs, find_attentions, try_on_all_ranks
 from unidist_tensor_parallel._torch.sequence_probe import RowProbe, needs_all_tokens
 from unidist_tensor_parallel._torch.tracing import feeds_of
-from unidist_tensor_parallel.binding import TensorBinding
+from unidist_tensor_parallel.binding import KeepsCuts, TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_tensor_parallel.layout.roles import (
@@ -42,8 +45,34 @@ if TYPE_CHECKING:
     from unidist_tensor_parallel.strategy import Tensor
 
 
-class TorchTensor(TensorBinding):
-    """See `TensorBinding`."""
+_CUT = "_unidist_tensor"
+
+
+@dataclass(frozen=True)
+class _CutModel(RankBound):
+    """What a model that was cut needs in later generations of an elastic job.
+
+    Args:
+        axis: the ranks.
+        random: of the model.
+        roles: by path of the layer.
+        rows: of blocks between whose layers activations are cut along the sequence.
+        gathering: paths of modules in them whose own code needs all tokens, see `make_sequence_regions`.
+        paths: of the parameters that are cut.
+        check: of the model's inputs; None: it is never run as a whole.
+    """
+
+    axis: TensorAxis
+    random: CutRandom
+    roles: Mapping[str, Role]
+    rows: Sequence[Row]
+    gathering: Sequence[str]
+    paths: Collection[str]
+    check: InputCheck | None = None
+
+
+class TorchTensor(TensorBinding, KeepsCuts):
+    """See `TensorBinding` and `KeepsCuts`."""
 
     def partition(self, strategy: Tensor, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
         """Cut a model in place; see `Strategy.partition`. Collective over the axis.
@@ -64,11 +93,10 @@ class TorchTensor(TensorBinding):
                 f"tensor={strategy.size}: no layer of {type(model).__name__} can be cut automatically ({whys}). Say "
                 "which to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
             )
-        random = CutRandom(axis)
         others = [name for name in context.mesh.model_axes if name != AXIS]
-        regions: dict[str, Region] = {"": Region(axis, random)}
         rows: list[Row] = []
         probes: list[RowProbe] = []
+        gathering: list[str] = []
         if strategy.sequence or Role.SEQUENCE in found.roles.values():
             if others:
                 raise ConfigurationError(
@@ -78,12 +106,9 @@ class TorchTensor(TensorBinding):
             rows = find_rows(model, found.roles)
             probes = [RowProbe(row.paths, model, found.roles, tokens=2 * axis.size, dim=row.dim) for row in rows]
             gathering = _gathering(model, rows, found)
-            regions |= make_sequence_regions(model, rows, found.roles, axis, random, gathering=gathering)
         total = parameter_count(model)
         sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
-        cutter = Cutter(model, found.roles, regions)
-        cutter.cut()
-        cutter.check_shared()
+        cut = self._cut(model, axis, found.roles, rows, gathering)
         for probe in probes:
             probe.check()
             if probe.expected is None:
@@ -91,18 +116,62 @@ class TorchTensor(TensorBinding):
                     f"{general(probe.paths[0])}: its tokens are cut untried, since the blocks cannot be run on one "
                     "activation alone"
                 )
-        watch_rows(model, rows)
-        random.synchronize()
-        keep_off_fused_paths(model)
-        if not others:  # a model that is divided along another axis too is never run as a whole
-            install_guards(model, regions[""], random)
-        attached: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
-        object.__setattr__(model, STATE_ATTRIBUTE, attached)
+        cut.random.synchronize()
+        self._guard(model, cut, context)
         if context.topology.rank == 0:
-            cut = sum(count for path, count in sizes.items() if path in cutter.cuts)
-            text = report(cutting, found.reasons, found.notes, cut=cut, total=total, size=axis.size)
+            num_cut = sum(count for path, count in sizes.items() if path in cut.paths)
+            text = report(cutting, found.reasons, found.notes, cut=num_cut, total=total, size=axis.size)
             print(text, file=sys.stderr, flush=True)
         return model
+
+    def _cut(
+        self,
+        model: torch.nn.Module,
+        axis: TensorAxis,
+        roles: Mapping[str, Role],
+        rows: Sequence[Row],
+        gathering: Sequence[str],
+    ) -> _CutModel:
+        """Cut the layers by their roles. Exchanges nothing."""
+        random = CutRandom(axis)
+        regions: dict[str, Region] = {"": Region(axis, random)}
+        if rows:
+            regions |= make_sequence_regions(model, rows, roles, axis, random, gathering=gathering)
+        cutter = Cutter(model, roles, regions)
+        cutter.cut()
+        cutter.check_shared()
+        attached: Any = CutParameters(cutter.cuts, axis.rank, axis.size, placements_of(model))
+        object.__setattr__(model, STATE_ATTRIBUTE, attached)
+        return _CutModel(axis, random, roles, rows, gathering, frozenset(cutter.cuts))
+
+    def _guard(self, model: torch.nn.Module, cut: _CutModel, context: RuntimeAPI) -> None:
+        watch_rows(model, cut.rows)
+        keep_off_fused_paths(model)
+        if context.mesh.model_axes == (AXIS,):  # one that is divided along another axis too is never run as a whole
+            cut = replace(cut, check=install_guards(model, Region(cut.axis, cut.random), cut.random))
+        object.__setattr__(model, _CUT, cut)
+
+    @override
+    def division(self, model: torch.nn.Module) -> tuple[dict[str, Role], bool, list[str]]:
+        cut: _CutModel = model.__dict__[_CUT]
+        return dict(cut.roles), bool(cut.rows), list(cut.gathering)
+
+    @override
+    def rejoin(self, model: torch.nn.Module, context: RuntimeAPI, division: Any) -> torch.nn.Module:
+        roles, has_rows, gathering = division
+        kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
+        axis = TensorAxis(context, kinds)
+        rows = find_rows(model, roles) if has_rows else []
+        self._guard(model, self._cut(model, axis, roles, rows, gathering), context)
+        return model
+
+    @override
+    def rebind(self, model: torch.nn.Module, context: RuntimeAPI) -> None:
+        cut: _CutModel = model.__dict__[_CUT]
+        cut.axis.rebind(context)
+        cut.random.end()  # of a step that was broken off
+        if cut.check is not None:
+            cut.check.renew()
 
 
 def _gathering(model: torch.nn.Module, rows: Sequence[Row], found: Assignment) -> list[str]:

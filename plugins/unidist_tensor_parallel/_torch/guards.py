@@ -25,10 +25,12 @@ def keep_off_fused_paths(model: nn.Module) -> None:
             module.use_nested_tensor = False
 
 
-def install_guards(model: nn.Module, region: Region, random: CutRandom) -> None:
+def install_guards(model: nn.Module, region: Region, random: CutRandom) -> InputCheck:
     """Let the model close cut regions that an error has left open, and compare its first inputs over the ranks."""
-    model.register_forward_pre_hook(_Inputs(region, random), with_kwargs=True)
+    check = InputCheck(region, random)
+    model.register_forward_pre_hook(check, with_kwargs=True)
     model.register_forward_hook(_End(random), always_call=True)
+    return check
 
 
 class _End:
@@ -81,12 +83,16 @@ class _Between:
         return hook
 
 
-class _Inputs:
+class InputCheck:
     """Hook before the model runs: closes open regions, and at first checks that all ranks have the same inputs."""
 
     def __init__(self, region: Region, random: CutRandom) -> None:
         self._region = region
         self._random = random
+        self._checked = False
+
+    def renew(self) -> None:
+        """Check the next inputs, too: other ranks compute with this one. Every rank of the axis calls it."""
         self._checked = False
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -38,12 +38,17 @@ class TensorAxis(RankBound):
     """
 
     def __init__(self, context: RuntimeAPI, kinds: Iterable[str]) -> None:
-        self.context = context
-        self._communicators: dict[str, Communicator] = {
-            kind: context.new_communicator(AXIS, memory=kind) for kind in sorted({"host", *kinds})
-        }
+        self._kinds = sorted({"host", *kinds})
+        self.rebind(context)
         self.rank = self._communicators["host"].rank
         self.size = self._communicators["host"].size
+
+    def rebind(self, context: RuntimeAPI) -> None:
+        """Communicate in this context from now on, where this rank has the same place on the axis. Collective."""
+        self.context = context
+        self._communicators: dict[str, Communicator] = {
+            kind: context.new_communicator(AXIS, memory=kind) for kind in self._kinds
+        }
         self._last_entered: _Entered | None = None
 
     # Operations on tensors, without gradients.

@@ -1,0 +1,50 @@
+"""Strategies in pairs and triples give the numbers of one process in Keras, too."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from composition_lines import check, lines
+
+from unidist.registry import Registry
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy import StrategySpec
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("tensorflow", reason="the training is in Keras")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _keras_compositions import errors_of
+from tensorflow_ranks import ENVIRONMENT
+
+pytestmark = [pytest.mark.parallel, pytest.mark.soak]
+
+CHOICES = (
+    ("zero=1", "zero=2", "zero=3"),
+    ("tensor=2", "tensor=2:sequence=true"),
+    ("pipeline=2:microbatches=2",),
+    ("accumulate=2",),
+    ("activations=recompute",),
+    ("clip_norm=0.05",),
+)
+TIMEOUT = timedelta(minutes=30)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry[StrategySpec]:
+    """The registered strategies."""
+    return PluginManager().load().strategies
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_numbers_of_one_process(
+    rank_pool: RankPoolFactory, registry: Registry[StrategySpec], count: int, ranks: int
+) -> None:
+    # With Keras zero=3 recomputes every layer by itself.
+    tried = [line for line in lines(CHOICES, count, ranks, registry) if not ("zero=3" in line and "recompute" in line)]
+    assert tried
+    check(rank_pool(ranks, env=ENVIRONMENT).run(errors_of, (tried,), timeout=TIMEOUT))
